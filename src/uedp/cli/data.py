@@ -1,0 +1,314 @@
+"""Commands on text: sample, detect, inspect, coverage, deidentify, categories."""
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from uedp.cli.terminal import progress, show, table
+from uedp.corpus.normalise import splitter
+from uedp.corpus.readers import WITHOUT_USERS, Columns, Source, fail, read, reader_named
+from uedp.corpus.sentence import Sentence
+from uedp.corpus.store import Corpus
+from uedp.corpus.users import assign, random_groups
+from uedp.entities.breakdown import breakdown, sentence_masks, widest_entities
+from uedp.entities.categories import BASE, LABELS, UNIONS, expand
+from uedp.entities.detection import Detection
+from uedp.entities.detection import detect as detect_entities
+from uedp.entities.lists import read_lists
+from uedp.errors import UserError
+
+CorpusArgument = Annotated[
+    Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
+]
+Detectors = Annotated[
+    list[str],
+    typer.Option(
+        "--detector",
+        help="labels, patterns[:REGION], spacy:NAME_OR_PATH, presidio[:NAME_OR_PATH], stanza:LANG, "
+        "transformers:NAME_OR_PATH. Repeat it, or separate by commas, to unite several.",
+    ),
+]
+Categories = Annotated[
+    str, typer.Option(help="Which categories are sensitive, by commas; see `uedp categories`.")
+]
+Propagate = Annotated[
+    bool, typer.Option(help="One hit of a model protects every mention of the same surface.")
+]
+Workers = Annotated[int, typer.Option(help="Processes that detect.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it is a corpus.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class Style(StrEnum):
+    placeholder = "placeholder"
+    pseudonym = "pseudonym"
+
+
+def detect(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file, or a data set folder.")],
+    out: Annotated[Path, typer.Option(help="The corpus folder to make.")],
+    reader: Annotated[
+        str,
+        typer.Option(
+            help="jsonl, csv, parquet, hf, conll, ag, presidio-research; auto: by file name."
+        ),
+    ] = "auto",
+    user: Annotated[str, typer.Option(help="The column that says who wrote it.")] = "user",
+    text: Annotated[str, typer.Option(help="The column with the text.")] = "text",
+    label: Annotated[str | None, typer.Option(help="A column with a class label.")] = None,
+    marks: Annotated[
+        str | None, typer.Option(help="A column with human marks: a list of {start, end, label}.")
+    ] = None,
+    detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
+    categories: Categories = "all",
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="LANG", help="Cut texts into sentences, by a language's rules."),
+    ] = None,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="Lower-case, no punctuation, as the paper has it.")
+    ] = False,
+    assign_users: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MEAN,STD", help="Form users at random, their sizes normal: the paper's AG."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of --assign-users.")] = 0,
+    propagate: Propagate = True,
+    allow_list: Annotated[
+        Path | None,
+        typer.Option(help="CSV `entity,reason`: declared public; the reason is recorded."),
+    ] = None,
+    deny_list: Annotated[
+        Path | None, typer.Option(help="CSV `entity,category`: always sensitive.")
+    ] = None,
+    aliases: Annotated[
+        Path | None, typer.Option(help="CSV `alias,entity`: names of the same entity.")
+    ] = None,
+    workers: Workers = 1,
+    skip_invalid: Annotated[
+        bool, typer.Option("--skip-invalid", help="Leave bad records out and count them.")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Read text with owners, find what is sensitive in it, and write a corpus."""
+    kind = reader_named(reader, source)
+    detection = Detection(
+        detectors=_split_commas(detector),
+        categories=expand(categories.split(",")),
+        propagate=propagate,
+        normalised=normalise,
+        lists=read_lists(allow_list, deny_list, aliases),
+        workers=workers,
+    )
+    if marks is None and "labels" in detection.detectors:
+        marks = "marks"
+    groups = assign_users or ("15,2" if kind in WITHOUT_USERS else None)
+    columns = Columns(None if groups else user, text, label, marks)
+    skipped: list[UserError] = []
+    on_error = skipped.append if skip_invalid else fail
+    opened = Source(source)
+
+    def records() -> Iterator[Sentence]:
+        return read(opened, kind, columns, on_error)
+
+    owned: Iterable[Sentence] = records()
+    if groups:
+        mean, std = _mean_and_spread(groups)
+        with progress().stage("counting records", None, "records"):
+            count = sum(1 for _ in records())
+        skipped.clear()  # they are met again in the second reading
+        owned = assign(records(), random_groups(count, mean, std, seed))
+    if split:
+        cut = splitter(split)
+        owned = (sentence for record in owned for sentence in cut(record))
+    corpus = detect_entities(
+        owned,
+        out,
+        detection,
+        origin={"file": source.name, "reader": kind, "assigned_users": groups, "split": split},
+        position=(lambda: opened.position) if opened.size else None,
+        total=opened.size or None,
+        overwrite=overwrite,
+        progress=progress(),
+    )
+    if skipped:
+        typer.echo(f"left out {len(skipped):,} invalid records, the first: {skipped[0]}", err=True)
+    sensitive = int((sentence_masks(corpus) != 0).sum())
+    typer.echo(
+        f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, {sensitive:,} of them sensitive, "
+        f"{corpus.entities.num_rows:,} entities"
+    )
+
+
+def inspect(
+    corpus: CorpusArgument,
+    as_json: AsJson = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write histograms to this .png, .svg or .pdf.")
+    ] = None,
+) -> None:
+    """Describe a corpus: the paper's data table, and how far its entities spread."""
+    opened = Corpus(corpus)
+    if plot is not None:
+        from uedp.incidence import Incidence
+        from uedp.report.plots import incidence_histograms
+
+        incidence_histograms(Incidence.of(opened.folder), plot)
+    numbers = breakdown(opened, progress())
+    if as_json:
+        typer.echo(json.dumps(numbers, indent=2))
+        return
+    _show_breakdown(corpus, opened, numbers)
+    if plot is not None:
+        typer.echo(f"\nhistograms: {plot}")
+
+
+def coverage(
+    corpus: CorpusArgument,
+    detector: Detectors,
+    categories: Categories = "all",
+    propagate: Propagate = True,
+    workers: Workers = 1,
+    as_json: AsJson = False,
+) -> None:
+    """Compare detectors with the human marks in a corpus."""
+    from uedp.entities.coverage import coverage as compare
+
+    opened = Corpus(corpus)
+    detection = Detection(
+        _split_commas(detector), expand(categories.split(",")), propagate=propagate, workers=workers
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        found = detect_entities(
+            opened, Path(folder) / "found", detection, total=len(opened), progress=progress()
+        )
+        result = compare(found)
+    result = {"detectors": list(detection.detectors), "propagated": propagate, **result}
+    if as_json:
+        typer.echo(json.dumps(result, indent=2))
+        return
+    _show_coverage(result)
+    if opened.info["normalised"]:
+        typer.echo(
+            "note: this corpus is normalised; detectors see better before case is lost", err=True
+        )
+
+
+def deidentify(
+    corpus: CorpusArgument,
+    out: Annotated[Path, typer.Option(help="The corpus folder to make.")],
+    style: Annotated[
+        Style, typer.Option(help="[PERSON], or [PERSON-17] alike for every mention.")
+    ] = (Style.placeholder),
+    overwrite: Overwrite = False,
+) -> None:
+    """Replace every mention by a stand-in. This alone is no guarantee of privacy."""
+    from uedp.entities.deidentify import deidentify as replace_mentions
+
+    opened = Corpus(corpus)
+    replace_mentions(opened, out, style.value, overwrite=overwrite, progress=progress())
+    typer.echo(f"{out}: {len(opened):,} sentences, {opened.info['mentions']:,} mentions replaced")
+
+
+def sample(
+    out: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file.")],
+    seed: Annotated[int, typer.Option(help="Another seed, another corpus.")] = 0,
+    people: Annotated[int, typer.Option(help="How many people write.")] = 300,
+) -> None:
+    """Write the bundled sample: made-up people, their messages, and what is sensitive in them."""
+    from uedp.corpus.sample import write
+
+    if out.exists():
+        raise UserError(f"{out}: exists already; choose another --out")
+    if people < 2:
+        raise UserError(f"--people {people}: at least 2 are needed")
+    typer.echo(f"{out}: {write(out, seed, people):,} messages by {people} people")
+
+
+def categories(as_json: AsJson = False) -> None:
+    """List the categories, and which detector label means which."""
+    meanings: dict[str, dict[str, list[str]]] = {name: {} for name in BASE}
+    for origin, labels in LABELS.items():
+        for name, category in labels.items():
+            meanings[category].setdefault(origin, []).append(name)
+    if as_json:
+        unions = {name: sorted(members) for name, members in UNIONS.items()}
+        typer.echo(json.dumps({"categories": meanings, "unions": unions}, indent=2))
+        return
+    shown = table("category", "what it is")
+    shown.columns[1].justify = "left"
+    for name, description in BASE.items():
+        origins = "; ".join(
+            f"{origin}: {', '.join(found)}" for origin, found in meanings[name].items()
+        )
+        shown.add_row(name, f"{description}\n[dim]{origins}[/dim]")
+    shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
+    shown.add_row("all", "any of the above")
+    show("", shown)
+
+
+def register(app: typer.Typer) -> None:
+    for command in (sample, detect, inspect, coverage, deidentify, categories):
+        app.command()(command)
+
+
+def _show_breakdown(path: Path, corpus: Corpus, numbers: dict[str, Any]) -> None:
+    top = table("", "")
+    for name in ("users", "sentences", "entities", "vocabulary"):
+        top.add_row(name, f"{numbers[name]:,}")
+    show(str(path), top)
+    sensitive = table("category", "sentences", "share")
+    for name, count in numbers["sensitive"].items():
+        if count or name == "all":
+            sensitive.add_row(name, f"{count:,}", f"{count / max(numbers['sentences'], 1):.1%}")
+    show("\nsentences that mention", sensitive)
+    spread = table("", "p50", "p90", "p99", "max")
+    for key, name in (
+        ("sentences_per_user", "sentences per user"),
+        ("holders", "users per entity"),
+    ):
+        spread.add_row(name, *(f"{numbers[key][q]:,}" for q in ("p50", "p90", "p99", "max")))
+    show("\nspread", spread)
+    widest = table("entity", "users", "sentences")
+    for surface, holders, sentences in widest_entities(corpus):
+        widest.add_row(escape(surface), f"{holders:,}", f"{sentences:,}")
+    show("\nheld by most users (for your eyes only: these names are private)", widest)
+
+
+def _show_coverage(result: dict[str, Any]) -> None:
+    columns = (
+        ("span_recall_exact", "exact"),
+        ("span_recall_covered", "covered"),
+        ("span_recall_same_category", "same category"),
+        ("word_recall", "words"),
+        ("sentences_found", "sentences found"),
+        ("sentences_complete", "sentences complete"),
+    )
+    title = f"recall of {', '.join(result['detectors'])} against human marks"
+    shown = table("category", "marks", "sentences", *(name for _, name in columns))
+    for category, row in result["categories"].items():
+        rates = (f"{row[key]:.1%}" for key, _ in columns)
+        shown.add_row(category, f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
+    show(title, shown)
+    typer.echo(f"{result['extra']:,} of {result['mentions']:,} mentions lie over no mark")
+
+
+def _split_commas(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
+
+
+def _mean_and_spread(value: str) -> tuple[float, float]:
+    parts = value.split(",")
+    try:
+        mean, std = (float(parts[0]), float(parts[1]) if len(parts) > 1 else 2.0)
+    except ValueError:
+        raise UserError(f"--assign-users {value!r}: give MEAN or MEAN,STD, such as 15,2") from None
+    return mean, std

@@ -1,0 +1,95 @@
+"""Changes to a text that carry its spans along: the paper's normalising, and sentence splitting."""
+
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+
+from uedp.corpus.sentence import Sentence, Span
+from uedp.errors import UserError
+
+_BLANKS = re.compile(r"\s+")
+
+
+@lru_cache(maxsize=1)
+def _no_punctuation() -> dict[int, None]:
+    # punctuation and symbols of every script; marks stay, they are vowels in many of them
+    return {
+        code: None
+        for code in range(sys.maxunicode + 1)
+        if unicodedata.category(chr(code))[0] in "PS"
+    }
+
+
+def normalise(text: str, spans: Sequence[Span]) -> tuple[str, list[Span | None]]:
+    """Lower-case, punctuation and symbols removed, white space single; spans moved along.
+
+    Guarantees:
+      - the new text does not depend on the spans
+      - a moved span covers exactly what is left of the characters it covered, without blanks at
+        its ends; one of which nothing is left is None
+    """
+    lowered = text.lower()
+    if len(lowered) != len(text):  # a few letters grow when lowered; those stay as they are
+        lowered = "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
+    cuts = sorted({0, len(lowered), *(edge for span in spans for edge in span[:2])})
+    moved = {0: 0}
+    done = ""
+    for start, end in pairwise(cuts):
+        piece = _BLANKS.sub(" ", lowered[start:end].translate(_no_punctuation()))
+        done += piece[1:] if piece.startswith(" ") and (not done or done.endswith(" ")) else piece
+        moved[end] = len(done)
+    result = done.rstrip(" ")
+    return result, [_trimmed(result, moved[s.start], moved[s.end], s.label) for s in spans]
+
+
+def _trimmed(text: str, start: int, end: int, label: str) -> Span | None:
+    covered = text[start:end]
+    start += len(covered) - len(covered.lstrip())
+    end = start + len(covered.strip())
+    return Span(start, end, label) if start < end else None
+
+
+def splitter(language: str) -> Callable[[Sentence], Iterator[Sentence]]:
+    """A function that cuts a record into sentences by the rules of `language` (sentencex).
+
+    Guarantees:
+      - no mark is cut in two: a boundary inside a mark is passed over
+      - every mark and every character that is not white space ends up in exactly one sentence
+    """
+    import sentencex
+
+    if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", language):
+        raise UserError(f"--split {language!r}: give a language code such as en")
+
+    def split(record: Sentence) -> Iterator[Sentence]:
+        start = 0
+        for found in sentencex.get_sentence_boundaries(language, record.text):
+            end = found["end_index"]
+            if any(mark.start < end < mark.end for mark in record.marks):
+                continue
+            yield from _piece(record, start, end)
+            start = end
+        yield from _piece(record, start, len(record.text))
+
+    return split
+
+
+def _piece(record: Sentence, start: int, end: int) -> Iterator[Sentence]:
+    raw = record.text[start:end]
+    text = raw.strip()
+    if text:
+        shift = start + len(raw) - len(raw.lstrip())
+        marks = []
+        for mark in record.marks:
+            if start <= mark.start and mark.end <= end:
+                # a mark may reach into the blanks that were stripped
+                kept = Span(
+                    max(mark.start - shift, 0), min(mark.end - shift, len(text)), mark.label
+                )
+                if kept.start < kept.end:
+                    marks.append(kept)
+        yield replace(record, text=text, marks=tuple(marks))

@@ -1,0 +1,76 @@
+"""De-identification: the text without the names. The usual remedy, and our baseline.
+
+It gives no differential privacy: what was missed stays, and what surrounds a name can name it.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import SystemRandom
+from typing import Literal
+
+from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.store import Corpus
+from uedp.entities.categories import category_of
+from uedp.entities.detection import Detection, detect
+from uedp.progress import SILENT, Progress
+
+Style = Literal["placeholder", "pseudonym"]
+
+
+def deidentify(
+    corpus: Corpus,
+    out: Path,
+    style: Style = "placeholder",
+    *,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+) -> Corpus:
+    """A new corpus with every mention replaced by `[PERSON]`, or by `[PERSON-17]` for pseudonyms.
+
+    Guarantees:
+      - no character of a mention is left, overlapping mentions included
+      - pseudonyms: mentions of one entity get one number, other entities others; the numbers are
+        drawn afresh, so they tell nothing of names or order
+    """
+    numbers: Sequence[int] | None = None
+    if style == "pseudonym":
+        numbers = list(range(1, corpus.entities.num_rows + 1))
+        SystemRandom().shuffle(numbers)
+    return detect(
+        _replaced(corpus, numbers),
+        out,
+        Detection(("labels",)),  # the new texts carry no marks: there is nothing left to protect
+        origin={"deidentified": str(corpus.folder), "style": style},
+        total=len(corpus),
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def _replaced(corpus: Corpus, numbers: Sequence[int] | None) -> Iterator[Sentence]:
+    for sentence, mentions in zip(corpus, corpus.spans(), strict=True):
+        text, done = "", 0
+        for start, end, span, entity in _merged(mentions):
+            name = category_of(span.label).upper()
+            stand_in = f"[{name}]" if numbers is None else f"[{name}-{numbers[entity]}]"
+            text += sentence.text[done:start] + stand_in
+            done = end
+        yield Sentence(sentence.user, text + sentence.text[done:], sentence.label)
+
+
+def _merged(mentions: Sequence[tuple[Span, int]]) -> Iterator[tuple[int, int, Span, int]]:
+    """Overlapping mentions as one extent, named after the longest of them."""
+    group: list[tuple[Span, int]] = []
+    end = 0
+    for mention in sorted(mentions):
+        if group and mention[0].start >= end:
+            yield (group[0][0].start, end, *_longest(group))
+            group = []
+        end = max(end, mention[0].end) if group else mention[0].end
+        group.append(mention)
+    if group:
+        yield (group[0][0].start, end, *_longest(group))
+
+
+def _longest(group: Sequence[tuple[Span, int]]) -> tuple[Span, int]:
+    return max(group, key=lambda mention: mention[0].end - mention[0].start)

@@ -1,0 +1,61 @@
+"""Figures."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+
+if TYPE_CHECKING:  # Matplotlib takes a second to import; only a plot should pay for it
+    from matplotlib.axes import Axes
+
+_BLUE = "#3b6ea5"
+
+
+def incidence_histograms(incidence: Incidence, path: Path) -> None:
+    """The paper's histogram of sentences per user, and beside it that of holders per entity."""
+    figure, (left, right) = new_figure(path, 1, 2)
+    _by_width(left, incidence.user_sentences.counts)
+    _label(left, "sentences per user", "users")
+    if incidence.entities:
+        _by_ratio(right, incidence.holders.counts)
+    _label(right, "users who mention an entity", "entities")
+    save(figure, path)
+
+
+def new_figure(path: Path, rows: int, columns: int) -> Any:
+    from matplotlib.figure import Figure
+
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot {path}: the name must end in .png, .svg or .pdf")
+    figure = Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
+    return figure, figure.subplots(rows, columns)
+
+
+def save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def _by_width(axes: "Axes", counts: npt.NDArray[Any]) -> None:
+    top = int(counts.max(initial=1))
+    width = max(1, top // 60)
+    axes.hist(counts, bins=np.arange(0.5, top + width + 0.5, width).tolist(), color=_BLUE)
+
+
+def _by_ratio(axes: "Axes", counts: npt.NDArray[Any]) -> None:
+    """Log-log, for a long tail; edges lie between integers so that no bin is empty by rounding."""
+    top = int(counts.max(initial=1))
+    edges = np.unique(np.round(np.geomspace(1, top + 1, 40))) - 0.5
+    axes.hist(counts, bins=edges.tolist(), color=_BLUE)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+
+
+def _label(axes: "Axes", over: str, of: str) -> None:
+    axes.set_xlabel(over)
+    axes.set_ylabel(of)
+    axes.spines[["top", "right"]].set_visible(False)
