@@ -289,8 +289,8 @@ def _show_coverage(result: dict[str, Any]) -> None:
         ("span_recall_covered", "covered"),
         ("span_recall_same_category", "same category"),
         ("word_recall", "words"),
-        ("sentences_found", "sentences found"),
-        ("sentences_complete", "sentences complete"),
+        ("sentence_recall", "sentences found"),
+        ("sentence_recall_complete", "sentences complete"),
     )
     title = f"recall of {', '.join(result['detectors'])} against human marks"
     shown = table("category", "marks", "sentences", *(name for _, name in columns))

@@ -6,7 +6,6 @@ Every reader names the file and the line in its errors, and holds one record in 
 
 import csv
 import gzip
-import io
 import json
 import shutil
 import sys
@@ -212,7 +211,7 @@ def read_presidio_research(
     """presidio-research's JSON array of texts with character spans; each record is its own user."""
     try:
         with source.open() as stream:
-            records = json.load(io.TextIOWrapper(stream, encoding="utf-8"))
+            records = json.loads(stream.read())
     except UnicodeDecodeError as error:
         raise UserError(f"{source.path}: invalid UTF-8 at byte {error.start}; convert it") from None
     except json.JSONDecodeError as error:

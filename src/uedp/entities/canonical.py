@@ -26,7 +26,9 @@ def _combining_marks() -> str:
 # is found inside a run of text.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _LETTER = rf"(?:[^\W_{_UNSPACED}]|[{_combining_marks()}])"
-_WORD = re.compile(rf"[{_UNSPACED}]|{_LETTER}+(?:[.'’]{{1,2}}{_LETTER}+)*")
+# Dots join single letters only (U.S.), or a forgotten blank after a full stop would hide a name.
+_INITIALS = rf"{_LETTER}(?:\.{_LETTER})+(?!{_LETTER})(?:\.?['’][sS]\b)?"
+_WORD = re.compile(rf"[{_UNSPACED}]|{_INITIALS}|{_LETTER}+(?:['’]{_LETTER}+)*")
 _POSSESSIVE = re.compile(r"['’]s$")
 _JOINTS = re.compile(r"[.'’]")
 _DECIMAL = re.compile(r"(?<=\d)\.(?=\d)")

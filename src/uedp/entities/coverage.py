@@ -39,8 +39,8 @@ class Tally:
             "span_recall_covered": _share(self.covered, self.marks),
             "span_recall_same_category": _share(self.same_category, self.marks),
             "word_recall": _share(self.words_covered, self.words),
-            "sentences_found": _share(self.sentences_found, self.sentences),
-            "sentences_complete": _share(self.sentences_complete, self.sentences),
+            "sentence_recall": _share(self.sentences_found, self.sentences),
+            "sentence_recall_complete": _share(self.sentences_complete, self.sentences),
         }
 
 

@@ -13,6 +13,7 @@ from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors import Detector, load
 
 BATCH = 256  # sentences handed to a detector at once
+AHEAD = 3  # batches out per worker, so that none waits for the next
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -33,7 +34,7 @@ def detect(
 
     Guarantees:
       - order is kept, and the result does not depend on the number of workers
-      - at most three batches per worker are held at a time
+      - at most `AHEAD` batches per worker are held at a time
     """
     batches = _batches(sentences)
     if workers <= 1:
@@ -45,7 +46,7 @@ def detect(
         waiting: deque[tuple[Sequence[Sentence], Future[Found]]] = deque()
         for batch in batches:
             waiting.append((batch, pool.submit(_run_here, batch)))
-            if len(waiting) >= 3 * workers:
+            if len(waiting) >= AHEAD * workers:
                 done, future = waiting.popleft()
                 yield done, future.result()
         for done, future in waiting:

@@ -1,0 +1,114 @@
+"""Dates and times of day.
+
+A weekday before a date is a form of its own: "March 12" is then the same entity with and without.
+"""
+
+import re
+from collections.abc import Iterator
+
+from uedp.entities.detectors.forms import BEGIN, Extent, cased, finder
+
+_DAY = r"(?:3[01]|[12][0-9]|0?[1-9])"
+_MONTH = r"(?:1[0-2]|0?[1-9])"
+_YEAR = r"(?:1[6-9]|20)[0-9]{2}"
+_RECENT = r"(?:19|20)[0-9]{2}"
+_CLOCK = r"T[0-2][0-9]:?[0-5][0-9](?::?[0-5][0-9](?:[.,][0-9]{1,9})?)?(?:Z|[-+][0-9]{2}:?[0-9]{2})?"
+
+
+def _numeric(by: str) -> str:
+    """Dates with one separator. It may not go on to another number; a different one may, as in
+    1/2/2024-3/4/2024."""
+    by = re.escape(by)
+    day_month = rf"(?:{_DAY}{by}{_MONTH}|{_MONTH}{by}{_DAY}){by}"
+    forms = [rf"{_YEAR}{by}{_MONTH}{by}{_DAY}(?:{_CLOCK})?", rf"{day_month}{_YEAR}"]
+    if by == r"\.":
+        forms.append(r"(?:3[01]|[0-2][0-9])\.(?:1[0-2]|0[1-9])\.[0-9]{2}")  # 3.11.7 is a version
+    else:
+        forms += [rf"{day_month}[0-9]{{2}}", rf"{_RECENT}{by}(?:{_RECENT}|[0-9]{{2}})"]
+    if by == "/":
+        forms.append(rf"{_MONTH}/{_RECENT}")
+    return rf"(?<![0-9]{by})(?:{'|'.join(forms)})(?![0-9A-Za-z]|{by}[0-9])"
+
+
+numeric = finder(
+    rf"{BEGIN}(?:{'|'.join(map(_numeric, '-/.'))})",
+    gate="[0-9][-/.][0-9]",
+)
+year = finder(
+    rf"{BEGIN}(?<![0-9]\.) {_RECENT}(?:(?<=0)s)? (?![0-9A-Za-z]|\.[0-9]|,[0-9]{{1,3}}(?![0-9]))",
+    gate="[12][90][0-9]{2}",
+)
+
+_MONTHS = {
+    "january": ("jan",),
+    "february": ("feb",),
+    "march": ("mar",),
+    "april": ("apr",),
+    "may": (),
+    "june": ("jun",),
+    "july": ("jul",),
+    "august": ("aug",),
+    "september": ("sept", "sep"),
+    "october": ("oct",),
+    "november": ("nov",),
+    "december": ("dec",),
+}
+_WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+# No weekday and no month, long or short, goes without one of these (in lower case).
+STEMS = ("nday", "sday", "iday", "rday", *(name[:3] for name in _MONTHS))
+
+_NAMES = cased(name for full, short in _MONTHS.items() for name in (full, *short))
+_ORDINAL = r"(?:st|nd|rd|th|ST|ND|RD|TH)?"
+_YEAR_AFTER = rf"(?:,\ ?|\ )(?:{_YEAR}|'[0-9]{{2}})"
+_TEXT_END = r"(?![0-9A-Za-z]|[.:][0-9]|,[0-9]{3}(?![0-9]))"
+_NAMED = re.compile(
+    rf"""(?<![^\W_])(?=[ADFJMNOSTWadfjmnostw]) (?:
+      (?P<weekday> {cased(_WEEKDAYS)} )[sS]?(?![^\W_])
+    | (?P<month> {_NAMES} )(?![^\W_])
+      (?: (?: \.?\ {_DAY}{_ORDINAL}(?P<year>{_YEAR_AFTER})? | (?P<bare_year>\.?{_YEAR_AFTER}) )
+          {_TEXT_END} )? )""",
+    re.VERBOSE,
+)
+_QUALIFIER = re.compile(r"(?<![^\W_])(?:last|next|this|early|late|mid)[ -]\Z", re.IGNORECASE)
+
+
+def named(text: str) -> Iterator[Extent]:
+    """Weekdays, and months alone or before a day or a year; not the words may, march, august."""
+    for match in _NAMED.finditer(text):
+        start, end = match.span()
+        month = match["month"]
+        if match["weekday"] or match["year"] or match["bare_year"]:
+            yield start, end
+        elif end > match.end("month"):
+            if month not in {"may", "march", "mar"}:
+                yield start, end
+        elif month.lower() == "may":
+            qualifier = _QUALIFIER.search(text, max(0, start - 6), start)
+            if qualifier:
+                yield qualifier.start(), end
+        elif month.lower() in _MONTHS and month not in {"march", "august"}:
+            yield start, end
+
+
+def _not_the_verb(match: re.Match[str]) -> Extent | None:
+    if match["month"] in {"may", "march", "mar"} and not match["year"]:
+        return None
+    return match.span()
+
+
+day_first = finder(
+    rf"""{BEGIN}(?<![0-9][.,/:]) {_DAY}{_ORDINAL} (?:\ (?:of\ )?|[-/.])?
+    (?P<month> {_NAMES} )(?![A-Za-z])
+    (?P<year> (?: \.?{_YEAR_AFTER} | [-/.]?(?:{_YEAR}|[0-9]{{2}}) ) {_TEXT_END} )?""",
+    _not_the_verb,
+    gate=r"[0-9](?:st|nd|rd|th|ST|ND|RD|TH)?(?:\ |[-/.])?[A-Za-z]",
+)
+
+_HALF = r"(?:[AaPp][Mm]|[AaPp]\.[Mm]\.?)"
+time = finder(
+    rf"""{BEGIN}(?<![0-9][:.]) (?:
+      (?:2[0-4]|[01]?[0-9]):[0-5][0-9](?: :[0-5][0-9](?:[.,][0-9]{{1,9}})? )? (?: Z | \ ?{_HALF} )?
+    | (?:1[0-2]|0?[1-9])(?:[.:][0-5][0-9])?\ ?(?:{_HALF}|[oO]'[cC]lock)
+    ) (?![0-9A-Za-z]|[:.][0-9])""",
+    gate=r"[0-9](?: :[0-5][0-9] | \ ?(?:[AaPp]\.?[Mm]|[oO]') )",
+)

@@ -1,0 +1,168 @@
+"""The commands as a person types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+JSON_KEYS = {
+    "users",
+    "sentences",
+    "entities",
+    "vocabulary",
+    "sensitive",
+    "holders",
+    "sentences_per_user",
+}
+
+
+def test_detect_and_inspect(run, conll, tmp_path):
+    out = tmp_path / "corpus"
+    made = run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", out)
+    assert made.code == 0
+    assert "2 users, 4 sentences, 3 of them sensitive, 5 entities" in made.out
+    assert made.err == ""  # no progress bar where there is no terminal
+    shown = run("inspect", out, "--json", "--plot", tmp_path / "h.png")
+    numbers = json.loads(shown.out)
+    assert set(numbers) == JSON_KEYS
+    assert numbers["sensitive"]["all"] == 3
+    assert numbers["holders"]["max"] == 2
+    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
+    table = run("inspect", out)
+    assert "vocabulary" in table.out
+    assert "EU" in table.out
+
+
+def test_ag_users_are_formed(run, tmp_path):
+    source = tmp_path / "ag.csv"
+    source.write_text("label,text\n" + "".join(f"{i % 4 + 1},story {i}\n" for i in range(300)))
+    assert run("detect", source, "--reader", "ag", "--out", tmp_path / "a").code == 0
+    users = json.loads(run("inspect", tmp_path / "a", "--json").out)
+    assert 17 <= users["users"] <= 24
+    assert users["sentences"] == 300
+    run("detect", source, "--reader", "ag", "--assign-users", "30,0", "--out", tmp_path / "b")
+    assert json.loads(run("inspect", tmp_path / "b", "--json").out)["users"] == 10
+
+
+def test_coverage(run, tmp_path):
+    source = tmp_path / "m.jsonl"
+    rows = [
+        {
+            "user": "a",
+            "text": "to ann@x.example",
+            "marks": [{"start": 3, "end": 16, "label": "EMAIL"}],
+        },
+        {"user": "b", "text": "hi Ann", "marks": [{"start": 3, "end": 6, "label": "PERSON"}]},
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run("detect", source, "--detector", "labels", "--out", tmp_path / "c")
+    result = json.loads(run("coverage", tmp_path / "c", "--detector", "patterns", "--json").out)
+    assert result["categories"]["contact"]["span_recall_exact"] == 1.0
+    assert result["categories"]["person"]["sentence_recall"] == 0.0
+    assert result["categories"]["all"]["sentence_recall"] == 0.5
+    assert "sentences found" in run("coverage", tmp_path / "c", "--detector", "patterns").out
+
+
+def test_deidentify(run, conll, tmp_path):
+    run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", tmp_path / "c")
+    made = run("deidentify", tmp_path / "c", "--out", tmp_path / "d")
+    assert "6 mentions replaced" in made.out
+    assert json.loads(run("inspect", tmp_path / "d", "--json").out)["sensitive"]["all"] == 0
+
+
+def test_split_and_skip(run, tmp_path):
+    source = tmp_path / "x.jsonl"
+    source.write_text('{"user": "a", "text": "One. Two."}\n{"user": "", "text": "Three."}\n')
+    made = run("detect", source, "--split", "en", "--skip-invalid", "--out", tmp_path / "c")
+    assert "2 sentences" in made.out
+    assert "left out 1 invalid records" in made.err
+
+
+def test_sample_to_breakdown(run, tmp_path):
+    messages = tmp_path / "m.jsonl"
+    assert run("sample", "--out", messages, "--people", 20).code == 0
+    assert run("sample", "--out", messages).code == 2
+    made = run(
+        "detect",
+        messages,
+        "--label",
+        "label",
+        "--detector",
+        "labels,patterns",
+        "--out",
+        tmp_path / "c",
+    )
+    assert made.code == 0
+    assert json.loads(run("inspect", tmp_path / "c", "--json").out)["sensitive"]["contact"] > 0
+
+
+def test_categories(run):
+    listed = json.loads(run("categories", "--json").out)
+    assert "PER" in listed["categories"]["person"]["CoNLL-2003, Stanza (four classes)"]
+    assert run("categories").out.splitlines()[0].startswith("category")
+
+
+REFUSED = {
+    "missing file": (["detect", "nowhere.jsonl", "--out", "o"], "nowhere.jsonl: no such file"),
+    "unknown reader": (["detect", "good.jsonl", "--reader", "xml", "--out", "o"], "unknown reader"),
+    "unknown detector": (["detect", "good.jsonl", "--detector", "magic", "--out", "o"], "'magic'"),
+    "detector argument": (
+        ["detect", "good.jsonl", "--detector", "labels:x", "--out", "o"],
+        "no argument",
+    ),
+    "unknown category": (
+        ["detect", "good.jsonl", "--categories", "people", "--out", "o"],
+        "'people'",
+    ),
+    "missing column": (["detect", "good.jsonl", "--text", "body", "--out", "o"], "good.jsonl:1:"),
+    "broken line": (["detect", "bad.jsonl", "--out", "o"], "bad.jsonl:2:"),
+    "existing folder": (["detect", "good.jsonl", "--out", "taken"], "exists already"),
+    "out under a file": (["detect", "good.jsonl", "--out", "good.jsonl/o"], "good.jsonl"),
+    "assign nonsense": (
+        ["detect", "good.jsonl", "--assign-users", "x", "--out", "o"],
+        "such as 15,2",
+    ),
+    "no workers": (["detect", "good.jsonl", "--workers", "0", "--out", "o"], "--workers 0"),
+    "not a corpus": (["inspect", "taken"], "taken: not a corpus"),
+    "plot format": (["inspect", "corpus", "--plot", "h.txt"], "h.txt"),
+    "no marks": (["coverage", "corpus", "--detector", "patterns"], "no human marks"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_user_errors_are_one_line_and_leave_nothing(case, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("good.jsonl").write_text('{"user": "a", "text": "fine"}\n')
+    Path("bad.jsonl").write_text('{"user": "a", "text": "fine"}\n{"user": "a", "text": \n')
+    Path("taken").mkdir()
+    assert run("detect", "good.jsonl", "--out", "corpus").code == 0
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    arguments, expected = REFUSED[case]
+    outcome = run(*arguments)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.startswith("error: ")
+    assert len(outcome.err.splitlines()) == 1
+    assert expected in outcome.err
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+
+
+def test_module_runs_and_a_bug_shows_its_traceback(tmp_path):
+    listed = subprocess.run(
+        [sys.executable, "-m", "uedp", "--help"], capture_output=True, text=True
+    )
+    assert listed.returncode == 0
+    assert "detect" in listed.stdout
+    broken = "import uedp.cli.data as d, uedp.cli; d.Corpus = None; uedp.cli.main(['inspect', 'x'])"
+    crash = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True)
+    assert crash.returncode == 1
+    assert "Traceback" in crash.stderr
+
+
+def test_help_is_quick():
+    """Heavy libraries must not load before they are needed."""
+    probe = "import sys, uedp.cli; print([m for m in ('torch', 'spacy', 'matplotlib', 'datasets') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,64 @@
+"""Small corpora and a way to run commands, for all tests."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from uedp.cli import main
+from uedp.corpus.sentence import Sentence, Span
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a `uedp` command in this process, as the shell would see it."""
+
+    def command(*arguments: object) -> Outcome:
+        code = 0
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        captured = capsys.readouterr()
+        return Outcome(code, captured.out, captured.err)
+
+    return command
+
+
+def marked(user: str, text: str, *surfaces: tuple[str, str], label: str | None = None) -> Sentence:
+    """A sentence whose marks are the first occurrences of the given (surface, label) pairs."""
+    spans = []
+    for surface, kind in surfaces:
+        start = text.index(surface)
+        spans.append(Span(start, start + len(surface), kind))
+    return Sentence(user, text, label, tuple(sorted(spans)))
+
+
+@pytest.fixture
+def conll(tmp_path: Path) -> Path:
+    """Two users, four sentences, every way IOB1 begins an entity."""
+    path = tmp_path / "toy.conll"
+    path.write_text(
+        "-DOCSTART- -X- O O\n\n"
+        "EU NNP I-ORG\nrejects VBZ O\nGerman JJ I-MISC\ncall NN O\n\n"
+        "Peter NNP I-PER\nBlackburn NNP I-PER\n\n"
+        "-DOCSTART- -X- O O\n\n"
+        "London NNP I-LOC\nParis NNP B-LOC\nmet VBD O\nEU NNP I-ORG\n\n"
+        "nothing NN O\nhere RB O\n"
+    )
+    return path
+
+
+def surfaces(sentence: Sentence) -> Sequence[tuple[str, str]]:
+    return [(sentence.text[mark.start : mark.end], mark.label) for mark in sentence.marks]

@@ -1,0 +1,83 @@
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import marked, surfaces
+from uedp.corpus.normalise import normalise, splitter
+from uedp.corpus.sentence import Sentence, Span
+from uedp.errors import UserError
+
+
+@st.composite
+def texts_with_spans(draw):
+    text = draw(st.text(st.sampled_from("aB c.,-'Σİß€1\n\t😀"), min_size=1, max_size=40))
+    edges = st.integers(0, len(text))
+    pairs = draw(st.lists(st.tuples(edges, edges).filter(lambda p: p[0] < p[1]), max_size=4))
+    return text, [Span(a, b, "X") for a, b in pairs]
+
+
+def test_the_papers_normalising():
+    text = "The U.S. said: 'Mr. O'Brien' paid $5 -- OK!"
+    spans = [Span(4, 8, "GPE"), Span(16, 27, "PER"), Span(37, 39, "DASH")]
+    new, moved = normalise(text, spans)
+    assert new == "the us said mr obrien paid 5 ok"
+    assert [span and new[span.start : span.end] for span in moved] == ["us", "mr obrien", None]
+
+
+@given(texts_with_spans())
+def test_text_does_not_depend_on_spans(case):
+    text, spans = case
+    assert normalise(text, spans)[0] == normalise(text, [])[0]
+
+
+@given(texts_with_spans())
+def test_span_covers_what_is_left_of_its_characters(case):
+    text, spans = case
+    new, moved = normalise(text, spans)
+    for before, after in zip(spans, moved, strict=True):
+        alone = normalise(text[before.start : before.end], [])[0]
+        # lowering a final sigma looks at its neighbours; nothing else may differ
+        kept = "" if after is None else new[after.start : after.end]
+        assert kept.replace("ς", "σ") == alone.replace("ς", "σ")
+
+
+@given(st.text(max_size=60))
+def test_no_ascii_punctuation_or_double_blank_is_left(text):
+    new, _ = normalise(text, [])
+    assert not set(new) & set(string.punctuation)
+    assert "  " not in new
+    assert new == new.strip()
+
+
+def test_split_keeps_marks_and_never_cuts_one():
+    record = marked(
+        "u",
+        "I met Dr. Who. He works at Yahoo! Inc. now.  Bye.",
+        ("Dr. Who", "PER"),
+        ("Yahoo! Inc.", "ORG"),
+    )
+    pieces = list(splitter("en")(record))
+    assert [p.text for p in pieces] == ["I met Dr. Who.", "He works at Yahoo! Inc. now.", "Bye."]
+    assert [surfaces(p) for p in pieces] == [[("Dr. Who", "PER")], [("Yahoo! Inc.", "ORG")], []]
+    assert {p.user for p in pieces} == {"u"}
+
+
+@given(texts_with_spans())
+def test_split_loses_no_text_and_no_mark(case):
+    text, spans = case
+    pieces = list(splitter("en")(Sentence("u", text, None, tuple(sorted(set(spans))))))
+    assert "".join("".join(p.text.split()) for p in pieces) == "".join(text.split())
+    # white space between sentences is dropped, and with it marks of nothing else
+    visible = [s for s in set(spans) if text[s.start : s.end].strip()]
+    kept = [p.text[s.start : s.end] for p in pieces for s in p.marks]
+    assert sum(bool(surface.strip()) for surface in kept) == len(visible)
+    for piece in pieces:
+        for mark in piece.marks:
+            assert 0 <= mark.start < mark.end <= len(piece.text)
+
+
+def test_split_language_is_checked():
+    with pytest.raises(UserError, match="language code"):
+        splitter("English!")

@@ -1,0 +1,45 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uedp.corpus.sentence import Sentence
+from uedp.corpus.users import assign, random_groups
+from uedp.errors import UserError
+
+
+def test_sizes_follow_the_normal_law():
+    sizes = np.bincount(random_groups(150_000, 15, 2, seed=1))[:-1]
+    # 10,000 groups: the mean's standard error is .02, the deviation's .014; five of each
+    assert sizes.mean() == pytest.approx(15, abs=0.1)
+    # rounding to whole records adds a variance of 1/12
+    assert sizes.std() == pytest.approx(np.sqrt(4 + 1 / 12), abs=0.07)
+
+
+@given(st.integers(0, 500), st.floats(1, 30), st.floats(0, 10), st.integers(0, 3))
+def test_every_record_has_one_user_without_gaps(count, mean, std, seed):
+    users = random_groups(count, mean, std, seed)
+    assert len(users) == count
+    if count:
+        assert set(users.tolist()) == set(range(users.max() + 1))
+        assert np.array_equal(users, random_groups(count, mean, std, seed))
+
+
+def test_groups_are_scattered_over_the_file():
+    users = random_groups(3000, 15, 2, seed=0)
+    neighbours = np.mean(users[1:] == users[:-1])
+    assert neighbours < 0.03  # 14/3000 by chance; 14/15 if groups were consecutive
+
+
+def test_seeds_differ():
+    assert not np.array_equal(random_groups(300, seed=0), random_groups(300, seed=1))
+
+
+def test_assign_names_the_groups():
+    records = [Sentence("", "a"), Sentence("", "b")]
+    assert [s.user for s in assign(records, np.array([1, 0]))] == ["group-000001", "group-000000"]
+
+
+def test_nonsense_is_refused():
+    with pytest.raises(UserError, match="mean must be at least 1"):
+        random_groups(10, mean=0)

@@ -1,0 +1,33 @@
+import pytest
+
+from uedp.entities.lists import read_lists
+from uedp.errors import UserError
+
+
+def write(path, content):
+    path.write_text(content)
+    return path
+
+
+def test_all_three(tmp_path):
+    lists = read_lists(
+        write(tmp_path / "allow.csv", 'entity,reason\n"Reuters, Ltd",news agency\n'),
+        write(tmp_path / "deny.csv", "entity,category\nProject X,product\n"),
+        write(tmp_path / "alias.csv", "alias,entity\nBig Blue,IBM\n"),
+    )
+    assert lists.public == {"Reuters, Ltd": "news agency"}
+    assert lists.sensitive == {"Project X": "product"}
+    assert lists.aliases == {"Big Blue": "IBM"}
+
+
+def test_nothing_is_public_without_a_reason(tmp_path):
+    path = write(tmp_path / "allow.csv", "entity,reason\nReuters,\n")
+    with pytest.raises(UserError, match=r"allow.csv:2: empty 'reason'.*on record"):
+        read_lists(path, None, None)
+
+
+def test_unknown_category_and_missing_column(tmp_path):
+    with pytest.raises(UserError, match="unknown category 'secret'"):
+        read_lists(None, write(tmp_path / "d.csv", "entity,category\nX,secret\n"), None)
+    with pytest.raises(UserError, match="no column 'reason'"):
+        read_lists(write(tmp_path / "a.csv", "entity\nX\n"), None, None)
