@@ -23,6 +23,7 @@ _OUTSIDE = {
     errno.EPERM,
     errno.EROFS,
     errno.ENOTDIR,
+    errno.EEXIST,
     errno.EISDIR,
     errno.EDQUOT,
 }

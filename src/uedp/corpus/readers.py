@@ -274,7 +274,10 @@ def reader_named(name: str, path: Path) -> str:
 
 
 def read(
-    source: Source, reader: str, columns: Columns, on_error: OnError = fail
+    source: Source | Path | str,
+    reader: str = "auto",
+    columns: Columns = Columns(),  # noqa: B008 - frozen
+    on_error: OnError = fail,
 ) -> Iterator[Sentence]:
     """The sentences of a source.
 
@@ -284,6 +287,9 @@ def read(
       - a record that breaks this goes to `on_error` with file, line and remedy
       - a source without sentences is an error
     """
+    if not isinstance(source, Source):
+        source = Source(Path(source))
+    reader = reader_named(reader, source.path)
     empty = True
     for sentence in READERS[reader](source, columns, on_error):
         empty = False

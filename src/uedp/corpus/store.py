@@ -140,6 +140,10 @@ class Corpus:
         return int(self.info["users"])
 
     @cached_property
+    def _texts(self) -> pa.ChunkedArray:
+        return read_table(self.folder / "sentences.arrow")["text"]
+
+    @cached_property
     def user_names(self) -> pa.ChunkedArray:
         return read_table(self.folder / "users.arrow")["name"]
 
@@ -157,8 +161,19 @@ class Corpus:
 
     def texts(self, sentences: npt.ArrayLike) -> list[str]:
         """The texts of the given sentences, in that order."""
-        table = read_table(self.folder / "sentences.arrow")
-        return table["text"].take(pa.array(np.asarray(sentences))).to_pylist()  # type: ignore[no-any-return]
+        wanted = np.asarray(sentences, dtype=np.int64)
+        chunks = self._texts.chunks
+        ends = np.cumsum([len(chunk) for chunk in chunks])
+        # chunk by chunk: Arrow's own `take` over chunks would first copy the whole column
+        which = np.searchsorted(ends, wanted, side="right")
+        texts: list[str] = [""] * len(wanted)
+        for number in np.unique(which):
+            places = np.flatnonzero(which == number)
+            inside = wanted[places] - (ends[number] - len(chunks[number]))
+            found = chunks[number].take(pa.array(inside)).to_pylist()
+            for place, text in zip(places.tolist(), found, strict=True):
+                texts[place] = text
+        return texts
 
     def __iter__(self) -> Iterator[Sentence]:
         """Sentences in corpus order, users by name."""

@@ -64,7 +64,7 @@ class Detection:
 
 def detect(
     sentences: Iterable[Sentence],
-    out: Path,
+    out: Path | str,
     detection: Detection,
     *,
     origin: dict[str, Any] | None = None,
@@ -84,7 +84,7 @@ def detect(
       - mentions with the same canonical form are one entity, whoever wrote them
       - `out` appears complete or not at all
     """
-    with new_folder(out, overwrite) as work:
+    with new_folder(Path(out), overwrite) as work:
         known = _known_from(detection.lists)
         with progress.stage("detecting", total, "sentences") as meter:
             count, dropped = _first_pass(sentences, work, detection, known, meter, position)
@@ -199,15 +199,18 @@ def _number_and_count(work: Path) -> tuple[int, int, int]:
     # ids grow with first appearance, so a new one is where the running maximum rises
     highest = np.maximum.accumulate(entity) if len(entity) else entity
     first = np.flatnonzero(np.diff(highest, prepend=-1) > 0)
-    with RowWriter(work / "entities.arrow", ENTITIES) as rows:
-        for batch in linked.select(ENTITIES.names).take(pa.array(first)).to_batches():
-            rows.write(batch)
-    with RowWriter(work / "mentions.arrow", MENTIONS) as rows:
+    with (
+        RowWriter(work / "entities.arrow", ENTITIES) as entities,
+        RowWriter(work / "mentions.arrow", MENTIONS) as mentions,
+    ):
         done = 0
-        for batch in linked.select(MENTIONS.names[:-1]).to_batches():
-            numbered = pa.array(entity[done : done + batch.num_rows])
-            rows.write(pa.record_batch([*batch.columns, numbered], schema=MENTIONS))
-            done += batch.num_rows
+        for batch in linked.to_batches():
+            here = slice(done, done + batch.num_rows)
+            columns = [batch.column(name) for name in MENTIONS.names[:-1]]
+            mentions.write(pa.record_batch([*columns, pa.array(entity[here])], schema=MENTIONS))
+            new = first[np.searchsorted(first, here.start) : np.searchsorted(first, here.stop)]
+            entities.write(batch.select(ENTITIES.names).take(pa.array(new - done)))
+            done = here.stop
     users = read_table(work / "users.arrow").num_rows
     incidence = Incidence.build(
         read_table(work / "sentences.arrow")["user"].to_numpy(),
