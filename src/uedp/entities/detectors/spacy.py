@@ -1,0 +1,177 @@
+"""The `spacy` detector: what a spaCy pipeline puts in `doc.ents`."""
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uedp.corpus.sentence import Sentence, Span
+from uedp.errors import UserError
+
+if TYPE_CHECKING:
+    from spacy.language import Language
+
+# Components of spaCy itself that never write `doc.ents`. What is in neither this set nor
+# `_RECOGNISERS` is somebody's own and may write entities, so it runs.
+_NEVER_ENTITIES = frozenset(
+    [
+        "attribute_ruler",
+        "beam_parser",
+        "doc_cleaner",
+        "entity_linker",
+        "lemmatizer",
+        "merge_entities",
+        "merge_noun_chunks",
+        "merge_subtokens",
+        "morphologizer",
+        "nn_labeller",
+        "parser",
+        "senter",
+        "sentencizer",
+        "span_finder",
+        "spancat",
+        "spancat_singlelabel",
+        "tagger",
+        "textcat",
+        "textcat_multilabel",
+        "token_splitter",
+        "trainable_lemmatizer",
+    ]
+)
+_RECOGNISERS = frozenset({"ner", "beam_ner"})
+_RULERS = frozenset({"entity_ruler", "future_entity_ruler", "span_ruler"})
+# Token attributes that other components must have written before a ruler can match on them;
+# `_` is the user's own attributes, which anything may write.
+_WRITTEN = frozenset({"POS", "TAG", "MORPH", "LEMMA", "DEP", "SENT_START", "IS_SENT_START", "_"})
+
+
+class Spacy:
+    """A spaCy pipeline, with only the components its entities depend on."""
+
+    propagates = True
+
+    def __init__(self, nlp: "Language") -> None:
+        self._nlp = nlp
+
+    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
+        for doc in self._nlp.pipe(texts(self._nlp, sentences)):
+            yield [Span(ent.start_char, ent.end_char, ent.label_) for ent in doc.ents]
+
+
+def load(argument: str | None) -> Spacy:
+    if argument is None:
+        raise UserError(
+            "--detector 'spacy': name a pipeline or its folder; write e.g. `spacy:en_core_web_sm`"
+        )
+    return Spacy(load_pipeline(argument, kind="spacy"))
+
+
+def texts(nlp: "Language", sentences: Sequence[Sentence]) -> Iterator[str]:
+    """The sentences' texts, refusing one that the pipeline would refuse with a traceback."""
+    for sentence in sentences:
+        if len(sentence.text) > nlp.max_length:
+            raise UserError(
+                f"a sentence of user {sentence.user!r} has {len(sentence.text):,} characters and "
+                f"spaCy takes at most {nlp.max_length:,}; split the text into sentences"
+            )
+        yield sentence.text
+
+
+def load_pipeline(name: str, kind: str) -> "Language":
+    """The pipeline called `name` (installed package or folder), cut down to entities.
+
+    `kind` is the detector that asks, for its messages and its install command.
+    Nothing is ever downloaded.
+    """
+    asked = f"--detector '{kind}:{name}'"
+    try:
+        import spacy
+    except ImportError as error:
+        raise UserError(
+            f"{asked}: spaCy cannot be imported ({error}); run `pip install 'uedp[{kind}]'`"
+        ) from error
+
+    folder = Path(name).expanduser()
+    is_path = "/" in name or os.sep in name or folder != Path(name) or name.startswith(".")
+    if is_path or (folder.is_dir() and not spacy.util.is_package(name)):
+        if not folder.is_dir():
+            raise UserError(f"{asked}: no such folder")
+        if not (folder / "meta.json").is_file():
+            raise UserError(f"{asked}: not a saved spaCy pipeline (the folder has no meta.json)")
+        source: str | Path = folder
+    elif spacy.util.is_package(name):
+        source = name
+    else:
+        raise UserError(
+            f"{asked}: no such pipeline is installed; run `python -m spacy download {name}`"
+        )
+    try:
+        with warnings.catch_warnings():
+            # A pipeline trained with another minor version warns; it works or it raises.
+            warnings.simplefilter("ignore")
+            nlp = spacy.load(source)
+    # spaCy has no error class of its own: a missing plug-in, a foreign version and a damaged
+    # file come as ValueError, ImportError, OSError, KeyError, ...
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{asked}: the pipeline cannot be loaded: {reason}") from error
+
+    needed, writes_entities = _needed(nlp)
+    if not writes_entities:
+        parts = ", ".join(nlp.pipe_names) or "none"
+        raise UserError(
+            f"{asked}: the pipeline finds no entities (its components: {parts}); "
+            "choose one with an `ner` or `entity_ruler`"
+        )
+    for component in nlp.pipe_names:
+        if component not in needed:
+            nlp.disable_pipe(component)
+    return nlp
+
+
+def _needed(nlp: "Language") -> tuple[set[str], bool]:
+    """The components that `doc.ents` depends on, and whether any of them writes it.
+
+    Read backwards, so that when a component comes up, what follows it is already decided.
+    Sentence boundaries count as not needed: they would only keep an entity from running across
+    one, and the texts are single sentences.
+    """
+    needed: set[str] = set()
+    writes_entities = False
+    # Once something that may read anything is needed, so is all that stands before it.
+    reads_all = False
+    for name, component in reversed(nlp.pipeline):
+        meta = nlp.get_pipe_meta(name)
+        if meta.factory in _RECOGNISERS:
+            writes, reads = True, False
+        elif meta.factory in _RULERS:
+            writes, reads = getattr(component, "annotate_ents", True), _reads_tags(component)
+        elif meta.factory in _NEVER_ENTITIES:
+            # These read each other's work; but none of them is ever needed for its own sake.
+            writes, reads = False, True
+        elif hasattr(component, "listening_components"):
+            # tok2vec and transformer: shared layers, used by those that listen and nobody else.
+            if reads_all or needed.intersection(component.listening_components):
+                needed.add(name)
+            continue
+        else:
+            declared = meta.assigns
+            writes = not declared or any(
+                field == "doc.ents" or field.startswith("token.ent_") for field in declared
+            )
+            reads = True
+        writes_entities |= writes
+        if writes or reads_all or (meta.retokenizes and needed):
+            needed.add(name)
+            reads_all |= reads
+    return needed, writes_entities
+
+
+def _reads_tags(ruler: Any) -> bool:
+    """Whether a ruler's patterns match on what a tagger, parser or lemmatizer writes."""
+    if str(getattr(ruler, "phrase_matcher_attr", None)).upper() in _WRITTEN:
+        return True
+    patterns = [entry["pattern"] for entry in ruler.patterns]
+    tokens = [token for pattern in patterns if not isinstance(pattern, str) for token in pattern]
+    return any(str(attribute).upper() in _WRITTEN for token in tokens for attribute in token)

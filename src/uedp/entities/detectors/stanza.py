@@ -1,0 +1,67 @@
+"""The `stanza` detector: Stanza's tokenizer and NER model of one language."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from uedp.corpus.sentence import Sentence, Span
+from uedp.errors import UserError
+
+# Texts are joined and processed as one batch; beyond this, memory grows and speed does not.
+_BATCH = 256
+
+
+class Stanza:
+    """Entities of a Stanza pipeline; texts are handed to it many at a time."""
+
+    propagates = True
+
+    def __init__(self, pipeline: Any) -> None:
+        self._pipeline = pipeline
+
+    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
+        for first in range(0, len(sentences), _BATCH):
+            texts = [sentence.text for sentence in sentences[first : first + _BATCH]]
+            # Stanza tells joined texts apart by their last token; a blank text has none.
+            documents = iter(self._pipeline.bulk_process([text for text in texts if text.strip()]))
+            for text in texts:
+                yield _spans(next(documents)) if text.strip() else []
+
+
+def load(argument: str | None) -> Stanza:
+    if argument is None:
+        raise UserError("--detector 'stanza': name a language; write e.g. `stanza:en`")
+    asked = f"--detector 'stanza:{argument}'"
+    if not re.fullmatch(r"[A-Za-z]+([-_][A-Za-z]+)*", argument):
+        raise UserError(f"{asked}: not a language code; write e.g. `stanza:en`")
+    try:
+        import stanza
+        from stanza.pipeline.core import UnsupportedProcessorError
+    except ImportError as error:
+        raise UserError(
+            f"{asked}: Stanza cannot be imported ({error}); run `pip install 'uedp[stanza]'`"
+        ) from error
+    download = f"""`python -c "import stanza; stanza.download('{argument}')"`"""
+    try:
+        pipeline = stanza.Pipeline(
+            argument, processors="tokenize,ner", download_method=None, verbose=False
+        )
+    except UnsupportedProcessorError as error:
+        raise UserError(f"{asked}: Stanza has no NER model for this language") from error
+    # No models at all, none for the language, or a part of them missing.
+    except OSError as error:
+        raise UserError(f"{asked}: its models are not installed; run {download}") from error
+    # A language that is not in the list of models that came with the last download.
+    except ValueError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{asked}: Stanza does not know the language ({reason}); "
+            f"if it is a new one, run {download}"
+        ) from error
+    if "ner" not in pipeline.processors:  # skipped with no more than a warning
+        raise UserError(f"{asked}: Stanza has no NER model for this language")
+    return Stanza(pipeline)
+
+
+def _spans(document: Any) -> list[Span]:
+    return [Span(ent.start_char, ent.end_char, ent.type) for ent in document.ents]

@@ -1,0 +1,342 @@
+"""The `transformers` detector: a token classification model of Hugging Face Transformers."""
+
+import re
+import unicodedata
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from uedp.corpus.sentence import Sentence, Span
+from uedp.errors import UserError
+
+_CHUNK = 1024  # sentences sorted by length together
+_TOKENS_PER_BATCH = 8192
+_OVERLAP = 128  # tokens that two windows of a long text share, at most
+_DEFAULT_WINDOW = 512  # for models that set no limit
+_HUB_TIMEOUT = 5.0  # seconds to find out whether the hub is there
+
+_PREFIXED = re.compile(r"([BIESLUM])[-_](.+)")  # IOB, IOBES, BILOU, BMES
+_BEGINS = frozenset("BSU")
+# Letters of scripts written without spaces between words: Thai to Khmer, kana, Han.
+_UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff]"
+)
+
+Indices = npt.NDArray[np.int64]
+
+
+class Tag(NamedTuple):
+    """A model's label taken apart: `B-PER` begins a `PER`; `O` is no entity."""
+
+    label: str | None
+    begins: bool
+
+
+class Window(NamedTuple):
+    """The tokens from `start` on of one text, as many as the model takes."""
+
+    text: int
+    start: int
+    tokens: list[int]
+
+
+class Transformers:
+    """Entities by word: a word has the label of its first piece, whatever the tokenizer.
+
+    Guarantees:
+      - every token of every text is judged: a text longer than the model's limit is covered by
+        overlapping windows, and each token is judged where it has most context
+      - spans begin and end at words, so a word is never protected in part
+    """
+
+    propagates = True
+
+    def __init__(self, model: Any, tokenizer: Any, tags: Sequence[Tag]) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._tags = tags
+        # What the tokenizer puts around a text, to be put around each window.
+        probe = self._encode(["a"])
+        special = probe["special_tokens_mask"][0]
+        ids = probe["input_ids"][0]
+        leading, trailing = special.index(0), special[::-1].index(0)
+        self._before, self._after = ids[:leading], ids[len(ids) - trailing :]
+        self._room = max(1, _limit(model, tokenizer) - leading - trailing)
+        self._overlap = min(_OVERLAP, self._room // 4)
+
+    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
+        for first in range(0, len(sentences), _CHUNK):
+            texts = [sentence.text for sentence in sentences[first : first + _CHUNK]]
+            encoded = self._encode(texts)
+            inner = slice(len(self._before), -len(self._after) or None)
+            tokens = [ids[inner] for ids in encoded["input_ids"]]
+            windows = [window for text, ids in enumerate(tokens) for window in self._cut(text, ids)]
+            judged = [np.empty(len(ids), dtype=np.int64) for ids in tokens]
+            for window, labels in zip(windows, self._classify(windows), strict=True):
+                # Windows come in order, and the later one is better placed for the second half
+                # of what they share.
+                skip = self._overlap // 2 if window.start else 0
+                judged[window.text][window.start + skip :][: len(labels) - skip] = labels[skip:]
+            for text, offsets, labels in zip(texts, encoded["offset_mapping"], judged, strict=True):
+                yield spans(text, offsets[inner], [self._tags[label] for label in labels.tolist()])
+
+    def _encode(self, texts: list[str]) -> Any:
+        return self._tokenizer(
+            texts,
+            truncation=False,  # also undoes a truncation saved with the tokenizer
+            padding=False,
+            return_attention_mask=False,
+            return_offsets_mapping=True,
+            return_special_tokens_mask=True,
+            verbose=False,  # or it warns of long texts, which are cut later
+        )
+
+    def _cut(self, text: int, tokens: list[int]) -> Iterator[Window]:
+        start = 0
+        while start < len(tokens):
+            yield Window(text, start, tokens[start : start + self._room])
+            if start + self._room >= len(tokens):
+                return
+            start += self._room - self._overlap
+
+    def _classify(self, windows: Sequence[Window]) -> list[Indices]:
+        """The label index of each token of each window."""
+        labels: list[Indices] = [np.empty(0, dtype=np.int64)] * len(windows)
+        longest_first = sorted(range(len(windows)), key=lambda index: -len(windows[index].tokens))
+        while longest_first:
+            width = len(windows[longest_first[0]].tokens) + len(self._before) + len(self._after)
+            rows = max(1, _TOKENS_PER_BATCH // width)
+            batch, longest_first = longest_first[:rows], longest_first[rows:]
+            predicted = self._forward([windows[index].tokens for index in batch], width)
+            for index, row in zip(batch, predicted, strict=True):
+                labels[index] = row[len(self._before) :][: len(windows[index].tokens)]
+        return labels
+
+    def _forward(self, batch: list[list[int]], width: int) -> Indices:
+        import torch
+
+        ids = torch.full((len(batch), width), self._tokenizer.pad_token_id or 0)
+        mask = torch.zeros((len(batch), width), dtype=torch.long)
+        for row, tokens in enumerate(batch):
+            whole = self._before + tokens + self._after
+            ids[row, : len(whole)] = torch.tensor(whole)
+            mask[row, : len(whole)] = 1
+        device = self._model.device
+        with torch.inference_mode():
+            logits = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
+        predicted: Indices = logits.argmax(-1).cpu().numpy()
+        return predicted
+
+
+def load(argument: str | None) -> Transformers:
+    """The model in a folder, in the local cache, or on the hub, in this order.
+
+    What is in the cache is used as it is, without asking the hub for a newer one: the same
+    command gives the same entities, with and without a network.
+    """
+    if argument is None:
+        raise UserError(
+            "--detector 'transformers': name a model or its folder; "
+            "write e.g. `transformers:dslim/bert-base-NER`"
+        )
+    asked = f"--detector 'transformers:{argument}'"
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"{asked}: Transformers cannot be imported ({error}); run `pip install 'uedp'`"
+        ) from error
+    folder = Path(argument).expanduser()
+    is_folder = folder.is_dir()
+    if not is_folder and (argument.startswith((".", "~", "/")) or argument.count("/") > 1):
+        raise UserError(f"{asked}: no such folder")
+    try:
+        return _open(str(folder) if is_folder else argument, asked, local=True)
+    except OSError as error:
+        if is_folder:
+            raise _unusable(asked, error) from error
+    # Not in the cache, or not all of it.
+    _ask_hub(argument, asked)
+    try:
+        return _open(argument, asked, local=False)
+    except OSError as error:
+        raise _unusable(asked, error) from error
+
+
+def tags(names: Sequence[str], asked: str) -> list[Tag]:
+    """Labels taken apart, in the order of the model's outputs."""
+    if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
+        raise UserError(
+            f"{asked}: its labels are {names[0]} to {names[-1]}, so nothing tells what they mean; "
+            "choose a model trained to find entities, or name its labels (`id2label`) in its "
+            "config.json"
+        )
+    entities = [name for name in names if name != "O"]
+    if len(entities) == len(names):
+        raise UserError(
+            f"{asked}: none of its labels is `O` (no entity), so it marks every word "
+            f"({', '.join(names[:5])}, ...); choose a model trained to find entities"
+        )
+    # A label like `S_ID` has a prefix only if all have.
+    prefixed = all(_PREFIXED.fullmatch(name) for name in entities)
+    result = []
+    for name in names:
+        match = _PREFIXED.fullmatch(name) if prefixed else None
+        if match:
+            result.append(Tag(match[2], match[1] in _BEGINS))
+        else:
+            result.append(Tag(None if name == "O" else name, False))
+    return result
+
+
+def spans(text: str, offsets: Sequence[tuple[int, int]], judged: Sequence[Tag]) -> list[Span]:
+    """The entities of a text, given where each token lies in it and what it was judged to be."""
+    found: list[Span] = []
+    for start, end, tag in _words(text, offsets, judged):
+        if tag.label is None:
+            continue
+        last = found[-1] if found else None
+        touching = last is not None and not text[last.end : start].strip()
+        if last is not None and touching and last.label == tag.label and not tag.begins:
+            found[-1] = last._replace(end=end)
+        else:
+            found.append(Span(start, end, tag.label))
+    return found
+
+
+def _words(
+    text: str, offsets: Sequence[tuple[int, int]], judged: Sequence[Tag]
+) -> Iterator[tuple[int, int, Tag]]:
+    """Tokens put together to words, each with the tag of its first token.
+
+    Words are made by the text and not by the tokenizer, some of which take `Smith,` or a whole
+    line as one word: letters and digits that touch belong together, all else is apart.
+    """
+    word: tuple[int, int, Tag] | None = None
+    for (start, end), tag in zip(offsets, judged, strict=True):
+        while start < end and text[start].isspace():  # byte-level tokens begin with the space
+            start += 1
+        if start >= end:
+            continue
+        # Tokens overlap where one character was split into bytes.
+        if word and (start < word[1] or (start == word[1] and _joined(text, start))):
+            word = (word[0], max(end, word[1]), word[2])
+        else:
+            if word:
+                yield word
+            word = (start, end, tag)
+    if word:
+        yield word
+
+
+def _joined(text: str, position: int) -> bool:
+    pair = text[position - 1 : position + 1]
+    return not _UNSPACED.search(pair) and all(unicodedata.category(c)[0] in "LMN" for c in pair)
+
+
+def _open(source: str, asked: str, *, local: bool) -> Transformers:
+    try:
+        with _quiet(bars=not local):
+            return _read(source, asked, local=local)
+    except (UserError, OSError):  # the second means a missing file, as a rule
+        raise
+    # A damaged file, an unknown kind of model, code to be trusted: each has its own error class.
+    except Exception as error:
+        raise _unusable(asked, error) from error
+
+
+def _read(source: str, asked: str, *, local: bool) -> Transformers:
+    import torch
+    from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
+
+    # No code from the model's repository is run, nor is the question put on a terminal.
+    options = {"local_files_only": local, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(source, **options)
+    trained_for = ", ".join(config.architectures or [])
+    if trained_for and "ForTokenClassification" not in trained_for:
+        raise UserError(
+            f"{asked}: the model was trained for something else ({trained_for}); "
+            "choose one for token classification"
+        )
+    named = tags([config.id2label[index] for index in sorted(config.id2label)], asked)
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
+    if not tokenizer.is_fast:
+        raise UserError(
+            f"{asked}: its tokenizer does not tell where in the text a token lies; "
+            "choose a model with a fast tokenizer (tokenizer.json)"
+        )
+    model, report = AutoModelForTokenClassification.from_pretrained(
+        source, config=config, dtype=torch.float32, output_loading_info=True, **options
+    )
+    if report["missing_keys"]:
+        missing = ", ".join(sorted(report["missing_keys"])[:3])
+        raise UserError(f"{asked}: the saved model lacks weights ({missing}); it is not trained")
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return Transformers(model, tokenizer, named)
+
+
+def _limit(model: Any, tokenizer: Any) -> int:
+    """How many tokens the model takes at once, those around the text included."""
+    limits = [tokenizer.model_max_length]
+    for name, module in model.named_modules():
+        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
+            # RoBERTa and its kin count positions from behind the padding's.
+            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
+            limits.append(module.num_embeddings - reserved)
+    stated = getattr(model.config, "max_position_embeddings", None)
+    if stated and stated > 0:
+        limits.append(stated)
+    limit = min(limits)
+    # A tokenizer saved without a limit says 10^30.
+    return int(limit) if limit < 10**6 else _DEFAULT_WINDOW
+
+
+def _ask_hub(name: str, asked: str) -> None:
+    """One short question; the library itself would try for half a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        HfApi().model_info(name, timeout=_HUB_TIMEOUT)
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"{asked}: no such folder, and the hub has no such model or does not show it to you; "
+            "mend the name, or run `hf auth login`"
+        ) from error
+    # Its HTTP library is another from version to version, and so are the errors.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{asked}: no such folder, not in the local cache, and the hub cannot be asked "
+            f"({reason}); name a folder with a saved model, or run `hf download {name}` "
+            "where there is a network"
+        ) from error
+
+
+def _unusable(asked: str, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())
+    return UserError(f"{asked}: the model cannot be loaded: {reason}")
+
+
+@contextmanager
+def _quiet(*, bars: bool) -> Iterator[None]:
+    """No warnings while a model is read (what matters is checked), nor bars unless `bars`."""
+    from transformers.utils import logging
+
+    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.set_verbosity_error()
+        if shown and not bars:
+            logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(verbosity)
+            if shown:
+                logging.enable_progress_bar()
