@@ -37,18 +37,12 @@ def world(mentions: int, seed: int = 0) -> dict[str, np.ndarray | int]:
 
 def measure(mentions: int) -> dict[str, float]:
     arguments = world(mentions)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     incidence = Incidence.build(**arguments)  # type: ignore[arg-type]
     seconds = time.perf_counter() - began
     assert incidence.entities == arguments["entities"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {
-        "mentions": mentions,
-        "seconds": seconds,
-        "peak_bytes": peak,
-        "before_bytes": before * 1024,
-    }
+    return {"mentions": mentions, "seconds": seconds, "peak_bytes": peak}
 
 
 def main() -> int:
@@ -62,16 +56,14 @@ def main() -> int:
     print(f"{'mentions':>12} {'seconds':>8} {'us/mention':>11} {'peak GB':>8}")
     for row in rows:
         per = row["seconds"] / row["mentions"] * 1e6
-        print(
-            f"{row['mentions']:>12,} {row['seconds']:>8.2f} {per:>11.3f} {row['peak_bytes'] / 1e9:>8.2f}"
-        )
+        seconds, peak = row["seconds"], row["peak_bytes"] / 1e9
+        print(f"{row['mentions']:>12,} {seconds:>8.2f} {per:>11.3f} {peak:>8.2f}")
     last, first = rows[-1], rows[0]
     growth = (last["seconds"] / last["mentions"]) / (first["seconds"] / first["mentions"])
     met = last["seconds"] <= TARGET_SECONDS and last["peak_bytes"] <= TARGET_BYTES
     print(f"time per mention, largest to smallest: x{growth:.2f} (1 is linear)")
-    print(
-        f"target {TARGET_SECONDS:.0f} s, {TARGET_BYTES / 1e9:.0f} GB at {SIZES[-1]:,}: {'met' if met else 'MISSED'}"
-    )
+    target = f"{TARGET_SECONDS:.0f} s, {TARGET_BYTES / 1e9:.0f} GB at {SIZES[-1]:,}"
+    print(f"target {target}: {'met' if met else 'MISSED'}")
     return 0 if met else 1
 
 

@@ -17,10 +17,11 @@ import threading
 import time
 from pathlib import Path
 
-WORDS = (
+TEXT = (
     "please send the report before our meeting about new budget plans and call me when you have "
     "time to talk about next steps for this project team client order invoice delivery question"
-).split()
+)
+WORDS = TEXT.split(" ")
 
 
 def write(path: Path, sentences: int, seed: int = 0) -> None:

@@ -62,7 +62,9 @@ def test_coverage(run, tmp_path):
     assert result["categories"]["contact"]["span_recall_exact"] == 1.0
     assert result["categories"]["person"]["sentence_recall"] == 0.0
     assert result["categories"]["all"]["sentence_recall"] == 0.5
-    assert "sentences found" in run("coverage", tmp_path / "c", "--detector", "patterns").out
+    shown = run("coverage", tmp_path / "c", "--detector", "patterns", "--by-label").out
+    assert "sentences found" in shown
+    assert "PERSON" in shown
 
 
 def test_deidentify(run, conll, tmp_path):
@@ -163,6 +165,7 @@ def test_module_runs_and_a_bug_shows_its_traceback(tmp_path):
 
 def test_help_is_quick():
     """Heavy libraries must not load before they are needed."""
-    probe = "import sys, uedp.cli; print([m for m in ('torch', 'spacy', 'matplotlib', 'datasets') if m in sys.modules])"
+    heavy = ("torch", "spacy", "matplotlib", "datasets")
+    probe = f"import sys, uedp.cli; print([m for m in {heavy} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert found.stdout.strip() == "[]"

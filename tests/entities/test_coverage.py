@@ -56,6 +56,7 @@ def test_counts_by_hand(corpus):
     assert everything["sentences_complete"] == 0
     assert everything["word_recall"] == pytest.approx(3 / 5)
     assert result["categories"]["pii"]["marks"] == 4
+    assert {name: row["marks"] for name, row in result["labels"].items()} == {"PER": 2, "LOC": 2}
     assert (result["mentions"], result["extra"]) == (3, 1)
 
 

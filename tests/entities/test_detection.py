@@ -1,7 +1,6 @@
 """The whole way from sentences to a corpus folder."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -233,5 +232,5 @@ def test_nonsense_is_refused(bad):
 
 def test_corpus_is_readable_by_others(tmp_path):
     folder = detect(ACME, tmp_path / "c", Detection(("labels",))).folder
-    assert os.stat(folder).st_mode & 0o055 == 0o055
+    assert folder.stat().st_mode & 0o055 == 0o055
     assert not (Path(folder) / "hits.arrow").exists()

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -71,4 +73,4 @@ def test_any_run_of_words_is_found_again(parts, data):
     offset = len(" ".join(parts[:start])) + (start > 0)
     # the planted mention is found, or an earlier overlapping one of the same words is
     assert any(s.start < offset + len(surface) and offset < s.end for s in spans)
-    assert all(a.end <= b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.end <= b.start for a, b in pairwise(spans))

@@ -143,8 +143,8 @@ def detect(
         typer.echo(f"left out {len(skipped):,} invalid records, the first: {skipped[0]}", err=True)
     sensitive = int((sentence_masks(corpus) != 0).sum())
     typer.echo(
-        f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, {sensitive:,} of them sensitive, "
-        f"{corpus.entities.num_rows:,} entities"
+        f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, "
+        f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
     )
 
 
@@ -177,6 +177,9 @@ def coverage(
     categories: Categories = "all",
     propagate: Propagate = True,
     workers: Workers = 1,
+    by_label: Annotated[
+        bool, typer.Option("--by-label", help="Also a row per label of the marks.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare detectors with the human marks in a corpus."""
@@ -195,7 +198,7 @@ def coverage(
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return
-    _show_coverage(result)
+    _show_coverage(result, by_label)
     if opened.info["normalised"]:
         typer.echo(
             "note: this corpus is normalised; detectors see better before case is lost", err=True
@@ -283,7 +286,7 @@ def _show_breakdown(path: Path, corpus: Corpus, numbers: dict[str, Any]) -> None
     show("\nheld by most users (for your eyes only: these names are private)", widest)
 
 
-def _show_coverage(result: dict[str, Any]) -> None:
+def _show_coverage(result: dict[str, Any], by_label: bool) -> None:
     columns = (
         ("span_recall_exact", "exact"),
         ("span_recall_covered", "covered"),
@@ -294,9 +297,12 @@ def _show_coverage(result: dict[str, Any]) -> None:
     )
     title = f"recall of {', '.join(result['detectors'])} against human marks"
     shown = table("category", "marks", "sentences", *(name for _, name in columns))
-    for category, row in result["categories"].items():
+    rows = list(result["categories"].items())
+    if by_label:
+        rows += result["labels"].items()
+    for name, row in rows:
         rates = (f"{row[key]:.1%}" for key, _ in columns)
-        shown.add_row(category, f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
+        shown.add_row(escape(name), f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
     show(title, shown)
     typer.echo(f"{result['extra']:,} of {result['mentions']:,} mentions lie over no mark")
 

@@ -4,7 +4,7 @@ A miss is a risk whatever the category, so a mark counts as found by any mention
 the category agrees is a column of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -45,39 +45,50 @@ class Tally:
 
 
 def coverage(corpus: Corpus) -> dict[str, Any]:
-    """The marks of a corpus against its mentions, per category and over all.
+    """The marks of a corpus against its mentions, per category (unions too) and per mark's label.
 
     `extra` counts mentions that overlap no mark: they cost utility, never privacy.
     """
-    tallies: dict[str, Tally] = {}
+    by_category: dict[str, Tally] = {}
+    by_label: dict[str, Tally] = {}
     mentions = extra = 0
     for sentence, found in zip(corpus, corpus.spans(), strict=True):
         spans = [span for span, _ in found]
         mentions += len(spans)
         extra += sum(not any(_overlap(span, mark) for mark in sentence.marks) for span in spans)
-        for category, marks in _by_category(sentence.marks).items():
-            tally = _compare(sentence.text, marks, spans)
-            tallies.setdefault(category, Tally()).add(tally)
-    if not tallies:
+        for tallies, names_of in ((by_category, _categories), (by_label, _label)):
+            for name, marks in _grouped(sentence.marks, names_of).items():
+                tallies.setdefault(name, Tally()).add(_compare(sentence.text, marks, spans))
+    if not by_label:
         raise UserError(
             f"{corpus.folder}: holds no human marks to compare with; "
             "read them with --marks or --reader conll"
         )
     return {
-        "categories": {
-            name: {**asdict(tally), **tally.rates()} for name, tally in sorted(tallies.items())
-        },
+        "categories": _with_rates(by_category),
+        "labels": _with_rates(by_label),
         "mentions": mentions,
         "extra": extra,
     }
 
 
-def _by_category(marks: Sequence[Span]) -> dict[str, list[Span]]:
+def _with_rates(tallies: dict[str, Tally]) -> dict[str, dict[str, float]]:
+    return {name: {**asdict(tally), **tally.rates()} for name, tally in sorted(tallies.items())}
+
+
+def _categories(mark: Span) -> list[str]:
+    category = category_of(mark.label)
+    return [category, *(name for name, members in UNIONS.items() if category in members)]
+
+
+def _label(mark: Span) -> list[str]:
+    return [mark.label]
+
+
+def _grouped(marks: Sequence[Span], names_of: Callable[[Span], list[str]]) -> dict[str, list[Span]]:
     groups: dict[str, list[Span]] = {}
     for mark in marks:
-        category = category_of(mark.label)
-        unions = (name for name, members in UNIONS.items() if category in members)
-        for name in (category, *unions):
+        for name in names_of(mark):
             groups.setdefault(name, []).append(mark)
     return groups
 

@@ -23,24 +23,26 @@ def _without_punctuation(match: re.Match[str]) -> Extent:
 
 _REST = r'[^\s<>"“”‘«»—…|\x00]'
 link = finder(
-    rf"(?<![^\W_]) (?P<link> (?i:(?:https?|s?ftps?)://|www\.)(?=[^\W_]|\[) {_REST}++ )",
+    rf"""(?<![^\W_]) (?P<link> (?i:(?:https?|s?ftps?)://|www\.)(?=[^\W_]|\[)
+        (?:[\w~%+@:\[\]-]|\.(?!\.))++ (?: [/?\#]{_REST}*+ )? )""",
     _without_punctuation,
     gate=r":// | www\. | WWW\.",
 )
 
 _LABEL = r"[^\W_]++(?:-++[^\W_]++)*+"
-# Without those that are more often the end of a file name (py, md, sh) or a glued word (so, is).
+# Without those that are more often the end of a file name (py, md, sh); and those that are words
+# only before a path, for many texts have no space after a full stop.
 _TOP = (
-    "com|org|net|edu|gov|mil|int|info|biz|mobi|io|ai|app|dev|co|tv|me|eu|uk|de|fr|nl|se|no|fi|dk|"
-    "es|it|ch|at|be|us|ca|au|nz|jp|cn|kr|br|mx|ar|cl|uy|ru|ua|cz|sk|hu|ro|bg|gr|cy|tr|pt|ie|il|"
-    "za|in|sg|hk|tw|th|ph|vn|lt|lv|ee|si|hr|lu|tn|COM|ORG|EDU|GOV"
+    "(?:com|org|net|edu|gov|mil|int|info|biz|mobi|io|ai|app|dev|co|tv|eu|uk|de|fr|nl|se|fi|dk|es|"
+    "ch|ca|au|nz|jp|cn|kr|br|mx|ar|cl|uy|ru|ua|cz|sk|hu|ro|bg|gr|cy|tr|pt|ie|il|za|sg|hk|tw|th|ph|"
+    "vn|lt|lv|ee|si|hr|lu|tn|COM|ORG|EDU|GOV|(?:at|be|in|is|it|me|no|to|us)(?=/))(?![^\\W_])"
 )
 domain = finder(
     rf"""(?<![^\W_]|[@.-]) [.-]*+
-    (?P<link> (?:{_LABEL}\.)+ (?:{_TOP}) (?![^\W_])
+    (?P<link> (?:{_LABEL}\.)+ {_TOP}
         (?: :[0-9]{{2,5}}(?![0-9]) )? (?: [/?\#]{_REST}*+ )? )""",
     _without_punctuation,
-    gate=rf"\.(?:{_TOP})(?![^\W_])",
+    gate=rf"\.{_TOP}",
 )
 
 email = finder(
@@ -70,7 +72,7 @@ ip4 = finder(
 def _ip6_in_run(match: re.Match[str]) -> Extent | None:
     """The address in a run of word characters and colons: all of it, or what follows `addr:`."""
     for start in (match.start(), match.start() + match[0].index(":") + 1):
-        run = match.string[start : match.end()].rstrip(".")
+        run = match.string[start : match.end()]
         for candidate in (run, run.removesuffix(":")):
             if not 2 < len(candidate) <= 45:
                 continue
@@ -81,4 +83,9 @@ def _ip6_in_run(match: re.Match[str]) -> Extent | None:
     return None
 
 
-ip6 = finder(r"(?<![\w.:]) [\w.]*+:[\w.]*+:[\w.:]*+", _ip6_in_run, gate=r":[\w.]*+:")
+# The last four bytes may be written as an IPv4 address.
+ip6 = finder(
+    r"(?<![\w.:]) \w*+:\w*+: (?:[\w:]|(?<=[0-9])\.(?=[0-9]))*+",
+    _ip6_in_run,
+    gate=r":\w*+:",
+)
