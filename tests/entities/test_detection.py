@@ -99,9 +99,40 @@ def test_lists(tmp_path):
     )
     sentences = [*ACME, marked("cy", "nobody came", ("nobody", "PER"))]
     corpus = detect(sentences, tmp_path / "c", Detection(("labels",), lists=lists))
-    assert mentions(corpus) == [["Bob"], [], ["see"], ["Bob"], ["nobody"]]
+    assert mentions(corpus) == [["Bob"], ["nobody"], ["see"], ["Bob", "Bob"], ["nobody"]]
     assert corpus.info["declared_public"] == {"ACME corp": "listed company"}
-    assert Incidence.of(corpus.folder).holders[0].tolist() == [0, 2]  # Bob, and nobody who is Bob
+    assert corpus.info["declared_public_not_met"] == ["Nobody Inc"]
+    assert corpus.info["declared_sensitive"] == {"see": "misc"}
+    # Bob, and nobody who is Bob
+    assert Incidence.of(corpus.folder).holders[0].tolist() == [0, 1, 2]
+
+
+def test_a_public_name_hides_no_other(tmp_path, first_word):
+    lists = Lists(public={"Bob Smith Realty": "listed"}, sensitive={"Bob Smith": "person"})
+    sentence = marked("a", "Bob Smith Realty called", ("Bob Smith Realty", "ORG"))
+    corpus = detect([sentence], tmp_path / "c", Detection(("labels",), lists=lists))
+    assert mentions(corpus) == [["Bob Smith"]]
+
+
+def test_other_names_of_a_hit_are_looked_for(tmp_path):
+    sentences = [marked("a", "IBM rose", ("IBM", "ORG")), Sentence("b", "Big Blue fell")]
+    lists = Lists(aliases={"Big Blue": "IBM"})
+    corpus = detect(sentences, tmp_path / "c", Detection(("labels",), lists=lists))
+    assert mentions(corpus) == [["IBM"], ["Big Blue"]]
+    assert Incidence.of(corpus.folder).entities == 1
+
+
+def test_normalising_changes_no_identity(tmp_path, first_word):
+    sentences = [
+        Sentence("a", "Acme rose."),
+        Sentence("b", "We like ACME's, not acme."),
+        marked("c", "Coca-Cola and Coca Cola's", ("Coca-Cola", "ORG"), ("Coca Cola's", "ORG")),
+    ]
+    detectors = ("first-word", "labels")
+    plain = detect(sentences, tmp_path / "plain", Detection(detectors))
+    normal = detect(sentences, tmp_path / "normal", Detection(detectors, normalised=True))
+    assert Incidence.of(plain.folder).digest == Incidence.of(normal.folder).digest
+    assert mentions(normal) == [["acme"], ["acme"], ["cocacola", "coca colas"]]
 
 
 def test_normalising_comes_after_detection(tmp_path):

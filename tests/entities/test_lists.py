@@ -26,6 +26,17 @@ def test_nothing_is_public_without_a_reason(tmp_path):
         read_lists(path, None, None)
 
 
+def test_conflicts_and_empty_files_are_refused(tmp_path):
+    allow = write(tmp_path / "a.csv", "entity,reason\nBob-Smith,known\n")
+    deny = write(tmp_path / "d.csv", "entity,category\nbob smith,person\n")
+    with pytest.raises(UserError, match="take it off one"):
+        read_lists(allow, deny, None)
+    with pytest.raises(UserError, match="holds no entries"):
+        read_lists(None, write(tmp_path / "e.csv", "entity,category\n"), None)
+    with pytest.raises(UserError, match="listed twice"):
+        read_lists(None, None, write(tmp_path / "t.csv", "alias,entity\nx,IBM\nx,HP\n"))
+
+
 def test_unknown_category_and_missing_column(tmp_path):
     with pytest.raises(UserError, match="unknown category 'secret'"):
         read_lists(None, write(tmp_path / "d.csv", "entity,category\nX,secret\n"), None)

@@ -177,15 +177,20 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Sentence]:
         """Sentences in corpus order, users by name."""
-        names = self.user_names.to_pylist()
-        for batch in self.batches(SENTENCES.names):
-            columns = (batch.column(name).to_pylist() for name in SENTENCES.names)
-            for user, text, label, marks in zip(*columns, strict=True):
-                yield Sentence(names[user], text, label, tuple(Span(**mark) for mark in marks))
+        return read_sentences(self.folder)
 
     def spans(self) -> Iterator[list[tuple[Span, int]]]:
         """For each sentence, its mentions as (span, entity)."""
         return grouped(self.mentions, len(self), ("start", "end", "label", "entity"), _as_mention)
+
+
+def read_sentences(folder: Path) -> Iterator[Sentence]:
+    """The sentences that a `SentenceWriter` wrote to a folder."""
+    names = read_table(folder / "users.arrow")["name"].to_pylist()
+    for batch in read_table(folder / "sentences.arrow").to_batches():
+        columns = (batch.column(name).to_pylist() for name in SENTENCES.names)
+        for user, text, label, marks in zip(*columns, strict=True):
+            yield Sentence(names[user], text, label, tuple(Span(**mark) for mark in marks))
 
 
 def _as_mention(start: int, end: int, label: str, entity: int) -> tuple[Span, int]:

@@ -6,53 +6,27 @@ look alike protects more, splitting one thing by a detector's mood protects less
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 import phonenumbers
 
+from uedp.entities.detectors.forms.numbers import CUES
+from uedp.entities.words import fold, words
 from uedp.errors import UserError
 
-
-def _combining_marks() -> str:
-    # Vowel signs of many scripts are not \w for `re`; without them names would fall apart.
-    # The basic plane holds all that living scripts use.
-    return "".join(
-        chr(c) for c in range(0x300, 0xFFFF) if unicodedata.category(chr(c)) in ("Mn", "Mc")
-    )
-
-
-# Scripts written without spaces between words: each character counts as a word, so that a name
-# is found inside a run of text.
-_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
-_LETTER = rf"(?:[^\W_{_UNSPACED}]|[{_combining_marks()}])"
-# Dots join single letters only (U.S.), or a forgotten blank after a full stop would hide a name.
-_INITIALS = rf"{_LETTER}(?:\.{_LETTER})+(?!{_LETTER})(?:\.?['’][sS]\b)?"
-_WORD = re.compile(rf"[{_UNSPACED}]|{_INITIALS}|{_LETTER}+(?:['’]{_LETTER}+)*")
-_POSSESSIVE = re.compile(r"['’]s$")
-_JOINTS = re.compile(r"[.'’]")
-_DECIMAL = re.compile(r"(?<=\d)\.(?=\d)")
 _LOOSE_BLANK = re.compile(r"(?<!\d) | (?!\d)")
-_EMAIL = re.compile(r"[^\s@]+@[^\s@]+\.[^\s@]+")
-_NUMBER = re.compile(r"\+?[\d\s().\-/–]{7,}")
-
-
-@lru_cache(maxsize=1 << 16)
-def _folded(word: str) -> str:
-    folded = unicodedata.normalize("NFKC", word).casefold()
-    folded = _POSSESSIVE.sub("", folded)
-    return _JOINTS.sub("", _DECIMAL.sub(" ", folded))
-
-
-def words(text: str) -> Iterator[tuple[str, int, int]]:
-    """The words of a text as (folded form, start, end).
-
-    Guarantees:
-      - a surface and a text that holds it give the same folded words, wherever the surface
-        stands between word boundaries
-    """
-    for match in _WORD.finditer(text):
-        yield _folded(match[0]), match.start(), match.end()
+_EMAIL = re.compile(r"[^\s@<>]+@[^\s@<>]+\.[^\s@<>]+")
+_WRITTEN_AT = re.compile(r"\s*[(\[{]\s*at\s*[)\]}]\s*")
+_NUMBER = re.compile(r"\+?[\d\s().\-/]{7,}(?:\s*(?:x|ext\.?|extension)\s*\d{1,6})?")
+_CUE = re.compile(
+    rf"(?:{'|'.join(map(re.escape, CUES))})\b\.?"
+    r"(?:\s*(?:number|num|no|nr|id|code|ref|is)\b\.?|\s*[:#])*\s*(?=\S*\d\S*$)"
+)
+_ARTICLE = re.compile(r"the\s+(?=\S)")
+_POSSESSIVE = re.compile(r"['’ʼ]s?$")
+_DASHES = {code: "-" for code in (*range(0x2010, 0x2016), 0x2212, 0xFE58, 0xFE63, 0xFF0D)}
+_LONG_ID = 6  # digits from which separators inside a number say nothing
 
 
 @lru_cache(maxsize=1 << 16)
@@ -60,19 +34,52 @@ def canonical(surface: str, region: str = "US") -> str:
     """The form under which a surface counts as one entity.
 
     Guarantees:
-      - equal for surfaces that differ only in Unicode compatibility form, case, a possessive
-        ending, or white space and punctuation (which count only between two digits)
-      - phone numbers are equal if they dial alike in `region`, e-mail addresses if they differ
-        only in case
+      - equal for surfaces that differ only in case, Unicode form, invisible characters, outer
+        punctuation, a possessive ending, a leading `the`, or inner white space and punctuation
+        (which count only between digits, and there only if the surface has fewer than six)
+      - phone numbers are equal if they dial alike in `region`, extensions aside; e-mail addresses
+        if they differ only in case; account numbers whatever word announces them
       - never empty for a surface that is not blank
     """
-    plain = unicodedata.normalize("NFKC", surface).strip()
-    if _EMAIL.fullmatch(plain):
-        return plain.casefold()
-    if _NUMBER.fullmatch(plain) and sum(map(str.isdigit, plain)) >= 7:
+    plain = _bare(fold(surface)[0].translate(_DASHES))
+    plain = _ARTICLE.sub("", plain, count=1) if _ARTICLE.match(plain) else plain
+    address = _WRITTEN_AT.sub("@", plain)
+    if _EMAIL.fullmatch(address):
+        return address
+    cue = _CUE.match(plain)
+    plain = plain[cue.end() :] if cue else plain
+    digits = sum(map(str.isdigit, plain))
+    if digits >= 7 and _NUMBER.fullmatch(plain):
         return _dialled(plain, region)
-    joined = " ".join(word for word, _, _ in words(plain))
-    return _LOOSE_BLANK.sub("", joined) or plain.casefold()
+    parts = [word for word, _, _ in words(plain)]
+    joined = "".join(parts) if digits >= _LONG_ID else _LOOSE_BLANK.sub("", " ".join(parts))
+    return joined or plain or surface.strip()
+
+
+def strict(surface: str) -> str:
+    """A form for what is declared public: case, white space and a possessive aside, as written.
+
+    Merging protects more only where merging means protecting; here it would free more.
+    """
+    form = " ".join(unicodedata.normalize("NFKC", surface).casefold().split())
+    return _POSSESSIVE.sub("", form)
+
+
+def _bare(folded: str) -> str:
+    """Without white space, quotes, brackets and stops around it, or a possessive."""
+    while True:
+        shorter = _POSSESSIVE.sub("", folded.strip().strip(".,;:!?\"'“”‘’«»<>*_"))
+        shorter = _unbracketed(shorter)
+        if shorter == folded or not shorter:
+            return shorter or folded
+        folded = shorter
+
+
+def _unbracketed(text: str) -> str:
+    for pair in ("()", "[]", "{}"):
+        if text.startswith(pair[0]) and text.endswith(pair[1]):
+            return text[1:-1]
+    return text
 
 
 def _dialled(number: str, region: str) -> str:
@@ -95,21 +102,27 @@ class Canon:
 
     def __init__(self, aliases: Mapping[str, str] | None = None, region: str = "US") -> None:
         self._region = region
-        self._alias = {
-            canonical(alias, region): canonical(name, region)
-            for alias, name in (aliases or {}).items()
-        }
-        for form in self._alias:
-            self._resolved(form)
+        self._alias: dict[str, str] = {}
+        for alias, name in (aliases or {}).items():
+            form, target = canonical(alias, region), canonical(name, region)
+            if form == target:
+                continue
+            if self._alias.setdefault(form, target) != target:
+                raise UserError(f"aliases: {alias!r} stands for two different entities; keep one")
+        self._names: dict[str, set[str]] = {}
+        for alias, name in (aliases or {}).items():
+            self._names.setdefault(self(name), set()).update((alias, name))
 
     def __call__(self, surface: str) -> str:
-        return self._resolved(canonical(surface, self._region))
-
-    def _resolved(self, form: str) -> str:
-        start, seen = form, {form}
+        start = form = canonical(surface, self._region)
+        seen = {form}
         while form in self._alias:
             form = self._alias[form]
             if form in seen:
                 raise UserError(f"aliases: {start!r} leads back to itself; break the ring")
             seen.add(form)
         return form
+
+    def other_names(self, form: str) -> frozenset[str]:
+        """All names that the alias file gives to an entity."""
+        return frozenset(self._names.get(form, ()))

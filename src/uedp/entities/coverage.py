@@ -10,7 +10,7 @@ from typing import Any
 
 from uedp.corpus.sentence import Span
 from uedp.corpus.store import Corpus
-from uedp.entities.canonical import words
+from uedp.entities.words import words
 from uedp.entities.categories import UNIONS, category_of
 from uedp.errors import UserError
 

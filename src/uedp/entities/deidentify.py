@@ -29,8 +29,9 @@ def deidentify(
 
     Guarantees:
       - no character of a mention is left, overlapping mentions included
-      - pseudonyms: mentions of one entity get one number, other entities others; the numbers are
-        drawn afresh, so they tell nothing of names or order
+      - pseudonyms: mentions of one entity get one number, other entities others, overlapping
+        mentions that of the longest; the numbers are drawn afresh, so they tell nothing of names
+        or order
     """
     numbers: Sequence[int] | None = None
     if style == "pseudonym":

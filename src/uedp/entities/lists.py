@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uedp.corpus.readers import Columns, Source, csv_records
+from uedp.entities.canonical import canonical
 from uedp.entities.categories import BASE
 from uedp.errors import UserError
 
@@ -18,14 +19,24 @@ class Lists:
     sensitive: Mapping[str, str] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        sensitive = {canonical(entity): entity for entity in self.sensitive}
+        for entity in self.public:
+            if canonical(entity) in sensitive:
+                raise UserError(
+                    f"{entity!r} is on the allow-list and, as {sensitive[canonical(entity)]!r}, "
+                    "on the deny-list; take it off one of them"
+                )
+
 
 def read_lists(allow: Path | None, deny: Path | None, aliases: Path | None) -> Lists:
     """Three optional CSV files with headers `entity,reason`, `entity,category`, `alias,entity`.
 
     Guarantees:
-      - nothing is declared public without a reason
+      - nothing is declared public without a reason, nor public and sensitive at once
+      - a file without entries is an error
     """
-    sensitive = _pairs(deny, "entity", "category", "name one of the categories")
+    sensitive = _pairs(deny, "entity", "category")
     for entity, category in sensitive.items():
         if category not in BASE:
             raise UserError(
@@ -33,20 +44,33 @@ def read_lists(allow: Path | None, deny: Path | None, aliases: Path | None) -> L
                 f"choose among {', '.join(BASE)}"
             )
     return Lists(
-        public=_pairs(allow, "entity", "reason", "say why it is public; the reason goes on record"),
+        public=_pairs(allow, "entity", "reason"),
         sensitive=sensitive,
-        aliases=_pairs(aliases, "alias", "entity", "name what it stands for"),
+        aliases=_pairs(aliases, "alias", "entity"),
     )
 
 
-def _pairs(path: Path | None, key: str, value: str, remedy: str) -> dict[str, str]:
+_REMEDY = {
+    "entity": "name the entity",
+    "alias": "give the other name",
+    "reason": "say why it is public; the reason goes on record",
+    "category": "name one of the categories",
+}
+
+
+def _pairs(path: Path | None, key: str, value: str) -> dict[str, str]:
     if path is None:
         return {}
-    pairs = {}
+    pairs: dict[str, str] = {}
     for number, fields in csv_records(Source(path), Columns(user=key, text=value)):
-        left, right = fields[key].strip(), fields[value].strip()
-        if not left or not right:
-            missing = key if not left else value
-            raise UserError(f"{path}:{number}: empty {missing!r}; {remedy}")
-        pairs[left] = right
+        for name in (key, value):
+            if not fields[name].strip():
+                raise UserError(f"{path}:{number}: empty {name!r}; {_REMEDY[name]}")
+        entry, meaning = fields[key].strip(), fields[value].strip()
+        if pairs.setdefault(entry, meaning) != meaning:
+            raise UserError(f"{path}:{number}: {entry!r} is listed twice, differently; keep one")
+    if not pairs:
+        raise UserError(
+            f"{path}: holds no entries; add some under `{key},{value}`, or leave it out"
+        )
     return pairs

@@ -1,10 +1,11 @@
 """One hit protects every mention: known surfaces are found again wherever they stand."""
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from uedp.corpus.sentence import Span
-from uedp.entities.canonical import words
+from uedp.entities.words import fold, words
 
 
 class KnownSurfaces:
@@ -15,68 +16,69 @@ class KnownSurfaces:
     make every `us` sensitive and `May` every `may`.
 
     Guarantees:
-      - every mention of an added surface of two or more characters, between word boundaries and
-        under the exception above, is found unless it lies wholly inside a span already taken
-      - found spans do not overlap each other; the longest surface wins, leftmost first
+      - every mention of an added surface of two or more letters or digits, between word
+        boundaries and under the exception above, is found, inside other mentions too
+      - what was added `always` is found in any case, however short, symbols included
     """
 
     def __init__(self) -> None:
-        self._surfaces: dict[tuple[str, ...], Counter[str]] = {}
+        self._labels: dict[tuple[str, ...], Counter[str]] = {}
         self._in_lower_case: set[tuple[str, ...]] = set()
         self._lengths: dict[str, list[int]] | None = None
+        self._literal: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._surfaces)
+        return len(self._labels) + len(self._literal)
 
-    def add(self, surface: str, label: str, any_case: bool = False) -> None:
+    def add(self, surface: str, label: str, always: bool = False) -> None:
         key = tuple(word for word, _, _ in words(surface))
         if sum(map(len, key)) < 2:
-            return  # one letter would match initials, list bullets and articles
-        self._surfaces.setdefault(key, Counter())[label] += 1
-        if any_case or surface.islower():
+            # a letter by itself would match initials, bullets and articles; C++ is not its words
+            if always:
+                self._literal[fold(surface)[0].strip()] = label
+            return
+        self._labels.setdefault(key, Counter())[label] += 1
+        if always or surface.islower():
             self._in_lower_case.add(key)
         self._lengths = None
 
-    def find(self, text: str, taken: Sequence[Span] = ()) -> list[Span]:
+    def find(self, text: str) -> list[Span]:
+        return [*self._find_words(text), *self._find_literal(text)]
+
+    def _find_words(self, text: str) -> Iterator[Span]:
         lengths = self._ready()
         tokens = list(words(text))
-        found: list[Span] = []
-        position = 0
-        while position < len(tokens):
-            span, used = self._longest_at(tokens, position, lengths, text)
-            if span is not None and not any(
-                other.start <= span.start and span.end <= other.end for other in taken
-            ):
-                found.append(span)
-                position += used
-            else:
-                position += 1
-        return found
-
-    def _longest_at(
-        self,
-        tokens: Sequence[tuple[str, int, int]],
-        position: int,
-        lengths: dict[str, list[int]],
-        text: str,
-    ) -> tuple[Span | None, int]:
-        for length in lengths.get(tokens[position][0], ()):
-            window = tokens[position : position + length]
-            key = tuple(word for word, _, _ in window)
-            if len(window) == length and key in self._surfaces:
-                start, end = window[0][1], window[-1][2]
+        for position, (first, start, _) in enumerate(tokens):
+            for length in lengths.get(first, ()):
+                window = tokens[position : position + length]
+                key = tuple(word for word, _, _ in window)
+                if len(window) < length or key not in self._labels:
+                    continue
+                end = window[-1][2]
                 if key in self._in_lower_case or not text[start:end].islower():
-                    label = self._surfaces[key].most_common(1)[0][0]
-                    return Span(start, end, label), length
-        return None, 0
+                    yield Span(start, end, self._labels[key].most_common(1)[0][0])
+
+    def _find_literal(self, text: str) -> Iterator[Span]:
+        if not self._literal:
+            return
+        folded, origins = fold(text)
+        for surface, label in self._literal.items():
+            for match in re.finditer(re.escape(surface), folded):
+                around = (
+                    folded[match.start() - 1 : match.start()],
+                    folded[match.end() : match.end() + 1],
+                )
+                edges = surface[0], surface[-1]
+                # inside a longer word it is another word: no X in Xerox
+                if any(a.isalnum() and e.isalnum() for a, e in zip(around, edges, strict=True)):
+                    continue
+                yield Span(origins[match.start()], origins[match.end() - 1] + 1, label)
 
     def _ready(self) -> dict[str, list[int]]:
-        """How many words the surfaces that begin with a word have, longest first."""
+        """How many words the surfaces that begin with a word have."""
         if self._lengths is None:
-            by_first: dict[str, set[int]] = {}
-            for key in self._surfaces:
-                by_first.setdefault(key[0], set()).add(len(key))
-            self._lengths = {
-                first: sorted(found, reverse=True) for first, found in by_first.items()
-            }
+            found: dict[str, set[int]] = {}
+            for key in self._labels:
+                found.setdefault(key[0], set()).add(len(key))
+            self._lengths = {first: sorted(lengths) for first, lengths in found.items()}
         return self._lengths

@@ -34,8 +34,10 @@ class Patterns:
 
     Guarantees:
       - spans are sorted, do not overlap, and index the text as given
-      - a form found once is found wherever it stands between word boundaries, by itself or inside
-        a longer form ("March 12" in "March 12, 2024"); hence nothing to propagate
+      - a form found once is found wherever it stands apart from letters, digits and other forms,
+        by itself or inside a longer form ("March 12" in "March 12, 2024"); hence nothing to
+        propagate. Numbers and dates that run into each other without punctuation are covered, but
+        may be read as one
       - time grows linearly with the text, whatever the text
     """
 

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uedp.corpus.sentence import Sentence, Span
+from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
 
 _CHUNK = 1024  # sentences sorted by length together
@@ -22,10 +23,7 @@ _HUB_TIMEOUT = 5.0  # seconds to find out whether the hub is there
 
 _PREFIXED = re.compile(r"([BIESLUM])[-_](.+)")  # IOB, IOBES, BILOU, BMES
 _BEGINS = frozenset("BSU")
-# Letters of scripts written without spaces between words: Thai to Khmer, kana, Han.
-_UNSPACED = re.compile(
-    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\U00020000-\U0003ffff]"
-)
+_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 Indices = npt.NDArray[np.int64]
 

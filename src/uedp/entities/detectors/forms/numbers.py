@@ -130,11 +130,13 @@ reference = finder(
     gate="[0-9]",
 )
 
-_CUES = """
+CUES = tuple(
+    """
     account acct acc a/c policy customer client member membership subscriber patient employee
     student inmate case claim order invoice ticket booking reservation reference ref passport
     license licence permit tracking serial loan card contract docket file record routing mrn tax id
-"""
+    """.split()
+)
 
 
 def _if_cued(match: re.Match[str]) -> Extent | None:
@@ -146,7 +148,7 @@ def _if_cued(match: re.Match[str]) -> Extent | None:
 
 # The cue is part of what is found: the number alone would not be found elsewhere.
 cued = finder(
-    rf"""(?<![^\W_]) (?:{cased(_CUES.split())}) (?![A-Za-z]) \.?
+    rf"""(?<![^\W_]) (?:{cased(CUES)}) (?![A-Za-z]) \.?
     (?P<marker> \ ?(?: (?i:number|num|no|nr|id|code|ref)(?![A-Za-z])\.? | \# | : ) [:\#]? )?
     (?:\ is)? \ ?
     (?P<number> (?:[A-Za-z]{{1,5}}+[-/]?)? [0-9][0-9A-Za-z]*+ (?:[-/][0-9][0-9A-Za-z]*+){{0,6}}+ )
