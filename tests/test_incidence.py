@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from uedp.errors import UserError
 from uedp.incidence import Incidence, Rows
 
 
@@ -88,13 +89,33 @@ def test_digest_sees_every_change():
     st.lists(st.lists(st.integers(0, 7), unique=True), max_size=6),
     st.lists(st.floats(0, 1), min_size=8, max_size=8),
 )
-def test_argmin_per_row(rows, priority):
+def test_argmin_of(rows, priority):
     ordered = [sorted(row) for row in rows]
     offsets = np.cumsum([0, *map(len, ordered)])
     values = np.array([v for row in ordered for v in row], dtype=np.int32)
-    best = Rows(offsets, values).argmin_per_row(np.array(priority))
+    best = Rows(offsets, values).argmin_of(np.array(priority)[values])
     expected = [min(row, key=lambda v: (priority[v], v)) if row else -1 for row in ordered]
     assert best.tolist() == expected
+
+
+@given(st.lists(st.lists(st.integers(0, 7)), min_size=1, max_size=6), st.data())
+def test_take_rows(rows, data):
+    offsets = np.cumsum([0, *map(len, rows)])
+    table = Rows(offsets, np.array([v for row in rows for v in row], dtype=np.int32))
+    chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8))
+    taken = table.take(np.array(chosen, dtype=np.int64))
+    assert [taken[i].tolist() for i in range(len(taken))] == [rows[i] for i in chosen]
+    assert taken.row_of_value().tolist() == [n for n, i in enumerate(chosen) for _ in rows[i]]
+
+
+def test_damaged_files_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"sentence_user.npy: missing or damaged"):
+        Incidence.of(tmp_path)
+    build([0], [], 1, 0).save(tmp_path / "incidence")
+    path = tmp_path / "incidence" / "holders.values.npy"
+    path.write_bytes(path.read_bytes()[:20])
+    with pytest.raises(UserError, match=r"holders.values.npy"):
+        Incidence.of(tmp_path)
 
 
 def test_ids_out_of_range_are_refused():

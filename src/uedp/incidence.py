@@ -16,6 +16,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
+from uedp.errors import UserError
+
 FOLDER = "incidence"  # beside the corpus it was made from
 
 Ints = npt.NDArray[np.integer[Any]]
@@ -43,20 +45,34 @@ class Rows:
         """How many values each row has."""
         return np.diff(self.offsets)
 
-    def argmin_per_row(self, priority: npt.NDArray[Any]) -> Ints:
-        """For each row, its value of smallest priority; -1 for an empty row.
+    def row_of_value(self) -> Ints:
+        """For each value, the row it is in."""
+        return np.repeat(np.arange(len(self)), self.counts)
 
-        Ties go to the smaller value.
+    def take(self, rows: Ints) -> "Rows":
+        """These rows, in this order."""
+        starts, counts = self.offsets[rows], self.offsets[np.asarray(rows) + 1] - self.offsets[rows]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        places = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+        return Rows(offsets, self.values[places])
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> "Rows":
+        """The rows for which `kept` is true."""
+        return self.take(np.flatnonzero(kept))
+
+    def argmin_of(self, priorities: npt.NDArray[Any]) -> Ints:
+        """For each row, its value whose priority (one per value, in place) is smallest.
+
+        The first of several equal ones; -1 for an empty row.
         """
         best = np.full(len(self), -1, dtype=self.values.dtype)
         filled = np.flatnonzero(self.counts)
         if len(filled):
-            # ranks are distinct, so the smallest rank names its value
-            order = np.argsort(priority, kind="stable")
-            rank = np.empty(len(order), dtype=np.int64)
-            rank[order] = np.arange(len(order))
-            smallest = np.minimum.reduceat(rank[self.values], self.offsets[filled])
-            best[filled] = order[smallest]
+            smallest = np.minimum.reduceat(priorities, self.offsets[filled])
+            hits = np.flatnonzero(priorities == np.repeat(smallest, self.counts[filled]))
+            row = self.row_of_value()[hits]
+            first = np.flatnonzero(np.diff(row, prepend=-1))
+            best[row[first]] = self.values[hits[first]]
         return best
 
 
@@ -157,7 +173,13 @@ class Incidence:
         """A saved incidence, memory-mapped."""
 
         def array(name: str) -> Ints:
-            return np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+            path = folder / f"{name}.npy"
+            try:
+                return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
+            except (OSError, ValueError, EOFError):
+                raise UserError(
+                    f"{path}: missing or damaged; make the corpus anew with `uedp detect`"
+                ) from None
 
         def rows(name: str) -> Rows:
             return Rows(array(f"{name}.offsets"), array(f"{name}.values"))

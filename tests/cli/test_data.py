@@ -1,11 +1,15 @@
 """The commands as a person types them."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+
+from uedp.cli import data
 
 JSON_KEYS = {
     "users",
@@ -126,10 +130,46 @@ REFUSED = {
         ["detect", "good.jsonl", "--assign-users", "x", "--out", "o"],
         "such as 15,2",
     ),
+    "assign three": (
+        ["detect", "good.jsonl", "--assign-users", "15,2,1", "--out", "o"],
+        "such as 15,2",
+    ),
+    "assign not a number": (
+        ["detect", "good.jsonl", "--assign-users", "nan,2", "--out", "o"],
+        "mean must be at least 1",
+    ),
+    "assign without end": (
+        ["detect", "good.jsonl", "--assign-users", "15,inf", "--out", "o"],
+        "both finite",
+    ),
+    "assign before reading": (
+        ["detect", "bad.jsonl", "--assign-users", "0", "--out", "o"],
+        "mean must be at least 1",
+    ),
+    "seed below zero": (
+        ["detect", "good.jsonl", "--assign-users", "15", "--seed", "-1", "--out", "o"],
+        "--seed -1",
+    ),
+    "users from a pipe": (
+        ["detect", "pipe", "--reader", "jsonl", "--assign-users", "15", "--out", "o"],
+        "pipe: a pipe; users are formed in two readings",
+    ),
+    "AG from a pipe": (["detect", "pipe", "--reader", "ag", "--out", "o"], "in two readings"),
+    "no such language": (["detect", "good.jsonl", "--split", "English", "--out", "o"], "--split"),
+    "column that would beep": (
+        ["detect", "good.jsonl", "--text", "b\n\x1b[31m\x07", "--out", "o"],
+        "no column",
+    ),
+    "file that is not allowed": (["detect", "n" * 300 + ".jsonl", "--out", "o"], "too long"),
+    "name that is not allowed": (["detect", "good.jsonl", "--out", "n" * 300], "too long"),
+    "deep and bad": (["detect", "bad.jsonl", "--out", "a/b/c"], "bad.jsonl:2:"),
+    "sample into nowhere": (["sample", "--out", "nodir/x.jsonl"], "nodir: no such folder"),
+    "sample onto a file": (["sample", "--out", "good.jsonl"], "exists already"),
     "no workers": (["detect", "good.jsonl", "--workers", "0", "--out", "o"], "--workers 0"),
     "not a corpus": (["inspect", "taken"], "taken: not a corpus"),
     "plot format": (["inspect", "corpus", "--plot", "h.txt"], "h.txt"),
-    "no marks": (["coverage", "corpus", "--detector", "patterns"], "no human marks"),
+    "no marks": (["coverage", "corpus", "--detector", "patterns"], "corpus: holds no human marks"),
+    "no marks to wait for": (["coverage", "corpus", "--detector", "magic"], "no human marks"),
 }
 
 
@@ -139,6 +179,7 @@ def test_user_errors_are_one_line_and_leave_nothing(case, run, tmp_path, monkeyp
     Path("good.jsonl").write_text('{"user": "a", "text": "fine"}\n')
     Path("bad.jsonl").write_text('{"user": "a", "text": "fine"}\n{"user": "a", "text": \n')
     Path("taken").mkdir()
+    os.mkfifo("pipe")
     assert run("detect", "good.jsonl", "--out", "corpus").code == 0
     before = sorted(str(p) for p in tmp_path.rglob("*"))
     arguments, expected = REFUSED[case]
@@ -147,8 +188,135 @@ def test_user_errors_are_one_line_and_leave_nothing(case, run, tmp_path, monkeyp
     assert outcome.out == ""
     assert outcome.err.startswith("error: ")
     assert len(outcome.err.splitlines()) == 1
+    assert outcome.err.rstrip("\n").isprintable()
     assert expected in outcome.err
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before
+
+
+def _damage_incidence(corpus: Path) -> None:
+    (corpus / "incidence" / "sentence_user.npy").unlink()
+
+
+def _damage_manifest(corpus: Path) -> None:
+    (corpus / "corpus.json").write_text("")
+
+
+def _damage_mentions(corpus: Path) -> None:
+    path = corpus / "mentions.arrow"
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+@pytest.mark.parametrize(
+    ("damage", "file"),
+    [
+        (_damage_incidence, "sentence_user.npy"),
+        (_damage_manifest, "corpus.json"),
+        (_damage_mentions, "mentions.arrow"),
+    ],
+)
+def test_a_damaged_corpus_is_the_users_to_mend(damage, file, run, conll, tmp_path):
+    corpus = tmp_path / "corpus"
+    run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", corpus)
+    damage(corpus)
+    outcome = run("inspect", corpus)
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+    assert file in outcome.err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("8192 requested and 4096 written"),  # NumPy's, which has no number
+        OSError(28, "Error writing bytes to file. Detail: No space left on device"),  # Arrow's
+        OSError(27, "File too large", "x"),
+    ],
+    ids=["numpy", "arrow", "system"],
+)
+def test_a_full_disk_is_the_users_to_mend(error, run, conll, tmp_path, monkeypatch):
+    def full(*arguments, **options):
+        raise error
+
+    monkeypatch.setattr("numpy.save", full)
+    before = sorted(tmp_path.rglob("*"))
+    outcome = run("detect", conll, "--reader", "conll", "--out", tmp_path / "a" / "corpus")
+    assert outcome.code == 2
+    assert len(outcome.err.splitlines()) == 1
+    assert "room on the disk" in outcome.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_file_that_cannot_grow(conll, tmp_path):
+    """The same with the system's own limit, at whichever write it strikes."""
+    limited = (
+        "import resource, uedp.cli; resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600)); "
+        f"uedp.cli.main(['detect', {str(conll)!r}, '--reader', 'conll', '--out', 'corpus'])"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", limited], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert made.returncode == 2, made.stderr
+    assert len(made.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == [conll.name]
+
+
+def test_what_a_terminal_would_obey_is_shown_as_text(run, tmp_path):
+    source = tmp_path / "x.jsonl"
+    mark = {"start": 0, "end": 4, "label": "PER\x1b[2J"}
+    rows = [
+        {"user": "a", "text": "A\n\x1bB met", "marks": [mark]},
+        {"user": "a", "text": "b", "marks": [{"start": 0, "end": 9, "label": "\x1b[2J"}]},
+    ]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = run(
+        *("detect", source, "--detector", "labels", "--skip-invalid", "--out", tmp_path / "c")
+    )
+    assert "left out 1 invalid" in made.err
+    shown = run("inspect", tmp_path / "c").out
+    assert "A\\n\\x1bB" in shown
+    covered = run("coverage", tmp_path / "c", "--detector", "labels", "--by-label").out
+    assert "PER\\x1b[2J" in covered
+    assert "\x1b" not in made.err + made.out + shown + covered
+
+
+def test_coverage_works_beside_the_corpus_and_leaves_nothing(run, conll, tmp_path, monkeypatch):
+    corpus = tmp_path / "corpus"
+    run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", corpus)
+    before = sorted(tmp_path.rglob("*"))
+    places = []
+    real = data.detect_entities
+
+    def watched(sentences, out, *arguments, **options):
+        places.append(out)
+        return real(sentences, out, *arguments, **options)
+
+    monkeypatch.setattr(data, "detect_entities", watched)
+    monkeypatch.chdir(corpus)
+    assert run("coverage", ".", "--detector", "labels").code == 0
+    ((place,),) = [places]
+    assert place.parent.parent == tmp_path
+    assert place.parent.name.startswith(".corpus.")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_pipes_are_read_once(run, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    line = '{"user": "a", "text": "fine"}\n'
+    writer = threading.Thread(target=pipe.write_text, args=(line,))
+    writer.start()
+    assert run("detect", pipe, "--reader", "jsonl", "--out", tmp_path / "c").code == 0
+    writer.join()
+
+
+def test_skipped_records_are_counted_once(run, tmp_path):
+    source = tmp_path / "x.jsonl"
+    source.write_text('{"text": "one"}\n{broken\n{"text": "two"}\n')
+    made = run(
+        *("detect", source, "--assign-users", "1,0", "--skip-invalid", "--out", tmp_path / "c")
+    )
+    assert "2 users, 2 sentences" in made.out
+    assert made.err.startswith("left out 1 invalid records, the first: ")
 
 
 def test_module_runs_and_a_bug_shows_its_traceback(tmp_path):

@@ -78,6 +78,34 @@ def test_split_loses_no_text_and_no_mark(case):
             assert 0 <= mark.start < mark.end <= len(piece.text)
 
 
+def test_split_with_blanks_that_sentencex_fails_on(capfd):
+    for blank in "\u00a0\u2003\u2028\u3000":
+        pieces = list(splitter("en")(Sentence("u", f"It is plan B{blank}. Next one.")))
+        assert [p.text for p in pieces] == [f"It is plan B{blank}.", "Next one."]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_record_that_sentencex_fails_on_stays_whole(monkeypatch):
+    panic = type("PanicException", (BaseException,), {})
+
+    def fails(error):
+        def get_sentence_boundaries(language, text):
+            raise error
+
+        return get_sentence_boundaries
+
+    record = Sentence("u", "One. Two.")
+    monkeypatch.setattr("sentencex.get_sentence_boundaries", fails(panic))
+    assert list(splitter("en")(record)) == [record]
+    monkeypatch.setattr("sentencex.get_sentence_boundaries", fails(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        list(splitter("en")(record))
+
+
+def test_split_takes_a_language_it_does_not_know():
+    assert [p.text for p in splitter("xx")(Sentence("u", "One. Two."))] == ["One.", "Two."]
+
+
 def test_split_language_is_checked():
     with pytest.raises(UserError, match="language code"):
         splitter("English!")

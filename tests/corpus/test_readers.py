@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.conftest import surfaces
-from uedp.corpus.readers import Columns, Source, fail, read, reader_named
+from uedp.corpus.readers import Columns, Skipped, Source, fail, read, reader_named
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
 
@@ -121,6 +121,18 @@ def test_presidio_research(tmp_path):
     assert first.user != second.user
 
 
+def _marked(marks: str) -> tuple[str, str]:
+    return "x.jsonl", f'{{"user": "a", "text": "b", "marks": {marks}}}\n'
+
+
+def _flipped(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 0xFF]) + data[middle + 1 :]
+
+
+_NOISE = "".join(chr(33 + (i * i * 7919) % 90) for i in range(5000))
+_PACKED = gzip.compress(json.dumps({"user": "a", "text": _NOISE}).encode())
+
 BAD = {
     "missing column": ("x.jsonl", '{"user": "a", "txt": "b"}\n', ":1:", "--text"),
     "missing column csv": ("x.csv", "user,txt\na,b\n", ":1:", "--text"),
@@ -131,7 +143,13 @@ BAD = {
     "blank user": ("x.csv", "user,text\n  ,b\n", ":2:", "null user"),
     "empty text": ("x.jsonl", '{"user": "a", "text": " "}\n', ":1:", "empty text"),
     "null text": ("x.jsonl", '{"user": "a", "text": null}\n', ":1:", "empty text"),
-    "text a number": ("x.jsonl", '{"user": "a", "text": 7}\n', ":1:", "empty text"),
+    "text a number": ("x.jsonl", '{"user": "a", "text": 7}\n', ":1:", "not text"),
+    "text of nothing visible": (
+        "x.jsonl",
+        '{"user": "a", "text": "\u200b"}\n',
+        ":1:",
+        "empty text",
+    ),
     "invalid UTF-8": ("x.jsonl", b'{"user": "a", "text": "\xff"}\n', ":1:", "UTF-8"),
     "invalid UTF-8 csv": ("x.csv", b"user,text\na,b\na,\xe9\n", ":3:", "UTF-8"),
     "broken JSON": ("x.jsonl", '{"user": "a", "text": "b"}\n{"user": \n', ":2:", "broken JSON"),
@@ -155,13 +173,48 @@ BAD = {
         "x.jsonl",
         '{"user": "a", "text": "b", "marks": [{"start": 0, "end": 1}]}\n',
         ":1:",
-        "needs `start`, `end` and `label`",
+        "needs `start` and `end`, whole numbers, and a `label`",
     ),
+    "marks a number": (*_marked("5"), ":1:", "marks are 5"),
+    "mark without fields": (*_marked("[7]"), ":1:", "not 7"),
+    "mark beyond numbers": (*_marked('[{"start": 0, "end": 1e999, "label": "X"}]'), ":1:", "inf"),
+    "mark between characters": (
+        *_marked('[{"start": 0.5, "end": 1, "label": "X"}]'),
+        ":1:",
+        "whole numbers",
+    ),
+    "mark label half a surrogate": (
+        *_marked('[{"start": 0, "end": 1, "label": "\\ud800"}]'),
+        ":1:",
+        "surrogate",
+    ),
+    "marks not JSON": ("x.csv", "user,text,marks\na,b,{{\n", ":2:", "marks: broken JSON"),
+    "user half a surrogate": ("x.jsonl", '{"user": "\\ud800", "text": "b"}\n', ":1:", "surrogate"),
+    "endless number": ("x.jsonl", f'{{"user": {"9" * 5000}}}\n', ":1:", "thousands of digits"),
+    "endless nesting": ("x.jsonl", "[" * 100_000 + "\n", ":1:", "nested too deeply"),
+    "two columns of a name": ("x.csv", "user,text,text\na,b,c\n", ":1:", "two columns"),
+    "flipped bit": ("x.jsonl.gz", _flipped(_PACKED), "x.jsonl.gz:1:", "damaged gzip"),
+    "truncated gzip": ("x.jsonl.gz", _PACKED[:-20], "x.jsonl.gz:1:", "damaged gzip"),
+    "Parquet not gzip": ("x.parquet.gz", b"PAR1 and more", "x.parquet.gz:", "damaged gzip"),
+    "Parquet truncated": ("x.parquet.gz", _PACKED[:-20], "x.parquet.gz:", "damaged gzip"),
     "damaged gzip": ("x.jsonl.gz", b"\x1f\x8b\x08\x00nonsense", "x.jsonl.gz:1:", "gzip"),
     "not Parquet": ("x.parquet", "hello", "x.parquet:", "not a Parquet file"),
     "one field": ("x.conll", "-DOCSTART- O\n\nEU I-ORG\nlamb\n", ":4:", "one field, 'lamb'"),
     "unknown tag": ("x.conll", "-DOCSTART- O\n\nEU ORG\n", ":3:", "'ORG'"),
     "no user yet": ("x.conll", "EU I-ORG\n", ":1:", "-DOCSTART-"),
+    "tokens cut by blanks": (
+        "x.conll",
+        "-DOCSTART- O\n\nEU NNP I-ORG\nNew York NNP I-LOC\n",
+        ":4:",
+        "4 fields where lines before have 3",
+    ),
+    "a line without the file's tabs": (
+        "x.conll",
+        "-DOCSTART-\tO\n\nEU\tI-ORG\nNew York I-LOC\n",
+        ":4:",
+        "one field, 'New York I-LOC'",
+    ),
+    "AG with an unknown header": ("x.ag", "Label,Title,Body\n1,a,b\n", ":1:", "class 'Label'"),
     "AG with four fields": ("x.ag", '"1","a","b","c"\n', ":1:", "AG has 3"),
 }
 
@@ -190,13 +243,176 @@ def test_unknown_reader_and_unknown_suffix(tmp_path):
         reader_named("auto", tmp_path / "notes.txt")
 
 
-def test_bad_records_can_be_passed_over_and_counted(tmp_path):
+BAD_USERS = {
+    "NaN": ("NaN", "null user"),
+    "blank": ('" \\u00a0"', "null user"),
+    "invisible": ('"\\u200b\\ufeff"', "null user"),
+    "object": ('{"id": 1}', "a string or a whole number"),
+    "list": ("[]", "a string or a whole number"),
+    "false": ("false", "a string or a whole number"),
+    "fraction": ("1.5", "a string or a whole number"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_USERS)
+def test_only_strings_and_whole_numbers_are_users(case, tmp_path):
+    value, what = BAD_USERS[case]
     path = tmp_path / "x.jsonl"
-    path.write_text('{"user": "a", "text": "b"}\n{broken\n{"user": "", "text": "c"}\n')
-    skipped: list[UserError] = []
-    found = list(read(Source(path), "jsonl", Columns(), skipped.append))
-    assert [s.text for s in found] == ["b"]
-    assert [":2:" in str(skipped[0]), ":3:" in str(skipped[1])] == [True, True]
+    path.write_text(f'{{"user": {value}, "text": "b"}}\n')
+    with pytest.raises(UserError, match=f":1: .*{what}"):
+        list(read(path))
+
+
+def test_one_person_is_one_user(tmp_path):
+    path = tmp_path / "x.jsonl"
+    names = ["Zo\u00eb", "Zoe\u0308", " Zo\u00eb ", 7, "7"]
+    path.write_text("".join(json.dumps({"user": name, "text": "b"}) + "\n" for name in names))
+    assert [s.user for s in read(path)] == ["Zo\u00eb"] * 3 + ["7"] * 2
+
+
+def test_labels_are_words_or_numbers(tmp_path):
+    path = tmp_path / "x.jsonl"
+    columns = Columns(user=None, label="l")
+
+    def label(value: str) -> str | None:
+        path.write_text(f'{{"text": "b", "l": {value}}}\n')
+        return next(read(path, columns=columns)).label
+
+    assert [label(v) for v in ('"x"', "3", "null", "NaN", '""')] == ["x", "3", None, None, None]
+    for bad in ('"\\ud800"', "[1]"):
+        with pytest.raises(UserError, match=":1: "):
+            label(bad)
+
+
+@pytest.mark.parametrize("separator", ["\t", "  "], ids=["tabs", "padded"])
+def test_conll_tokens_come_whole(separator, tmp_path):
+    path = tmp_path / "x.conll"
+    lines = ["-DOCSTART- -X- O", "", "10\u00a0000|CD|O", "in|IN|O", "\u200b|XX|O", "Rome|NNP|I-LOC"]
+    path.write_text("\n".join(lines).replace("|", separator) + "\r\n")
+    (sentence,) = read(path, "conll")
+    assert sentence.text == "10\u00a0000 in \u200b Rome"
+    assert surfaces(sentence) == [("Rome", "LOC")]
+
+
+def test_conll_token_with_a_blank_between_tabs(tmp_path):
+    path = tmp_path / "x.conll"
+    path.write_text("-DOCSTART-\tO\n\nin\tIN\tO\nNew York\tNNP\tB-LOC\n")
+    (sentence,) = read(path, "conll")
+    assert surfaces(sentence) == [("New York", "LOC")]
+
+
+def test_ag_as_kaggle_has_it(tmp_path):
+    path = tmp_path / "ag.csv"
+    path.write_text('Class Index,Title,Description\n3,"Wall St. Bears,",again\n')
+    (sentence,) = read(path, "ag", Columns(user=None))
+    assert (sentence.label, sentence.text) == ("3", "Wall St. Bears, again")
+
+
+@pytest.mark.parametrize(
+    ("column", "what"), [([1.5], "1.5 (float), not text"), ([b"\x00"], "(bytes), not text")]
+)
+def test_a_column_that_is_not_text(column, what, tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"user": ["a"], "text": column}), path)
+    with pytest.raises(UserError) as refusal:
+        list(read(path))
+    assert what in str(refusal.value)
+
+
+def test_two_parquet_columns_of_a_name(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["user", "text", "text"]), path)
+    with pytest.raises(UserError, match="two columns are called 'text'"):
+        list(read(path))
+
+
+def test_a_damaged_parquet_page(tmp_path):
+    path = tmp_path / "x.parquet"
+    rows = {"user": ["a"] * 4000, "text": [f"text {i}" for i in range(4000)]}
+    pq.write_table(pa.table(rows), path, compression="snappy")
+    data = bytearray(path.read_bytes())
+    data[200:4000] = bytes(byte ^ 0x55 for byte in data[200:4000])
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"x\.parquet: damaged data"):
+        list(read(path))
+
+
+def test_a_parquet_row_that_is_not_utf8(tmp_path):
+    path = tmp_path / "x.parquet"
+    offsets, data = (pa.py_buffer(b) for b in (b"\0\0\0\0\1\0\0\0\2\0\0\0", b"b\xff"))
+    text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, data])
+    pq.write_table(pa.table({"user": ["a", "a"], "text": text}), path)
+    with pytest.raises(UserError, match="row 2: invalid UTF-8"):
+        list(read(path))
+    skipped = Skipped()
+    assert [s.text for s in read(path, on_error=skipped)] == ["b"]
+    assert skipped.count == 1
+
+
+LENIENT = {
+    "jsonl": (
+        "x.jsonl",
+        b'{"user": "a", "text": "1"}\n{broken\n\xff\n{"user": "", "text": "c"}\n'
+        b'{"user": "a", "text": "2"}\n',
+        ["1", "2"],
+        3,
+        ":2: broken JSON",
+    ),
+    "csv": (
+        "x.csv",
+        b'user,text\na,1\na,"b"c\na,\xff\na,b,c\na,"3\n\xff,\n4"\na,2\n',
+        ["1", "2"],
+        4,
+        ":3: ',' expected",
+    ),
+    "conll": (
+        "x.conll",
+        b"lost O\n\n-DOCSTART- O\n\n1 O\n\nbad ORG\nline O\n\nso is\xff O\nthis\n\n"
+        b"-DOCSTART- \xff\n\n2 O\n\nand this O O\n",
+        ["1", "2"],
+        4,
+        ":1: a sentence before any",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LENIENT)
+def test_bad_records_can_be_passed_over_and_counted(case, tmp_path):
+    name, content, texts, count, first = LENIENT[case]
+    path = tmp_path / name
+    path.write_bytes(content)
+    skipped = Skipped()
+    found = list(read(path, case, Columns(), skipped))
+    assert [s.text for s in found] == texts
+    assert skipped.count == count
+    assert first in skipped.first
+    if case == "conll":  # a bad byte in a -DOCSTART- line is no reason to merge two users
+        assert [s.user for s in found] == ["doc-00001", "doc-00002"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.csv", b"user,te\xff\na,1\n"),  # the header
+        ("x.csv", b'user,text\na,1\na,"2\na,3\n'),  # an open quote swallows what follows
+        ("x.csv.gz", _flipped(_PACKED)),
+    ],
+    ids=["header", "open quote", "damaged"],
+)
+def test_what_cannot_be_passed_over(name, content, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UserError):
+        list(read(path, on_error=Skipped()))
+
+
+def test_position_follows_a_columnar_file(tmp_path):
+    path = tmp_path / "x.parquet"
+    pq.write_table(pa.table({"user": ["a"] * 4096, "text": ["b"] * 4096}), path)
+    source = Source(path)
+    positions = [source.position for _ in read(source)]
+    assert positions == sorted(positions)
+    assert positions[2048] == pytest.approx(source.size / 2, rel=0.1)
 
 
 def test_position_follows_the_compressed_file(tmp_path):

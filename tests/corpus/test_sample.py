@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -307,3 +308,14 @@ def test_write_compresses_by_name_and_without_a_clock(tmp_path, monkeypatch):
     sample.write(again, 5, 30)
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     assert packed.read_bytes() == again.read_bytes()
+
+
+def test_write_leaves_nothing_when_it_fails(tmp_path, monkeypatch):
+    def disk_full(self, data):
+        self.touch()
+        raise OSError(28, "No space left on device", str(self))
+
+    monkeypatch.setattr(Path, "write_bytes", disk_full)
+    with pytest.raises(OSError, match="No space"):
+        sample.write(tmp_path / "sample.jsonl", 5, 30)
+    assert list(tmp_path.iterdir()) == []

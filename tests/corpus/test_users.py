@@ -1,3 +1,5 @@
+from math import inf, nan
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -40,6 +42,25 @@ def test_assign_names_the_groups():
     assert [s.user for s in assign(records, np.array([1, 0]))] == ["group-000001", "group-000000"]
 
 
-def test_nonsense_is_refused():
+@pytest.mark.parametrize(
+    ("mean", "std"), [(0, 2), (nan, 2), (inf, 2), (15, nan), (15, inf), (15, -1)]
+)
+def test_nonsense_is_refused(mean, std):
     with pytest.raises(UserError, match="mean must be at least 1"):
-        random_groups(10, mean=0)
+        random_groups(10, mean, std)
+
+
+def test_a_seed_below_zero_is_refused():
+    with pytest.raises(UserError, match="--seed -1"):
+        random_groups(10, seed=-1)
+
+
+@pytest.mark.parametrize("extreme", [1e308, 1e300])
+def test_extreme_sizes_are_cut_to_what_there_is(extreme):
+    assert random_groups(10, extreme, extreme).max() < 10
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_source_that_changed_is_refused(count):
+    with pytest.raises(UserError, match="changed while it was read"):
+        list(assign([Sentence("", "a")] * count, np.zeros(2, dtype=np.int64)))

@@ -1,10 +1,16 @@
+import time
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.conftest import marked
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
-from uedp.entities.coverage import coverage
+from uedp.entities.categories import category_of
+from uedp.entities.coverage import _compare, _Extents, _Mentions, coverage
 from uedp.entities.detection import Detection, detect
+from uedp.entities.words import words
 from uedp.errors import UserError
 
 
@@ -68,6 +74,57 @@ def test_part_of_a_mark_is_not_all_of_it(tmp_path, monkeypatch):
     ]
     assert (person["covered"], person["words_covered"], person["sentences_found"]) == (0, 1, 1)
     assert person["sentences_complete"] == 0
+
+
+def test_many_marks_in_one_sentence_take_no_time(tmp_path, monkeypatch):
+    count = 20_000
+    text = "Ann " * count
+    marks = tuple(Span(4 * i, 4 * i + 3, "PER") for i in range(count))
+    monkeypatch.setattr("uedp.entities.parallel.load", lambda name: Fixed([marks[::2]]))
+    corpus = detect([Sentence("a", text, None, marks)], tmp_path / "c", Detection(("fixed",)))
+    began = time.monotonic()
+    person = coverage(corpus)["categories"]["person"]
+    assert time.monotonic() - began < 10  # every mark against every mention takes minutes
+    assert (person["exact"], person["words_covered"]) == (count // 2, count // 2)
+
+
+_SPANS = st.lists(
+    st.builds(
+        lambda start, length, label: Span(start, min(start + length, 12), label),
+        st.integers(0, 11),
+        st.integers(1, 12),
+        st.sampled_from(["PER", "PERSON", "LOC"]),
+    ),
+    max_size=5,
+    unique=True,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(_SPANS, _SPANS)
+def test_the_search_agrees_with_a_walk(marks, spans):
+    text = "ab cd. e-f g"
+    counted = _compare(text, marks, _Mentions(spans))
+
+    def overlap(a, b):
+        return a.start < b.end and b.start < a.end
+
+    assert counted.exact == sum(any(s[:2] == m[:2] for s in spans) for m in marks)
+    assert counted.same_category == sum(
+        any(overlap(s, m) and category_of(s.label) == category_of(m.label) for s in spans)
+        for m in marks
+    )
+    inside = [
+        [(m.start + a, m.start + b) for _, a, b in words(text[m.start : m.end])]
+        or [(m.start, m.end)]
+        for m in marks
+    ]
+    covered = [[any(s.start <= a and b <= s.end for s in spans) for a, b in i] for i in inside]
+    assert counted.words_covered == sum(map(sum, covered))
+    assert counted.covered == sum(map(all, covered))
+    assert counted.sentences_complete == all(map(all, covered))
+    extents = _Extents(marks)
+    assert [extents.overlap(s) for s in spans] == [any(overlap(s, m) for m in marks) for s in spans]
 
 
 def test_a_corpus_without_marks_is_refused(tmp_path):

@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -261,7 +260,13 @@ def test_nonsense_is_refused(bad):
         Detection(**bad)
 
 
-def test_corpus_is_readable_by_others(tmp_path):
-    folder = detect(ACME, tmp_path / "c", Detection(("labels",))).folder
-    assert folder.stat().st_mode & 0o055 == 0o055
-    assert not (Path(folder) / "hits.arrow").exists()
+def test_no_scratch_files_are_left(tmp_path):
+    folder = detect(ACME, tmp_path / "c", Detection(("labels",), normalised=True)).folder
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "corpus.json",
+        "entities.arrow",
+        "incidence",
+        "mentions.arrow",
+        "sentences.arrow",
+        "users.arrow",
+    ]

@@ -1,7 +1,7 @@
 """Commands on text: sample, detect, inspect, coverage, deidentify, categories."""
 
 import json
-import tempfile
+import os
 from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -10,12 +10,21 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from uedp.cli.terminal import progress, show, table
+from uedp.cli.terminal import plain, progress, show, table
 from uedp.corpus.normalise import splitter
-from uedp.corpus.readers import WITHOUT_USERS, Columns, Source, fail, read, reader_named
+from uedp.corpus.readers import (
+    WITHOUT_USERS,
+    Columns,
+    OnError,
+    Skipped,
+    Source,
+    fail,
+    read,
+    reader_named,
+)
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.store import Corpus
-from uedp.corpus.users import assign, random_groups
+from uedp.corpus.store import Corpus, scratch
+from uedp.corpus.users import assign, check_groups, random_groups
 from uedp.entities.breakdown import breakdown, sentence_masks, widest_entities
 from uedp.entities.categories import BASE, LABELS, UNIONS, expand
 from uedp.entities.detection import Detection
@@ -69,7 +78,9 @@ def detect(
     categories: Categories = "all",
     split: Annotated[
         str | None,
-        typer.Option(metavar="LANG", help="Cut texts into sentences, by a language's rules."),
+        typer.Option(
+            metavar="LANG", help="Cut texts into sentences by a language's rules (en, de, ...)."
+        ),
     ] = None,
     normalise: Annotated[
         bool, typer.Option("--normalise", help="Lower-case, no punctuation, as the paper has it.")
@@ -112,22 +123,22 @@ def detect(
         marks = "marks"
     groups = assign_users or ("15,2" if kind in WITHOUT_USERS else None)
     columns = Columns(None if groups else user, text, label, marks)
-    skipped: list[UserError] = []
-    on_error = skipped.append if skip_invalid else fail
+    cut = splitter(split) if split else None
     opened = Source(source)
 
-    def records() -> Iterator[Sentence]:
+    def records(on_error: OnError) -> Iterator[Sentence]:
         return read(opened, kind, columns, on_error)
 
-    owned: Iterable[Sentence] = records()
+    skipped = Skipped()
+    owned: Iterable[Sentence] = records(skipped if skip_invalid else fail)
     if groups:
         mean, std = _mean_and_spread(groups)
-        with progress().stage("counting records", None, "records"):
-            count = sum(1 for _ in records())
-        skipped.clear()  # they are met again in the second reading
-        owned = assign(records(), random_groups(count, mean, std, seed))
-    if split:
-        cut = splitter(split)
+        check_groups(mean, std, seed)
+        if not opened.rereadable:
+            raise UserError(f"{source}: a pipe; users are formed in two readings, give a file")
+        count = _counted(opened, records(Skipped() if skip_invalid else fail))
+        owned = assign(owned, random_groups(count, mean, std, seed))
+    if cut:
         owned = (sentence for record in owned for sentence in cut(record))
     corpus = detect_entities(
         owned,
@@ -139,8 +150,9 @@ def detect(
         overwrite=overwrite,
         progress=progress(),
     )
-    if skipped:
-        typer.echo(f"left out {len(skipped):,} invalid records, the first: {skipped[0]}", err=True)
+    if skipped.count:
+        first = plain(skipped.first)
+        typer.echo(f"left out {skipped.count:,} invalid records, the first: {first}", err=True)
     sensitive = int((sentence_masks(corpus) != 0).sum())
     typer.echo(
         f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, "
@@ -184,22 +196,24 @@ def coverage(
 ) -> None:
     """Compare detectors with the human marks in a corpus."""
     from uedp.entities.coverage import coverage as compare
+    from uedp.entities.coverage import require_marks
 
     opened = Corpus(corpus)
+    require_marks(opened)
     detection = Detection(
         _split_commas(detector), expand(categories.split(",")), propagate=propagate, workers=workers
     )
-    with tempfile.TemporaryDirectory() as folder:
+    with scratch(opened.folder.resolve()) as folder:
         found = detect_entities(
-            opened, Path(folder) / "found", detection, total=len(opened), progress=progress()
+            opened, folder / "found", detection, total=len(opened), progress=progress()
         )
-        result = compare(found)
+        result = compare(found, progress())
     result = {"detectors": list(detection.detectors), "propagated": propagate, **result}
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return
     _show_coverage(result, by_label)
-    if opened.info["normalised"]:
+    if opened.info.get("normalised"):
         typer.echo(
             "note: this corpus is normalised; detectors see better before case is lost", err=True
         )
@@ -229,8 +243,10 @@ def sample(
     """Write the bundled sample: made-up people, their messages, and what is sensitive in them."""
     from uedp.corpus.sample import write
 
-    if out.exists():
+    if os.path.lexists(out):
         raise UserError(f"{out}: exists already; choose another --out")
+    if not out.parent.is_dir():
+        raise UserError(f"{out.parent}: no such folder; make it, or choose another --out")
     if people < 2:
         raise UserError(f"--people {people}: at least 2 are needed")
     typer.echo(f"{out}: {write(out, seed, people):,} messages by {people} people")
@@ -267,7 +283,7 @@ def _show_breakdown(path: Path, corpus: Corpus, numbers: dict[str, Any]) -> None
     top = table("", "")
     for name in ("users", "sentences", "entities", "vocabulary"):
         top.add_row(name, f"{numbers[name]:,}")
-    show(str(path), top)
+    show(plain(str(path)), top)
     sensitive = table("category", "sentences", "share")
     for name, count in numbers["sensitive"].items():
         if count or name == "all":
@@ -282,7 +298,7 @@ def _show_breakdown(path: Path, corpus: Corpus, numbers: dict[str, Any]) -> None
     show("\nspread", spread)
     widest = table("entity", "users", "sentences")
     for surface, holders, sentences in widest_entities(corpus):
-        widest.add_row(escape(surface), f"{holders:,}", f"{sentences:,}")
+        widest.add_row(escape(plain(surface)), f"{holders:,}", f"{sentences:,}")
     show("\nheld by most users (for your eyes only: these names are private)", widest)
 
 
@@ -302,9 +318,18 @@ def _show_coverage(result: dict[str, Any], by_label: bool) -> None:
         rows += result["labels"].items()
     for name, row in rows:
         rates = (f"{row[key]:.1%}" for key, _ in columns)
-        shown.add_row(escape(name), f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
+        shown.add_row(escape(plain(name)), f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
     show(title, shown)
     typer.echo(f"{result['extra']:,} of {result['mentions']:,} mentions lie over no mark")
+
+
+def _counted(source: Source, records: Iterable[Sentence]) -> int:
+    count = 0
+    with progress().stage("counting records", source.size or None, "records") as meter:
+        for _ in records:
+            count += 1
+            meter.advance(1, source.position if source.size else None)
+    return count
 
 
 def _split_commas(values: Iterable[str]) -> tuple[str, ...]:
@@ -312,9 +337,10 @@ def _split_commas(values: Iterable[str]) -> tuple[str, ...]:
 
 
 def _mean_and_spread(value: str) -> tuple[float, float]:
-    parts = value.split(",")
     try:
-        mean, std = (float(parts[0]), float(parts[1]) if len(parts) > 1 else 2.0)
+        numbers = [float(part) for part in value.split(",")]
     except ValueError:
-        raise UserError(f"--assign-users {value!r}: give MEAN or MEAN,STD, such as 15,2") from None
-    return mean, std
+        numbers = []
+    if len(numbers) not in (1, 2):
+        raise UserError(f"--assign-users {value!r}: give MEAN or MEAN,STD, such as 15,2")
+    return numbers[0], numbers[1] if len(numbers) == 2 else 2.0

@@ -4,6 +4,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -13,30 +14,35 @@ from uedp.progress import SILENT, Meter
 from uedp.progress import Progress as ProgressProtocol
 
 _QUIET_SECONDS = 1.0  # work that is done sooner needs no bar
+_REFRESH_SECONDS = 0.1
 
 
 class _Bar:
-    """One stage as a bar that appears once the work has lasted a second."""
+    """One stage as a bar."""
 
-    def __init__(self, bars: Progress, name: str, total: int | None, unit: str) -> None:
-        self._bars, self._total, self._unit = bars, total, unit
-        self._task: TaskID = bars.add_task(name, total=total, rate="", visible=False)
-        self._began = time.monotonic()
+    def __init__(self, bars: Progress, task: TaskID, unit: str) -> None:
+        self._bars, self._task, self._unit = bars, task, unit
+        self._began = self._shown = time.monotonic()
         self._items = 0
 
     def advance(self, items: int, position: int | None = None) -> None:
         self._items += items
-        elapsed = time.monotonic() - self._began
+        now = time.monotonic()
+        if now - self._shown < _REFRESH_SECONDS:  # showing every item would cost more than most
+            return
+        self._shown = now
         self._bars.update(
             self._task,
             completed=self._items if position is None else position,
-            rate=f"{self._items:,} {self._unit}, {self._items / max(elapsed, 1e-9):,.0f}/s",
-            visible=elapsed > _QUIET_SECONDS,
+            rate=f"{self._items:,} {self._unit}, {self._items / (now - self._began):,.0f}/s",
         )
 
 
 class TerminalProgress:
-    """Bars with rate and time left, on stderr, gone when the stage is done."""
+    """Bars with rate and time left, on stderr, gone when the stage is done.
+
+    A bar appears once its stage has lasted a second, whether or not anything has advanced.
+    """
 
     @contextmanager
     def stage(self, name: str, total: int | None, unit: str) -> Iterator[Meter]:
@@ -47,11 +53,25 @@ class TerminalProgress:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            yield _Bar(bars, name, total, unit)
+            task = bars.add_task(name, total=total, rate="", visible=False)
+            appear = Timer(_QUIET_SECONDS, bars.update, (task,), {"visible": True})
+            appear.daemon = True
+            appear.start()
+            try:
+                yield _Bar(bars, task, unit)
+            finally:
+                appear.cancel()
 
 
 def progress() -> ProgressProtocol:
     return TerminalProgress() if sys.stderr.isatty() else SILENT
+
+
+def plain(text: str) -> str:
+    """The text on one line, with nothing in it that a terminal would obey."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
+    )
 
 
 def show(title: str, table: Table) -> None:

@@ -5,84 +5,38 @@ Every reader names the file and the line in its errors, and holds one record in 
 """
 
 import csv
-import gzip
-import json
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from uedp.corpus.records import Columns, blank, json_value, sentence_from, wanted
 from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.source import Source
 from uedp.errors import UserError
 
+__all__ = [
+    "READERS",
+    "WITHOUT_USERS",
+    "Columns",
+    "OnError",
+    "Skipped",
+    "Source",
+    "csv_records",
+    "fail",
+    "read",
+    "reader_named",
+]
+
 csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long e-mail thread
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Which fields of a record hold what. `user=None`: the records carry no user."""
-
-    user: str | None = "user"
-    text: str = "text"
-    label: str | None = None
-    marks: str | None = None
-
-
-class Source:
-    """A file or folder being read: knows how far along it is, decompresses `.gz` on the way."""
-
-    def __init__(self, path: Path) -> None:
-        if not path.exists():
-            raise UserError(f"{path}: no such file; check the path")
-        self.path = path
-        self.size = path.stat().st_size if path.is_file() else 0
-        self._raw: BinaryIO | None = None
-
-    @property
-    def position(self) -> int:
-        """Bytes of the file consumed so far, compressed bytes for a `.gz`."""
-        return self._raw.tell() if self._raw and not self._raw.closed else 0
-
-    @contextmanager
-    def open(self) -> Iterator[BinaryIO]:
-        if self.path.is_dir():
-            raise UserError(
-                f"{self.path}: is a folder; give a file, or use --reader hf for a data set"
-            )
-        with self.path.open("rb") as raw:
-            self._raw = raw
-            if self.path.suffix == ".gz":
-                with gzip.GzipFile(fileobj=raw) as stream:
-                    yield stream  # type: ignore[misc]
-            else:
-                yield raw
-
-    def lines(self) -> Iterator[tuple[int, str]]:
-        """Numbered lines, line ends kept, decoded one by one so that a bad byte has a line."""
-        number = 0
-        try:
-            with self.open() as stream:
-                for number, line in enumerate(stream, 1):
-                    try:
-                        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                    except UnicodeDecodeError as error:
-                        raise UserError(
-                            f"{self.path}:{number}: invalid UTF-8 at byte {error.start}; "
-                            "convert the file to UTF-8 (for example with iconv)"
-                        ) from None
-                    yield number, text
-        except (gzip.BadGzipFile, EOFError) as error:
-            raise UserError(
-                f"{self.path}:{number + 1}: damaged gzip data ({error}); compress or copy it anew"
-            ) from None
-
+_ROWS = 256  # rows of a columnar file held at once; a row may be a whole document
 
 # What to do with a bad record: raise, or note it and go on.
 OnError = Callable[[UserError], None]
@@ -94,45 +48,67 @@ def fail(error: UserError) -> None:
     raise error
 
 
+class Skipped:
+    """The lenient choice: bad records are counted, and the first is remembered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.first = ""
+
+    def __call__(self, error: UserError) -> None:
+        self.first = self.first or str(error)
+        self.count += 1
+
+
 def read_jsonl(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     for number, line in source.lines():
         if not line.strip():
             continue
         where = f"{source.path}:{number}"
         try:
-            yield _sentence(where, _json_object(where, line), columns)
+            fields = json_value(where, source.decoded(number, line).rstrip())
+            if not isinstance(fields, dict):
+                raise UserError(
+                    f"{where}: a JSON {type(fields).__name__} where an object with fields belongs"
+                )
+            sentence = sentence_from(where, fields, columns)
         except UserError as error:
             on_error(error)
+        else:
+            yield sentence
 
 
 def read_csv(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     for number, fields in csv_records(source, columns, on_error):
-        try:
-            yield _sentence(f"{source.path}:{number}", fields, columns)
-        except UserError as error:
-            on_error(error)
+        yield from _one(f"{source.path}:{number}", fields, columns, on_error)
+
+
+_AG_HEADERS = (
+    ["label", "text"],
+    ["class index", "title", "description"],
+    ["class", "title", "description"],
+)
 
 
 def read_ag(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
-    """AG's news: `label,text` with a header, or the original `class,title,description` without."""
-    rows = _csv_rows(source)
+    """AG's news: `label,text`, or the original `class,title,description`; the latter also bare."""
+    rows = _csv_rows(source, on_error)
     first = next(rows, None)
     if first is None:
         return
     header = [name.strip().lower() for name in first[1]]
-    plain = header == ["label", "text"]
-    for number, row in rows if plain else _chain(first, rows):
+    expected = len(header) if header in _AG_HEADERS else 3
+    for number, row in rows if header in _AG_HEADERS else chain([first], rows):
         where = f"{source.path}:{number}"
-        try:
-            expected = 2 if plain else 3
-            if len(row) != expected:
-                raise UserError(
-                    f"{where}: {len(row)} fields where AG has {expected}; quote those with commas"
-                )
-            fields = {"user": "", "label": row[0], "text": " ".join(row[1:])}
-            yield _sentence(where, fields, Columns(user=None, label="label"))
-        except UserError as error:
-            on_error(error)
+        if len(row) != expected:
+            problem = f"{len(row)} fields where AG has {expected}; quote those with commas"
+        elif not row[0].strip().isdecimal():
+            problem = f"class {row[0]!r} is not a number; AG's are 1 to 4"
+        else:
+            fields = {"label": row[0], "text": " ".join(row[1:])}
+            yield from _one(where, fields, Columns(user=None, label="label"), on_error)
+            continue
+        on_error(UserError(f"{where}: {problem}"))
 
 
 def read_parquet(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
@@ -148,9 +124,9 @@ def read_parquet(source: Source, columns: Columns, on_error: OnError) -> Iterato
             raise UserError(
                 f"{source.path}: not a Parquet file ({_first_line(error)}); check --reader"
             ) from None
-        wanted = _wanted(str(source.path), table.schema_arrow.names, columns)
-        batches = table.iter_batches(batch_size=4096, columns=wanted)
-        yield from _from_batches(source.path, batches, columns, on_error)
+        names = wanted(str(source.path), table.schema_arrow.names, columns)
+        batches = table.iter_batches(batch_size=_ROWS, columns=names)
+        yield from _from_batches(source, batches, table.metadata.num_rows, columns, on_error)
 
 
 def read_hf(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
@@ -167,72 +143,70 @@ def read_hf(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sen
         raise UserError(
             f"{source.path}: holds the splits {', '.join(loaded)}; give one of the folders inside"
         )
-    wanted = _wanted(str(source.path), loaded.column_names, columns)
-    batches = loaded.select_columns(wanted).with_format("arrow").iter(batch_size=4096)
-    yield from _from_batches(source.path, batches, columns, on_error)
+    names = wanted(str(source.path), loaded.column_names, columns)
+    batches = loaded.select_columns(names).with_format("arrow").iter(batch_size=_ROWS)
+    yield from _from_batches(source, batches, len(loaded), columns, on_error)
+
+
+_DOCSTART = re.compile(rb"-DOCSTART-(?=[ \t]|$)")
 
 
 def read_conll(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     """Column files: token first, tag last; a blank line ends a sentence, -DOCSTART- starts a user.
 
-    IOB1 and IOB2 decode alike: `B-` opens an entity, and so does `I-` after another type.
+    IOB1 and IOB2 decode alike: `B-` opens an entity, and so does `I-` after another type. A
+    sentence with a bad line is left out as a whole.
     """
     user, documents = "", 0
+    layout = _Layout()
     tokens: list[tuple[str, str]] = []
-    for number, line in source.lines():
-        fields = line.split()
-        if fields and fields[0] != "-DOCSTART-":
+    broken = False  # the sentence has had its error; its other lines are passed over
+    for number, raw in chain(source.lines(), [(0, b"")]):
+        line = raw.strip(b" \t\r\n")  # no other white space: a token may consist of it
+        if line and not _DOCSTART.match(line):
+            if broken:
+                continue
             where = f"{source.path}:{number}"
-            if len(fields) < 2:
-                raise UserError(
-                    f"{where}: one field, {fields[0]!r}, where a token and its tag belong"
-                )
-            if not user and columns.user is not None:
-                raise UserError(
-                    f"{where}: a sentence before any -DOCSTART- line; add one per user, "
-                    "or use --assign-users"
-                )
-            _check_tag(where, fields[-1])
-            tokens.append((fields[0], fields[-1]))
+            try:
+                tokens.append(layout.token_and_tag(where, source.decoded(number, line)))
+                if not user and columns.user is not None:
+                    raise UserError(
+                        f"{where}: a sentence before any -DOCSTART- line; add one per user, "
+                        "or use --assign-users"
+                    )
+            except UserError as error:
+                on_error(error)
+                broken = True
             continue
-        if tokens:
-            yield _conll_sentence(user, tokens)
-            tokens = []
-        if fields:
+        if tokens and not broken:
+            sentence = _conll_sentence(user, tokens)
+            if blank(sentence.text):
+                on_error(UserError(f"{where}: the sentence ends without visible text; drop it"))
+            else:
+                yield sentence
+        tokens, broken = [], False
+        if line:
             documents += 1
             user = f"doc-{documents:05d}"
-    if tokens:
-        yield _conll_sentence(user, tokens)
 
 
 def read_presidio_research(
     source: Source, columns: Columns, on_error: OnError
 ) -> Iterator[Sentence]:
     """presidio-research's JSON array of texts with character spans; each record is its own user."""
-    try:
-        with source.open() as stream:
-            records = json.loads(stream.read())
-    except UnicodeDecodeError as error:
-        raise UserError(f"{source.path}: invalid UTF-8 at byte {error.start}; convert it") from None
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{source.path}:{error.lineno}: broken JSON ({error.msg}); mend the file"
-        ) from None
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise UserError(f"{source.path}: damaged gzip data ({error}); copy it anew") from None
+    with source.open() as stream:
+        records = json_value(str(source.path), stream.read())
     if not isinstance(records, list):
         raise UserError(f"{source.path}: a JSON array of records is expected; check --reader")
     for number, record in enumerate(records, 1):
         where = f"{source.path}: record {number}"
-        try:
-            if not isinstance(record, dict):
-                raise UserError(
-                    f"{where}: not an object; each record needs `full_text` and `spans`"
-                )
+        if isinstance(record, dict):
             fields = {**record, "user": f"record-{number:06d}"}
-            yield _sentence(where, fields, Columns(text="full_text", marks="spans"))
-        except UserError as error:
-            on_error(error)
+            yield from _one(where, fields, Columns(text="full_text", marks="spans"), on_error)
+        else:
+            on_error(
+                UserError(f"{where}: not an object; each record needs `full_text` and `spans`")
+            )
 
 
 READERS: Mapping[str, Reader] = {
@@ -298,138 +272,69 @@ def read(
         raise UserError(f"{source.path}: holds no sentences; check the file and --reader {reader}")
 
 
-# --- records ---------------------------------------------------------------------------------
+# --- what readers share ------------------------------------------------------------------------
 
 
-def _sentence(where: str, fields: Mapping[str, Any], columns: Columns) -> Sentence:
-    text = _field(where, fields, columns.text, "--text")
-    if not isinstance(text, str) or not text.strip():
-        raise UserError(
-            f"{where}: empty text in {columns.text!r}; drop the row, or use --skip-invalid"
-        )
-    _check_encodable(where, text)
-    user = ""
-    if columns.user is not None:
-        value = _field(where, fields, columns.user, "--user")
-        user = "" if value is None else str(value).strip()
-        if not user:
-            raise UserError(
-                f"{where}: null user in {columns.user!r}; name the writer, drop the row, "
-                "or use --skip-invalid"
-            )
-        _check_encodable(where, user)
-    label = None
-    if columns.label is not None:
-        value = _field(where, fields, columns.label, "--label")
-        label = None if value is None or value == "" else str(value)
-    marks: tuple[Span, ...] = ()
-    if columns.marks is not None:
-        marks = _marks(where, _field(where, fields, columns.marks, "--marks"), text)
-    return Sentence(user, text, label, marks)
-
-
-def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:
-    if name not in fields:
-        raise UserError(
-            f"{where}: no column {name!r}; the columns are {', '.join(map(str, fields))}; "
-            f"choose one with {option}" + _no_user_hint(option)
-        )
-    return fields[name]
-
-
-def _no_user_hint(option: str) -> str:
-    return " (or --assign-users to form users at random)" if option == "--user" else ""
-
-
-def _check_encodable(where: str, text: str) -> None:
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise UserError(
-                f"{where}: half a surrogate pair, which no UTF-8 file can hold; mend the text"
-            ) from None
-
-
-_START, _END, _LABEL = (
-    ("start", "start_position"),
-    ("end", "end_position"),
-    ("label", "entity_type"),
-)
-
-
-def _marks(where: str, value: Any, text: str) -> tuple[Span, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str):  # a CSV cell holds them as JSON
-        try:
-            value = json.loads(value) if value.strip() else []
-        except json.JSONDecodeError:
-            raise UserError(f"{where}: marks are not JSON: {value[:40]!r}") from None
-    spans = []
-    for mark in value:
-        try:
-            start, end, label = (_first(mark, names) for names in (_START, _END, _LABEL))
-            span = Span(int(start), int(end), str(label))
-        except (KeyError, TypeError, ValueError):
-            raise UserError(
-                f"{where}: a mark needs `start`, `end` and `label`, not {str(mark)[:60]!r}"
-            ) from None
-        if not 0 <= span.start < span.end <= len(text):
-            raise UserError(
-                f"{where}: mark {span.start}:{span.end} lies outside its text of {len(text)} "
-                "characters; count in Unicode characters from 0, the end exclusive"
-            )
-        spans.append(span)
-    return tuple(sorted(spans))
-
-
-def _first(mark: Mapping[str, Any], names: Sequence[str]) -> Any:
-    for name in names:
-        if name in mark:
-            return mark[name]
-    raise KeyError(names[0])
-
-
-def _json_object(where: str, line: str) -> dict[str, Any]:
+def _one(
+    where: str, fields: Mapping[str, Any], columns: Columns, on_error: OnError
+) -> Iterator[Sentence]:
+    """The sentence of a record, or none if the record is bad and that is put up with."""
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise UserError(
-            f"{where}: broken JSON at column {error.colno} ({error.msg}); one object per line"
-        ) from None
-    if not isinstance(value, dict):
-        raise UserError(
-            f"{where}: a JSON {type(value).__name__} where an object with fields belongs"
-        )
-    return value
+        sentence = sentence_from(where, fields, columns)
+    except UserError as error:
+        on_error(error)
+    else:
+        yield sentence
 
 
-def _csv_rows(source: Source) -> Iterator[tuple[int, list[str]]]:
+def _csv_rows(source: Source, on_error: OnError) -> Iterator[tuple[int, list[str]]]:
+    """Rows with the line they begin on; a bad first row, perhaps a header, is never put up with."""
+    line = 0
+    undecodable: list[UserError] = []  # of the row at hand
+
+    def text(numbered: tuple[int, bytes]) -> str:
+        nonlocal line
+        line, raw = numbered
+        try:
+            return source.decoded(line, raw)
+        except UserError as error:
+            undecodable.append(error)
+            return raw.decode(errors="replace")  # never used, but the row ends where it ends
+
     delimiter = "\t" if _suffix(source.path) == ".tsv" else ","
     # strict: a stray quote is an error, not a field that silently swallows the rest of the file
-    rows = csv.reader((line for _, line in source.lines()), delimiter=delimiter, strict=True)
+    rows = csv.reader(map(text, source.lines()), delimiter=delimiter, strict=True)
+    tolerated: OnError = fail
     while True:
+        first = line + 1
+        undecodable.clear()
         try:
             row = next(rows, None)
         except csv.Error as error:
-            raise UserError(f"{source.path}:{rows.line_num}: {error}; mend the quoting") from None
+            ends = f" on line {line}" if line > first else ""
+            bad = UserError(f"{source.path}:{first}: {error}{ends}; mend the quoting")
+            # only after a row of one line is it plain where the next row begins
+            (fail if ends else tolerated)(bad)
+            continue
         if row is None:
             return
-        if row:
-            yield rows.line_num, row
+        if undecodable:
+            tolerated(undecodable[0])
+        elif row:
+            yield first, row
+            tolerated = on_error
 
 
 def csv_records(
     source: Source, columns: Columns, on_error: OnError = fail
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Numbered rows of a CSV file with a header, as fields by name."""
-    rows = _csv_rows(source)
+    rows = _csv_rows(source, on_error)
     header = next(rows, None)
     if header is None:
         return
     names = [name.strip() for name in header[1]]
-    _wanted(f"{source.path}:{header[0]}", names, columns)
+    wanted(f"{source.path}:{header[0]}", names, columns)
     for number, row in rows:
         if len(row) != len(names):
             on_error(
@@ -443,31 +348,72 @@ def csv_records(
 
 
 def _from_batches(
-    path: Path, batches: Any, columns: Columns, on_error: OnError
+    source: Source, batches: Any, rows: int, columns: Columns, on_error: OnError
 ) -> Iterator[Sentence]:
     number = 0
-    for batch in batches:
-        for fields in batch.to_pylist():
+    for batch in _undamaged(source, batches):
+        for fields in _records(source, number, batch, on_error):
             number += 1
-            try:
-                yield _sentence(f"{path}: row {number}", fields, columns)
-            except UserError as error:
-                on_error(error)
+            if fields is not None:
+                yield from _one(f"{source.path}: row {number}", fields, columns, on_error)
+        source.reached(number / max(rows, 1))
 
 
-def _wanted(where: str, present: Sequence[str], columns: Columns) -> list[str]:
-    """The columns to read; a missing one is named before the first row is touched."""
-    chosen = {
-        "--user": columns.user,
-        "--text": columns.text,
-        "--label": columns.label,
-        "--marks": columns.marks,
-    }
-    names = dict.fromkeys(present)
-    for option, name in chosen.items():
-        if name is not None:
-            _field(where, names, name, option)
-    return [name for name in chosen.values() if name is not None]
+def _undamaged(source: Source, batches: Any) -> Iterator[Any]:
+    try:
+        yield from batches
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(
+            f"{source.path}: damaged data ({_first_line(error)}); copy or export it anew"
+        ) from None
+
+
+def _records(
+    source: Source, done: int, batch: Any, on_error: OnError
+) -> Iterator[dict[str, Any] | None]:
+    """The rows of a batch as fields by name; None for one that is not UTF-8."""
+    try:
+        yield from batch.to_pylist()
+        return
+    except UnicodeDecodeError:
+        pass
+    for row in range(batch.num_rows):
+        try:
+            (fields,) = batch.slice(row, 1).to_pylist()
+        except UnicodeDecodeError:
+            where = f"{source.path}: row {done + row + 1}"
+            on_error(UserError(f"{where}: invalid UTF-8 in a string; mend the export"))
+            fields = None
+        yield fields
+
+
+class _Layout:
+    """How a column file separates its fields, and how many there are: as its first token line."""
+
+    def __init__(self) -> None:
+        self._separator = ""
+        self._width = 0
+
+    def token_and_tag(self, where: str, line: str) -> tuple[str, str]:
+        separator = self._separator or ("\t" if "\t" in line else " ")
+        fields = line.split(separator)
+        if separator == " ":  # columns may be padded; between tabs an empty field counts
+            fields = [field for field in fields if field]
+        if len(fields) < 2:
+            raise UserError(f"{where}: one field, {line!r}, where a token and its tag belong")
+        if self._width and len(fields) != self._width:
+            raise UserError(
+                f"{where}: {len(fields)} fields where lines before have {self._width}; "
+                "separate them by tabs if a token holds a blank"
+            )
+        token, tag = fields[0], fields[-1]
+        prefix, dash, kind = tag.partition("-")
+        if tag != "O" and not (dash and kind and prefix in ("B", "I")):
+            raise UserError(
+                f"{where}: tag {tag!r} is neither O nor B-TYPE or I-TYPE; is this IOB1 or IOB2?"
+            )
+        self._separator, self._width = separator, len(fields)
+        return token, tag
 
 
 def _conll_sentence(user: str, tokens: Sequence[tuple[str, str]]) -> Sentence:
@@ -484,19 +430,6 @@ def _conll_sentence(user: str, tokens: Sequence[tuple[str, str]]) -> Sentence:
         end = position + len(token)
         position = end + 1
     return Sentence(user, text, None, tuple(marks))
-
-
-def _check_tag(where: str, tag: str) -> None:
-    prefix, dash, kind = tag.partition("-")
-    if tag != "O" and not (dash and kind and prefix in ("B", "I")):
-        raise UserError(
-            f"{where}: tag {tag!r} is neither O nor B-TYPE or I-TYPE; is this IOB1 or IOB2?"
-        )
-
-
-def _chain(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[Any]:
-    yield first
-    yield from rest
 
 
 def _suffix(path: Path) -> str:

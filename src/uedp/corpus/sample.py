@@ -21,6 +21,7 @@ from typing import NamedTuple, TypeVar
 from uedp.corpus import sample_words as words
 from uedp.corpus.sample_grammar import RULES, TOPICS
 from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.store import scratch
 from uedp.errors import UserError
 
 T = TypeVar("T")
@@ -114,6 +115,7 @@ def write(path: Path, seed: int = 0, people: int = 300) -> int:
 
     Guarantees:
       - the same seed and number of people give the same bytes
+      - `path` appears complete or not at all
     """
     lines = [
         json.dumps(
@@ -128,7 +130,11 @@ def write(path: Path, seed: int = 0, people: int = 300) -> int:
     ]
     data = "".join(f"{line}\n" for line in lines).encode()
     # gzip stamps the clock into its header unless told otherwise.
-    path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
+    with scratch(path) as folder:
+        draft = folder / "draft"
+        draft.write_bytes(data)
+        draft.replace(path)
     return len(lines)
 
 

@@ -10,10 +10,11 @@ CORPUS/
 """
 
 import json
+import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ import pyarrow as pa
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
+from uedp.signals import deferred
 
 FORMAT = 1
 BATCH = 8192  # rows per record batch: large enough to amortise, small enough to hold many
+CHARACTERS = 1 << 24  # and characters, since a row may be a whole document
+_MARK_CHARACTERS = 64  # what a mark weighs against them
 
 MARK = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("label", pa.string())])
 SENTENCES = pa.schema(
@@ -58,13 +62,21 @@ class RowWriter:
         self._schema = schema
         self._writer = pa.ipc.new_file(str(path), schema)
         self._columns: list[list[Any]] = [[] for _ in schema]
+        self._weights = [
+            (number, _MARK_CHARACTERS if pa.types.is_list(field.type) else 1)
+            for number, field in enumerate(schema)
+            if pa.types.is_string(field.type) or pa.types.is_list(field.type)
+        ]
+        self._held = 0
         self.rows = 0
 
     def append(self, *values: Any) -> None:
         for column, value in zip(self._columns, values, strict=True):
             column.append(value)
+        for number, weight in self._weights:
+            self._held += weight * len(values[number] or "")
         self.rows += 1
-        if len(self._columns[0]) >= BATCH:
+        if len(self._columns[0]) >= BATCH or self._held >= CHARACTERS:
             self._flush()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -79,8 +91,12 @@ class RowWriter:
     def __enter__(self) -> "RowWriter":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, *exception: object) -> None:
+        if kind is None:
+            self.close()
+        else:  # the file is lost; writing its end could only hide what went wrong
+            with suppress(OSError):
+                self._writer.close()
 
     def _flush(self) -> None:
         if self._columns[0]:
@@ -90,6 +106,7 @@ class RowWriter:
             ]
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
             self._columns = [[] for _ in self._schema]
+            self._held = 0
 
 
 class SentenceWriter:
@@ -126,11 +143,7 @@ class Corpus:
             raise UserError(
                 f"{self.folder}: not a corpus (no corpus.json); make one with `uedp detect`"
             )
-        self.info: dict[str, Any] = json.loads(manifest.read_text())
-        if self.info.get("format") != FORMAT:
-            raise UserError(
-                f"{manifest}: format {self.info.get('format')!r}, not {FORMAT}; detect it anew"
-            )
+        self.info = _manifest(manifest)
 
     def __len__(self) -> int:
         return int(self.info["sentences"])
@@ -220,7 +233,33 @@ def grouped(
 
 def read_table(path: Path) -> pa.Table:
     """An Arrow file as a table over a memory map."""
-    return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    try:
+        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    except FileNotFoundError:
+        raise _damaged(path, "missing") from None
+    except PermissionError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise _damaged(path, str(error)) from None
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise _damaged(path, "not JSON") from None
+    if not isinstance(info, dict):
+        raise _damaged(path, "not an object")
+    if info.get("format") != FORMAT:
+        raise UserError(f"{path}: format {info.get('format')!r}, not {FORMAT}; detect it anew")
+    for name in ("users", "sentences", "entities", "mentions"):
+        if type(info.get(name)) is not int:
+            raise _damaged(path, f"no number of {name}")
+    return info
+
+
+def _damaged(path: Path, how: str) -> UserError:
+    return UserError(f"{path}: {how}; the corpus is damaged, make it anew with `uedp detect`")
 
 
 def write_manifest(folder: Path, info: Mapping[str, Any]) -> None:
@@ -228,29 +267,66 @@ def write_manifest(folder: Path, info: Mapping[str, Any]) -> None:
 
 
 @contextmanager
+def scratch(beside: Path) -> Iterator[Path]:
+    """A hidden folder beside a path, on the same disk; gone at the end, whatever happens.
+
+    Guarantees:
+      - what was moved out of it stays; all else in it is removed, on Ctrl-C too
+      - parents made for it are removed too, unless something else stands in them by then
+    """
+    made = [parent for parent in beside.parents if not parent.exists()]
+    # the name is cut so that a long one still has room for the rest
+    folder = beside.with_name(f".{beside.name[:40]}.{secrets.token_hex(6)}")
+    try:
+        folder.mkdir(mode=0o700, parents=True)
+        yield folder
+    finally:
+        with deferred():
+            shutil.rmtree(folder, ignore_errors=True)
+            for parent in made:
+                with suppress(OSError):
+                    parent.rmdir()
+
+
+@contextmanager
 def new_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
     """A folder that appears at `path` only if the block succeeds.
 
+    A link is followed: what it leads to is made or replaced.
+
     Guarantees:
-      - an existing `path` is refused before any work, or with `overwrite` replaced at the end;
-        only a corpus is ever replaced
+      - an existing `path` is refused before any work and again after it, or with `overwrite`
+        replaced at the end; only a corpus is ever replaced
       - a failure, Ctrl-C included, leaves `path` as it was and nothing beside it
+      - at no time is `path` a corpus in part
     """
-    if path.exists():
+    target = Path(os.path.realpath(path))
+    _refuse_existing(path, target, overwrite)
+    with scratch(target) as folder:
+        new, old = folder / "new", folder / "old"
+        new.mkdir()
+        yield new
+        _refuse_existing(path, target, overwrite)
+        with deferred():
+            try:
+                if overwrite and target.exists():
+                    target.rename(old)
+                new.rename(target)  # fails on what came to stand there, but for an empty folder
+            except OSError as error:
+                raise UserError(
+                    f"{path}: cannot be put in place ({error.strerror}); another command may be "
+                    "writing there, choose another --out"
+                ) from None
+            finally:
+                if old.exists() and not target.exists():
+                    old.rename(target)
+
+
+def _refuse_existing(path: Path, target: Path, overwrite: bool) -> None:
+    if os.path.lexists(target):
         if not overwrite:
             raise UserError(f"{path}: exists already; choose another --out, or add --overwrite")
-        if not (path / "corpus.json").is_file():
+        if not (target / "corpus.json").is_file():
             raise UserError(
                 f"{path}: exists and is not a corpus; it is not overwritten, move it away"
             )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        work.chmod(0o755)  # mkdtemp's 0700 would keep colleagues out
-        yield work
-        if path.exists():
-            shutil.rmtree(path)
-        work.rename(path)
-    except BaseException:
-        shutil.rmtree(work, ignore_errors=True)
-        raise

@@ -1,7 +1,9 @@
 """Users for text that names none."""
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -17,15 +19,12 @@ def random_groups(count: int, mean: float = 15.0, std: float = 2.0, seed: int = 
       - which records form a group is uniformly random, and the same for the same seed
       - users are numbered 0, 1, ... without gaps
     """
-    if mean < 1 or std < 0:
-        raise UserError(
-            f"--assign-users {mean:g},{std:g}: the mean must be at least 1, the spread at least 0"
-        )
+    check_groups(mean, std, seed)
     rng = np.random.default_rng(seed)
     sizes: list[int] = []
     left = count
     while left > 0:
-        size = min(left, max(1, round(rng.normal(mean, std))))
+        size = round(np.clip(rng.normal(mean, std), 1, left))
         sizes.append(size)
         left -= size
     users = np.empty(count, dtype=np.int64)
@@ -33,7 +32,20 @@ def random_groups(count: int, mean: float = 15.0, std: float = 2.0, seed: int = 
     return users
 
 
+def check_groups(mean: float, std: float, seed: int) -> None:
+    """Refuse what `random_groups` cannot follow; by itself, so that no file is read in vain."""
+    if not (1 <= mean < math.inf and 0 <= std < math.inf):
+        raise UserError(
+            f"--assign-users {mean:g},{std:g}: the mean must be at least 1 and the spread at "
+            "least 0, both finite"
+        )
+    if seed < 0:
+        raise UserError(f"--seed {seed}: must be at least 0")
+
+
 def assign(records: Iterable[Sentence], users: np.ndarray) -> Iterator[Sentence]:
     """The records, each owned by its entry in `users`."""
-    for record, user in zip(records, users.tolist(), strict=True):
+    for record, user in zip_longest(records, users.tolist()):
+        if record is None or user is None:
+            raise UserError("--assign-users: the source changed while it was read; read it again")
         yield replace(record, user=f"group-{user:06d}")

@@ -25,7 +25,7 @@ _CUE = re.compile(
 )
 _ARTICLE = re.compile(r"the\s+(?=\S)")
 _POSSESSIVE = re.compile(r"['’ʼ]s?$")
-_DASHES = {code: "-" for code in (*range(0x2010, 0x2016), 0x2212, 0xFE58, 0xFE63, 0xFF0D)}
+_DASHES = dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xFE58, 0xFE63, 0xFF0D), "-")
 _LONG_ID = 6  # digits from which separators inside a number say nothing
 
 

@@ -4,15 +4,18 @@ A miss is a risk whatever the category, so a mark counts as found by any mention
 the category agrees is a column of its own.
 """
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from typing import Any
 
 from uedp.corpus.sentence import Span
 from uedp.corpus.store import Corpus
-from uedp.entities.words import words
 from uedp.entities.categories import UNIONS, category_of
+from uedp.entities.words import words
 from uedp.errors import UserError
+from uedp.progress import SILENT, Progress
 
 
 @dataclass
@@ -44,26 +47,33 @@ class Tally:
         }
 
 
-def coverage(corpus: Corpus) -> dict[str, Any]:
-    """The marks of a corpus against its mentions, per category (unions too) and per mark's label.
-
-    `extra` counts mentions that overlap no mark: they cost utility, never privacy.
-    """
-    by_category: dict[str, Tally] = {}
-    by_label: dict[str, Tally] = {}
-    mentions = extra = 0
-    for sentence, found in zip(corpus, corpus.spans(), strict=True):
-        spans = [span for span, _ in found]
-        mentions += len(spans)
-        extra += sum(not any(_overlap(span, mark) for mark in sentence.marks) for span in spans)
-        for tallies, names_of in ((by_category, _categories), (by_label, _label)):
-            for name, marks in _grouped(sentence.marks, names_of).items():
-                tallies.setdefault(name, Tally()).add(_compare(sentence.text, marks, spans))
-    if not by_label:
+def require_marks(corpus: Corpus) -> None:
+    if not any(len(batch.column(0).flatten()) for batch in corpus.batches(["marks"])):
         raise UserError(
             f"{corpus.folder}: holds no human marks to compare with; "
             "read them with --marks or --reader conll"
         )
+
+
+def coverage(corpus: Corpus, progress: Progress = SILENT) -> dict[str, Any]:
+    """The marks of a corpus against its mentions, per category (unions too) and per mark's label.
+
+    `extra` counts mentions that overlap no mark: they cost utility, never privacy.
+    """
+    require_marks(corpus)
+    by_category: dict[str, Tally] = {}
+    by_label: dict[str, Tally] = {}
+    mentions = extra = 0
+    with progress.stage("comparing", len(corpus), "sentences") as meter:
+        for sentence, found in zip(corpus, corpus.spans(), strict=True):
+            mentioned = _Mentions([span for span, _ in found])
+            marked = _Extents(sentence.marks)
+            mentions += len(found)
+            extra += sum(not marked.overlap(span) for span, _ in found)
+            for tallies, names_of in ((by_category, _categories), (by_label, _label)):
+                for name, marks in _grouped(sentence.marks, names_of).items():
+                    tallies.setdefault(name, Tally()).add(_compare(sentence.text, marks, mentioned))
+            meter.advance(1)
     return {
         "categories": _with_rates(by_category),
         "labels": _with_rates(by_label),
@@ -76,8 +86,12 @@ def _with_rates(tallies: dict[str, Tally]) -> dict[str, dict[str, float]]:
     return {name: {**asdict(tally), **tally.rates()} for name, tally in sorted(tallies.items())}
 
 
+def _category(span: Span) -> list[str]:
+    return [category_of(span.label)]
+
+
 def _categories(mark: Span) -> list[str]:
-    category = category_of(mark.label)
+    (category,) = _category(mark)
     return [category, *(name for name, members in UNIONS.items() if category in members)]
 
 
@@ -93,31 +107,56 @@ def _grouped(marks: Sequence[Span], names_of: Callable[[Span], list[str]]) -> di
     return groups
 
 
-def _compare(text: str, marks: Sequence[Span], spans: Sequence[Span]) -> Tally:
-    tally = Tally(sentences=1, sentences_found=int(bool(spans)))
-    complete = True
+class _Extents:
+    """Spans in order, so that it takes a search and not a walk to learn what lies where."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        ordered = sorted(spans)
+        self._starts = [span.start for span in ordered]
+        # how far the spans up to each one reach
+        self._ends = list(accumulate((span.end for span in ordered), max))
+
+    def cover(self, start: int, end: int) -> bool:
+        """Whether one of them holds all of `start:end`."""
+        before = bisect_right(self._starts, start)
+        return before > 0 and self._ends[before - 1] >= end
+
+    def overlap(self, span: Span) -> bool:
+        """Whether one of them shares a character with `span`."""
+        before = bisect_left(self._starts, span.end)
+        return before > 0 and self._ends[before - 1] > span.start
+
+
+class _Mentions:
+    """What was found in a sentence."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.ends = {span[:2] for span in spans}
+        self.any = _Extents(spans)
+        self._of = {name: _Extents(found) for name, found in _grouped(spans, _category).items()}
+
+    def same_category(self, mark: Span) -> bool:
+        found = self._of.get(category_of(mark.label))
+        return found is not None and found.overlap(mark)
+
+
+def _compare(text: str, marks: Sequence[Span], found: _Mentions) -> Tally:
+    tally = Tally(sentences=1, sentences_found=int(bool(found.ends)))
     for mark in marks:
         # a mark of punctuation alone has no words; then its own extent is the one word
         inside = [
             (mark.start + a, mark.start + b) for _, a, b in words(text[mark.start : mark.end])
         ]
         inside = inside or [(mark.start, mark.end)]
-        covered = sum(any(s.start <= a and b <= s.end for s in spans) for a, b in inside)
+        covered = sum(found.any.cover(a, b) for a, b in inside)
         tally.marks += 1
-        tally.exact += any(s[:2] == mark[:2] for s in spans)
+        tally.exact += mark[:2] in found.ends
         tally.covered += covered == len(inside)
-        tally.same_category += any(
-            _overlap(s, mark) and category_of(s.label) == category_of(mark.label) for s in spans
-        )
+        tally.same_category += found.same_category(mark)
         tally.words += len(inside)
         tally.words_covered += covered
-        complete &= covered == len(inside)
-    tally.sentences_complete = int(complete)
+    tally.sentences_complete = int(tally.covered == tally.marks)
     return tally
-
-
-def _overlap(a: Span, b: Span) -> bool:
-    return a.start < b.end and b.start < a.end
 
 
 def _share(part: int, whole: int) -> float:

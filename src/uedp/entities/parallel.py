@@ -2,17 +2,19 @@
 
 import multiprocessing
 import os
+import signal
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from itertools import islice
 from typing import NamedTuple
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors import Detector, load
+from uedp.signals import deferred
 
-BATCH = 256  # sentences handed to a detector at once
+BATCH = 256  # sentences handed to a detector at once,
+CHARACTERS = 1 << 20  # fewer if they are documents
 AHEAD = 3  # batches out per worker, so that none waits for the next
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -45,17 +47,27 @@ def detect(
     with _pool(detectors, workers) as pool:
         waiting: deque[tuple[Sequence[Sentence], Future[Found]]] = deque()
         for batch in batches:
-            waiting.append((batch, pool.submit(_run_here, batch)))
+            with _starting_workers():
+                future = pool.submit(_run_here, batch)
+            waiting.append((batch, future))
             if len(waiting) >= AHEAD * workers:
                 done, future = waiting.popleft()
                 yield done, future.result()
-        for done, future in waiting:
+        while waiting:
+            done, future = waiting.popleft()
             yield done, future.result()
 
 
 def _batches(sentences: Iterable[Sentence]) -> Iterator[Sequence[Sentence]]:
-    stream = iter(sentences)
-    while batch := tuple(islice(stream, BATCH)):
+    batch: list[Sentence] = []
+    characters = 0
+    for sentence in sentences:
+        batch.append(sentence)
+        characters += len(sentence.text)
+        if len(batch) >= BATCH or characters >= CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
         yield batch
 
 
@@ -90,12 +102,17 @@ def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecuto
     # Each worker computes on one thread: the processes are the parallelism.
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    others = set(multiprocessing.active_children())
     # spawn: the libraries behind detectors start threads, which a forked child would find broken
     pool = ProcessPoolExecutor(
         workers, multiprocessing.get_context("spawn"), initializer=_remember, initargs=(detectors,)
     )
     try:
         yield pool
+    except BaseException:
+        for worker in set(multiprocessing.active_children()) - others:
+            worker.kill()  # a batch under way may take minutes, and nobody waits for it now
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
         for name, value in before.items():
@@ -103,3 +120,21 @@ def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecuto
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _starting_workers() -> Iterator[None]:
+    """A worker is started whole, and never hears Ctrl-C: this process deals with that for all.
+
+    The block on the signal is inherited, so even a worker that is still importing has no
+    traceback to show.
+    """
+    with deferred():
+        if not hasattr(signal, "pthread_sigmask"):  # Windows
+            yield
+            return
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -130,13 +130,15 @@ reference = finder(
     gate="[0-9]",
 )
 
-CUES = tuple(
-    """
-    account acct acc a/c policy customer client member membership subscriber patient employee
-    student inmate case claim order invoice ticket booking reservation reference ref passport
-    license licence permit tracking serial loan card contract docket file record routing mrn tax id
-    """.split()
+# fmt: off
+CUES = (
+    "account", "acct", "acc", "a/c", "policy", "customer", "client", "member", "membership",
+    "subscriber", "patient", "employee", "student", "inmate", "case", "claim", "order",
+    "invoice", "ticket", "booking", "reservation", "reference", "ref", "passport", "license",
+    "licence", "permit", "tracking", "serial", "loan", "card", "contract", "docket", "file",
+    "record", "routing", "mrn", "tax", "id",
 )
+# fmt: on
 
 
 def _if_cued(match: re.Match[str]) -> Extent | None:

@@ -1,0 +1,193 @@
+"""From the fields of a record to a sentence, with every field checked."""
+
+import json
+import math
+import re
+import reprlib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uedp.corpus.sentence import Sentence, Span
+from uedp.errors import UserError
+
+_WORD = re.compile(r"\w")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which fields of a record hold what. `user=None`: the records carry no user."""
+
+    user: str | None = "user"
+    text: str = "text"
+    label: str | None = None
+    marks: str | None = None
+
+
+def sentence_from(where: str, fields: Mapping[str, Any], columns: Columns) -> Sentence:
+    """The sentence of a record; `where` (file and line) goes into the errors.
+
+    Guarantees:
+      - the text is not blank, and unless `columns.user` is None there is a user
+      - names that differ only in Unicode composition are one user
+      - every mark lies within the text
+      - all of it can be written as UTF-8
+    """
+    text = _text(where, _field(where, fields, columns.text, "--text"), columns.text)
+    user = ""
+    if columns.user is not None:
+        user = _user(where, _field(where, fields, columns.user, "--user"), columns.user)
+    label = None
+    if columns.label is not None:
+        label = _label(where, _field(where, fields, columns.label, "--label"), columns.label)
+    marks: tuple[Span, ...] = ()
+    if columns.marks is not None:
+        marks = _marks(where, _field(where, fields, columns.marks, "--marks"), text)
+    return Sentence(user, text, label, marks)
+
+
+def wanted(where: str, present: Sequence[str], columns: Columns) -> list[str]:
+    """The columns to read; one that is missing or ambiguous is named before the first row."""
+    chosen = {
+        "--user": columns.user,
+        "--text": columns.text,
+        "--label": columns.label,
+        "--marks": columns.marks,
+    }
+    names = dict.fromkeys(present)
+    for option, name in chosen.items():
+        if name is not None:
+            _field(where, names, name, option)
+            if present.count(name) > 1:
+                raise UserError(f"{where}: two columns are called {name!r}; rename one of them")
+    return [name for name in chosen.values() if name is not None]
+
+
+def json_value(where: str, text: str | bytes) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        raise UserError(
+            f"{where}: broken JSON at {line}column {error.colno} ({error.msg}); mend it"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{where}: invalid UTF-8 at byte {error.start}; convert it") from None
+    except RecursionError:
+        raise UserError(f"{where}: JSON nested too deeply; flatten it") from None
+    except ValueError:  # the interpreter's limit on digits, which guards against slow input
+        raise UserError(f"{where}: a number of thousands of digits; store it as a string") from None
+
+
+def blank(text: str) -> bool:
+    """Whether nothing in the text can be seen: white space, controls, zero-width characters."""
+    if _WORD.search(text):  # almost always, and at once
+        return False
+    return all(unicodedata.category(character)[0] in "CMZ" for character in text)
+
+
+def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:
+    if name not in fields:
+        raise UserError(
+            f"{where}: no column {name!r}; the columns are {', '.join(map(str, fields))}; "
+            f"choose one with {option}" + _no_user_hint(option)
+        )
+    return fields[name]
+
+
+def _no_user_hint(option: str) -> str:
+    return " (or --assign-users to form users at random)" if option == "--user" else ""
+
+
+def _text(where: str, value: Any, column: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise UserError(
+            f"{where}: {column!r} holds {_a(value)}, not text; choose the text with --text"
+        )
+    text = _encodable(where, value or "")
+    if blank(text):
+        raise UserError(f"{where}: empty text in {column!r}; drop the row, or use --skip-invalid")
+    return text
+
+
+def _user(where: str, value: Any, column: str) -> str:
+    if _missing(value):
+        value = ""
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        raise UserError(
+            f"{where}: {column!r} holds {_a(value)}; a user is a string or a whole number"
+        )
+    name = unicodedata.normalize("NFC", _encodable(where, str(value))).strip()
+    if blank(name):
+        raise UserError(
+            f"{where}: null user in {column!r}; name the writer, drop the row, "
+            "or use --skip-invalid"
+        )
+    return name
+
+
+def _label(where: str, value: Any, column: str) -> str | None:
+    if _missing(value) or value == "":
+        return None
+    if not isinstance(value, str | int | float):
+        raise UserError(f"{where}: {column!r} holds {_a(value)}; a label is a string or a number")
+    return _encodable(where, str(value))
+
+
+def _marks(where: str, value: Any, text: str) -> tuple[Span, ...]:
+    if isinstance(value, str):  # a CSV cell holds them as JSON
+        value = json_value(f"{where}: marks", value) if value.strip() else []
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise UserError(
+            f"{where}: marks are {_a(value)}; a list of `start`, `end`, `label` is expected"
+        )
+    return tuple(sorted(_mark(where, mark, text) for mark in value))
+
+
+_START, _END, _LABEL = (
+    ("start", "start_position"),
+    ("end", "end_position"),
+    ("label", "entity_type"),
+)
+
+
+def _mark(where: str, mark: Any, text: str) -> Span:
+    fields = mark if isinstance(mark, dict) else {}
+    start, end, label = (
+        next((fields[name] for name in names if name in fields), None)
+        for names in (_START, _END, _LABEL)
+    )
+    if not (type(start) is type(end) is int and isinstance(label, str) and label):
+        raise UserError(
+            f"{where}: a mark needs `start` and `end`, whole numbers, and a `label`, "
+            f"not {reprlib.repr(mark)}"
+        )
+    if not 0 <= start < end <= len(text):
+        raise UserError(
+            f"{where}: mark {start}:{end} lies outside its text of {len(text)} "
+            "characters; count in Unicode characters from 0, the end exclusive"
+        )
+    return Span(start, end, _encodable(where, label))
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _encodable(where: str, text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{where}: half a surrogate pair, which no UTF-8 file can hold; mend the text"
+            ) from None
+    return text
+
+
+def _a(value: Any) -> str:
+    """What kind of value it is, in words for an error."""
+    return f"{reprlib.repr(value)} ({type(value).__name__})"

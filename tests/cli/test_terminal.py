@@ -1,0 +1,57 @@
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from uedp.cli import terminal
+from uedp.progress import SILENT
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """What a person at a terminal would see, and a short patience."""
+    console = Console(force_terminal=True, width=120, record=True, file=io.StringIO())
+    monkeypatch.setattr(terminal, "Console", lambda **options: console)
+    monkeypatch.setattr(terminal, "_QUIET_SECONDS", 0.2)
+    return console
+
+
+def test_a_stage_that_never_advances_still_shows(screen):
+    with terminal.TerminalProgress().stage("thinking", None, "thoughts"):
+        time.sleep(0.6)
+    assert "thinking" in screen.export_text()
+
+
+def test_a_quick_stage_shows_nothing(screen):
+    with terminal.TerminalProgress().stage("blinking", 10, "blinks") as meter:
+        meter.advance(10)
+    time.sleep(0.3)
+    assert "blinking" not in screen.export_text()
+
+
+def test_rate_and_position_are_shown(screen):
+    with terminal.TerminalProgress().stage("reading", 1000, "records") as meter:
+        for _ in range(6):
+            time.sleep(0.11)
+            meter.advance(1000, 100)
+        time.sleep(0.2)
+    shown = screen.export_text()
+    assert "6,000 records" in shown
+    assert "/s" in shown
+
+
+def test_counting_many_items_is_cheap(screen):
+    with terminal.TerminalProgress().stage("reading", None, "records") as meter:
+        began = time.perf_counter()
+        for _ in range(100_000):
+            meter.advance(1)
+        assert time.perf_counter() - began < 2  # Rich itself needs tens of microseconds each
+
+
+def test_silence_without_a_terminal():
+    assert terminal.progress() is SILENT
+
+
+def test_plain():
+    assert terminal.plain("naïve 名 a\nb\x1b[2J\u202ec") == "naïve 名 a\\nb\\x1b[2J\\u202ec"

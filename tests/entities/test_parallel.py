@@ -1,0 +1,70 @@
+"""Batches: how large, how many at a time, and what becomes of them when something fails."""
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from uedp.corpus.sentence import Sentence
+from uedp.entities import parallel
+from uedp.errors import UserError
+
+
+def test_batches_are_bounded_in_sentences_and_characters(monkeypatch):
+    monkeypatch.setattr(parallel, "BATCH", 4)
+    monkeypatch.setattr(parallel, "CHARACTERS", 100)
+    texts = ["a"] * 9 + ["b" * 60] * 3 + ["c" * 1000, "d"]
+    batches = [batch for batch, _ in parallel.detect([Sentence("u", t) for t in texts], ["labels"])]
+    assert [len(batch) for batch in batches] == [4, 4, 3, 2, 1]
+    assert [s.text for batch in batches for s in batch] == texts
+
+
+def test_at_most_ahead_batches_per_worker_are_held(monkeypatch):
+    """Guarantee of `detect`; and that many are, or a worker would wait."""
+    monkeypatch.setattr(parallel, "BATCH", 2)
+    limit = parallel.AHEAD * 2
+    read = done = 0
+    held = []
+
+    def source() -> Iterator[Sentence]:
+        nonlocal read
+        for number in range(60):
+            read += 1
+            held.append((read + 1) // 2 - done)
+            yield Sentence("u", f"mail a{number}@x.example")
+
+    found = []
+    for batch, hits in parallel.detect(source(), ["patterns"], workers=2):
+        found.extend(zip(batch, hits, strict=True))
+        held.append(read // 2 - done)  # this one is still held by us
+        done += 1
+    assert max(held) == limit
+    assert [s.text for s, _ in found] == [f"mail a{n}@x.example" for n in range(60)]
+    assert all(len(hits) == 1 for _, hits in found)
+
+
+def test_a_failure_does_not_wait_for_the_workers():
+    def broken() -> None:
+        with parallel._pool(["labels"], 1) as pool:
+            assert pool.submit(abs, -1).result() == 1
+            asleep = pool.submit(time.sleep, 20)
+            while not asleep.running():
+                time.sleep(0.01)
+            raise UserError("broken on line 9")
+
+    began = time.monotonic()
+    with pytest.raises(UserError, match="line 9"):
+        broken()
+    assert time.monotonic() - began < 15
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks here")
+def test_workers_do_not_hear_an_interrupt():
+    with parallel._pool(["labels"], 1) as pool:
+        with parallel._starting_workers():
+            blocked = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ())
+        assert signal.SIGINT in blocked.result()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
