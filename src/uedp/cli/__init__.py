@@ -1,12 +1,14 @@
 """The `uedp` command: parse, call, print. Nothing is decided here."""
 
-import errno
 import sys
+from types import FrameType
 
 import typer
 
-from uedp.cli import data
+from uedp.cli import data, privacy
+from uedp.cli.terminal import plain
 from uedp.errors import UserError
+from uedp.signals import handled_by
 
 app = typer.Typer(
     help="Train language models under user-entity differential privacy.",
@@ -15,33 +17,27 @@ app = typer.Typer(
     add_completion=False,
 )
 data.register(app)
-
-# Trouble with the person's disk or paths, not with the program.
-_OUTSIDE = {
-    errno.ENOSPC,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.EEXIST,
-    errno.EISDIR,
-    errno.EDQUOT,
-}
+privacy.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run a command. A user's error is one line on stderr and exit code 2; a bug is a traceback."""
     try:
-        app(args=arguments)
+        with handled_by(_stop):
+            app(args=arguments)
     except UserError as error:
         _refuse(str(error))
-    except OSError as error:
-        if error.errno not in _OUTSIDE:
-            raise
-        _refuse(f"{error.filename or 'disk'}: {error.strerror}; choose another place, or make room")
+    except OSError as error:  # the person's disk, paths or permissions
+        what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        _refuse(f"{what or 'disk'}; check the path, the permissions, and the room on the disk")
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Unwind the stack, so that whatever was begun is cleared away."""
+    raise SystemExit(128 + number)
 
 
 def _refuse(message: str) -> None:
     sys.stdout.flush()
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {plain(message)}", file=sys.stderr)
     sys.exit(2)

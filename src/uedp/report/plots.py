@@ -26,6 +26,16 @@ def incidence_histograms(incidence: Incidence, path: Path) -> None:
     save(figure, path)
 
 
+def epsilon_curves(curves: dict[str, list[tuple[int, float]]], delta: float, path: Path) -> None:
+    """Epsilon against rounds, one line per kind of protection."""
+    figure, axes = new_figure(path, 1, 1)
+    for (name, points), colour in zip(curves.items(), (_BLUE, "#c0504d", "#6a9a3b"), strict=False):
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, color=colour)
+    _label(axes, "rounds", f"epsilon at delta {delta:g}")
+    axes.legend(frameon=False)
+    save(figure, path)
+
+
 def new_figure(path: Path, rows: int, columns: int) -> Any:
     from matplotlib.figure import Figure
 

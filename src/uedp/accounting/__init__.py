@@ -1,0 +1,1 @@
+"""What a run guarantees: published numbers reproduced, proven ones computed, and kept on record."""

@@ -1,0 +1,119 @@
+"""The other way round: noise, rounds or entity share for a target epsilon.
+
+Every search brackets the answer, narrows the bracket, and returns the end that was seen to meet
+the target, so that rounding can only cost utility, never privacy.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from uedp.accounting.losses import most_rounds
+from uedp.accounting.proven import MOST_NOISE, Profile, check_delta, epsilon
+from uedp.errors import UserError
+
+_PRECISION = 2e-4  # of the noise or the share found
+_MOST_ROUNDS = 10_000_000
+
+
+def noise_for(
+    target: float, delta: float, rounds: int, profile: Callable[[float], Profile]
+) -> float:
+    """The least noise (to 0.02%) whose rounds stay within the target.
+
+    Guarantees:
+      - `epsilon(profile(noise), rounds, delta) <= target` for the noise returned
+    """
+    _check(target, delta, rounds)
+
+    def spent(noise: float) -> float:
+        return epsilon(profile(noise), rounds, delta)
+
+    low, high = 0.0, 1.0
+    while (at_high := spent(high)) > target:
+        low, high = high, high * 2
+        if high > MOST_NOISE:
+            raise UserError(
+                f"epsilon {target:g} at delta {delta:g}: no noise reaches it; raise one of them"
+            )
+    if low == 0.0:
+        low = high / 2
+        while (at_low := spent(low)) <= target:
+            high, at_high = low, at_low
+            low /= 2
+            if low < 1e-3:
+                return high  # less noise than this is none
+    else:
+        at_low = spent(low)
+    # Near a straight line in logarithms: false position, with the Illinois rule against one
+    # end getting stuck.
+    weight_low = weight_high = 1.0
+    while high - low > _PRECISION * high:
+        left = weight_low * (np.log(min(at_low, 1e6)) - np.log(target))
+        right = weight_high * (np.log(max(at_high, 1e-12)) - np.log(target))
+        share = left / (left - right)
+        # stay off the ends, or the bracket would shrink from one side only
+        middle = low * (high / low) ** float(np.clip(share, 0.02, 0.98))
+        value = spent(middle)
+        if value <= target:
+            high, at_high, weight_high = middle, value, 1.0
+            weight_low /= 2
+        else:
+            low, at_low, weight_low = middle, value, 1.0
+            weight_high /= 2
+    return high
+
+
+def rounds_for(target: float, delta: float, profile: Profile) -> int:
+    """The most rounds that stay within the target; 0 if not even one does.
+
+    Guarantees:
+      - that many rounds meet the target; one more does not, or is more than ten million, or more
+        than this delta can be computed for
+    """
+    _check(target, delta)
+    if epsilon(profile, 1, delta) > target:
+        return 0
+    low, high = 1, min(_MOST_ROUNDS, most_rounds(delta)) + 1
+    while high - low > 1:
+        middle = min(2 * low, (low + high) // 2)  # few rounds are quicker to try
+        if epsilon(profile, middle, delta) <= target:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def share_for(
+    target: float, delta: float, rounds: int, profile: Callable[[float], Profile]
+) -> float:
+    """The largest entity share (to 0.02% or 2e-6, at most 2) whose rounds stay within the target.
+
+    Guarantees:
+      - the share returned meets the target; if even a share of 0 does not, this is an error
+    """
+    _check(target, delta, rounds)
+    if epsilon(profile(2.0), rounds, delta) <= target:
+        return 2.0
+    if epsilon(profile(0.0), rounds, delta) > target:
+        raise UserError(
+            f"epsilon {target:g}: this noise does not even protect the user alone so well; raise it"
+        )
+    low, high = 0.0, 2.0
+    while high - low > _PRECISION * max(high, 0.01):
+        middle = (low + high) / 2
+        if epsilon(profile(middle), rounds, delta) <= target:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _check(target: float, delta: float, rounds: int = 1) -> None:
+    check_delta(delta)
+    if rounds < 1:
+        raise UserError(f"rounds {rounds}: must be at least 1")
+    if not target > 0 or not np.isfinite(target):
+        raise UserError(f"epsilon {target}: must be above 0")
+    if delta == 0:
+        raise UserError("delta 0: Gaussian noise has no epsilon at delta 0; choose a delta above 0")

@@ -1,0 +1,138 @@
+"""An append-only file of records, each sealed by the hash of all before it.
+
+One JSON object per line: `{"record": ..., "seal": sha256(previous seal + record)}`. A record is on
+disk before `append` returns. Whoever changes, drops or reorders a line breaks every later seal;
+whoever cuts lines off the end, or seals the whole file anew, is caught by a copy of the last seal
+kept elsewhere (the certificate's).
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from uedp.errors import UserError
+
+Record = Mapping[str, Any]
+_FIRST_SEAL = "0" * 64
+
+
+class Chain:
+    """The records of a file, open for appending by one process at a time.
+
+    Guarantees:
+      - a record for which `append` returned survives the process being killed at any moment
+      - a line that was being written when the process died is removed, and that is recorded
+      - a file changed by any other hand is refused, naming the line
+      - two processes never hold the same file open
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] = path.open("a+b")
+        try:
+            _lock(self._file, path)
+            _sync_folder(path.parent)  # the file may be new
+            self.records, self.seal, torn = _read(self._file, path)
+            if torn:
+                self._file.truncate(self._file.seek(0, os.SEEK_END) - torn)
+                self.append({"kind": "torn line removed", "bytes": torn})
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, record: Record) -> None:
+        """Write one record; it is on disk when this returns."""
+        seal = _seal(self.seal, record)
+        line = _line(record, seal)
+        try:
+            if os.write(self._file.fileno(), line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            os.fsync(self._file.fileno())
+        except BaseException:
+            # how much of the line is on disk is not known: whoever opens the file next will look
+            self._file.close()
+            raise
+        self.records.append(dict(record))
+        self.seal = seal
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Chain":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def read(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """The records of a file and its last seal, without opening it for writing.
+
+    A torn last line is passed over: it was never acknowledged.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such ledger")
+    with path.open("rb") as file:
+        records, seal, _ = _read(file, path)
+    return records, seal
+
+
+def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], str, int]:
+    """Records, last seal, and how many bytes of a torn line stand at the end."""
+    file.seek(0)
+    records: list[dict[str, Any]] = []
+    seal = _FIRST_SEAL
+    for number, line in enumerate(file, 1):
+        record = _record(line, seal)
+        if record is None:
+            # a torn line is short of its end; one that has all but a wrong end was not torn
+            if not line.endswith(b"\n") and _record(line[:-1] + b"\n", seal) is None:
+                return records, seal, len(line)
+            raise UserError(
+                f"{path}:{number}: the ledger was changed here; restore it from a copy, "
+                "or treat this run as without a guarantee"
+            )
+        records.append(record)
+        seal = _seal(seal, record)
+    return records, seal, 0
+
+
+def _record(line: bytes, previous: str) -> dict[str, Any] | None:
+    """The record of a line, if the line is byte for byte what `append` would have written."""
+    try:
+        record: dict[str, Any] = json.loads(line)["record"]
+        return record if line == _line(record, _seal(previous, record)) else None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _line(record: Record, seal: str) -> bytes:
+    entry = {"record": record, "seal": seal}
+    return json.dumps(entry, sort_keys=True, allow_nan=False).encode() + b"\n"
+
+
+def _seal(previous: str, record: Record) -> str:
+    text = json.dumps(record, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(previous.encode() + text.encode()).hexdigest()
+
+
+def _lock(file: IO[bytes], path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(
+            f"{path}: another process is writing this ledger; wait for it, or stop it"
+        ) from None
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

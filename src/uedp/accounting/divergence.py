@@ -1,0 +1,191 @@
+"""Hockey-stick divergences of one round, exact in closed form and vectorised over epsilon.
+
+A round's output differs between the emptied corpus `D` and the full corpus `D'` by Gaussian
+noise `N(0, z^2)` against the same noise shifted by a random amount (`docs/privacy.md`, section
+5). Everything here is in units of the update clip beta.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from scipy import special
+
+Floats = npt.NDArray[np.float64]
+
+# Mass in either tail of a round that is not resolved but counted as infinite loss. A million
+# rounds of it are still 1e-14.
+TAIL = 1e-20
+# Losses beyond this are not told apart: an epsilon of hundreds promises nothing.
+LARGEST = 500.0
+
+
+class Pair(Protocol):
+    """A dominating pair of a round: no adversary sees more than a sample of it.
+
+    `full(eps)` is `H_{e^eps}(P' || P)` and `emptied(eps)` is `H_{e^eps}(P || P')`, with `P` the
+    output on the emptied corpus. Both are non-increasing and convex in `e^eps`.
+    """
+
+    def full(self, epsilons: Floats) -> Floats: ...
+
+    def emptied(self, epsilons: Floats) -> Floats: ...
+
+    def loss_range(self) -> tuple[float, float]:
+        """Losses of `full` between which all but `TAIL` of the mass of `P` and of `P'` lies."""
+
+    def loss_spread(self) -> float:
+        """Standard deviation of the loss, or about: it sets the resolution, not the result."""
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """`N(0, z^2)` against `sum_i p_i N(s_i, z^2)` on a line, shifts `s_i >= 0`."""
+
+    noise: float
+    shifts: tuple[float, ...]
+    probabilities: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        # a shift of no probability would put log 0 into every sum
+        kept = [(s, p) for s, p in zip(self.shifts, self.probabilities, strict=True) if p > 0]
+        object.__setattr__(self, "shifts", tuple(s for s, _ in kept))
+        object.__setattr__(self, "probabilities", tuple(p for _, p in kept))
+
+    @property
+    def trivial(self) -> bool:
+        return not any(self.shifts)
+
+    def full(self, epsilons: Floats) -> Floats:
+        low, high = self.loss_range()
+        result, inside = _outside(epsilons, low, high)
+        eps = epsilons[inside]
+        at = self.threshold(eps)
+        value = self._mass(-at, 1.0) - np.exp(eps + special.log_ndtr(-at / self.noise))
+        result[inside] = np.clip(value, 0.0, 1.0)
+        return result
+
+    def emptied(self, epsilons: Floats) -> Floats:
+        low, high = self.loss_range()
+        result, inside = _outside(epsilons, -high, -low)
+        eps = epsilons[inside]
+        at = self.threshold(-eps)
+        value = special.ndtr(at / self.noise) - np.exp(eps) * self._mass(at, -1.0)
+        result[inside] = np.clip(value, 0.0, 1.0)
+        return result
+
+    def loss(self, at: Floats) -> Floats:
+        """`ln(dP'/dP)` at points of the line."""
+        shifts, logs = np.asarray(self.shifts)[:, None], np.log(self.probabilities)[:, None]
+        value: Floats = special.logsumexp(_exponents(logs, shifts, at, self.noise), axis=0)
+        return value
+
+    def threshold(self, losses: Floats) -> Floats:
+        """Where on the line each loss (above the lowest) is reached."""
+        shifts, logs = np.asarray(self.shifts)[:, None], np.log(self.probabilities)[:, None]
+        return log_sum_root(logs, shifts, losses, self.noise)
+
+    def loss_range(self, tail: float = TAIL) -> tuple[float, float]:
+        if self.trivial:
+            return 0.0, 0.0
+        ends = [
+            s + self.noise * special.ndtri(np.clip(tail / p, 0.0, 0.5)) * -1.0
+            for s, p in zip(self.shifts, self.probabilities, strict=True)
+        ]
+        high = max(ends)
+        low = min(0.0, min(2 * s - e for s, e in zip(self.shifts, ends, strict=True)))
+        low = min(low, self.noise * special.ndtri(tail))
+        lowest, highest = np.clip(self.loss(np.array([low, high])), -LARGEST, LARGEST)
+        return float(lowest), float(highest)
+
+    def loss_spread(self) -> float:
+        if self.trivial:
+            return 0.0
+        nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+        weights = weights / weights.sum()
+        first = second = 0.0
+        for s, p in zip(self.shifts, self.probabilities, strict=True):
+            loss = self.loss(s + self.noise * nodes)
+            first += p * float(weights @ loss)
+            second += p * float(weights @ loss**2)
+        return float(np.sqrt(max(second - first**2, 0.0)))
+
+    def _mass(self, at: Floats, sign: float) -> Floats:
+        """`sum_i p_i Phi((at + sign * s_i) / z)`."""
+        total = np.zeros_like(at)
+        for s, p in zip(self.shifts, self.probabilities, strict=True):
+            total += p * special.ndtr((at + sign * s) / self.noise)
+        return total
+
+
+@dataclass(frozen=True)
+class Revealed:
+    """One of several pairs, drawn with these weights and made known: divergences average."""
+
+    weights: tuple[float, ...]
+    pairs: tuple[Pair, ...]
+
+    def full(self, epsilons: Floats) -> Floats:
+        return self._average("full", epsilons)
+
+    def emptied(self, epsilons: Floats) -> Floats:
+        return self._average("emptied", epsilons)
+
+    def loss_range(self) -> tuple[float, float]:
+        ranges = [pair.loss_range() for pair in self.pairs]
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+    def loss_spread(self) -> float:
+        spreads = [pair.loss_spread() ** 2 for pair in self.pairs]
+        return float(np.sqrt(np.dot(self.weights, spreads)))
+
+    def _average(self, side: str, epsilons: Floats) -> Floats:
+        total = np.zeros_like(epsilons)
+        for weight, pair in zip(self.weights, self.pairs, strict=True):
+            total += weight * getattr(pair, side)(epsilons)
+        return total
+
+
+def _outside(epsilons: Floats, low: float, high: float) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    """Divergences where the losses from `low` to `high` do not reach, and where they do.
+
+    Above all losses nothing but the tail is left, below them `1 - e^eps` and the tail. Losses cut
+    at `LARGEST` are inside, so that what lies beyond keeps its mass.
+    """
+    result = np.maximum(-np.expm1(np.minimum(epsilons, 0.0)), 0.0) + TAIL
+    inside = (epsilons > low) & (epsilons < high) | (np.abs(epsilons) >= LARGEST)
+    return result, inside & (low < high)
+
+
+def log_sum_root(logs: Floats, shifts: Floats, targets: Floats, noise: float) -> Floats:
+    """Where `ln sum_i exp(logs_i + s_i (2y - s_i) / (2 z^2))` equals each target.
+
+    The sum is convex and increasing in `y`, so Newton's steps from the right never overshoot.
+    Terms are rows; shifts are not negative, and every target is above the terms of shift zero.
+    """
+    variance = noise**2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        starts = np.where(
+            (shifts > 0) & np.isfinite(logs),
+            variance * (targets - logs) / shifts + shifts / 2,
+            np.inf,
+        )
+    at: Floats = starts.min(axis=0)
+    for _ in range(200):
+        terms = _exponents(logs, shifts, at, noise)
+        top = terms.max(axis=0)
+        parts = np.exp(terms - top)
+        total = parts.sum(axis=0)
+        excess = top + np.log(total) - targets
+        slope = (parts * shifts).sum(axis=0) / (total * variance)
+        step = np.where(slope > 0, excess / np.where(slope > 0, slope, 1.0), 0.0)
+        at = at - step
+        if np.all(np.abs(step) <= 1e-14 * (np.abs(at) + noise)):
+            break
+    return at
+
+
+def _exponents(logs: Floats, shifts: Floats, at: Floats, noise: float) -> Floats:
+    terms: Floats = logs + shifts * (2 * at - shifts) / (2 * noise**2)
+    return terms

@@ -1,0 +1,168 @@
+"""Rotation's round without revealing whether the lent user was drawn (Theorem 2).
+
+Let `v` be the user the entity is lent to, `r` its update without the entity's sentences and
+`r + a` with them, `b` the update of the user under attack; `|r|, |r + a|, |b| <= 1`, `|a| <= s`.
+With both draws hidden,
+
+    P  = (1-q) N(0) + q N(r)                                            (emptied)
+    P' = (1-q)^2 N(0) + q(1-q) N(b) + q(1-q) N(r+a) + q^2 N(b+r+a)      (full)
+
+`docs/privacy.md` proves for which epsilon one collinear choice of `r, a, b` is the worst; elsewhere
+the bound that reveals the draw (Theorem 1) is used. The coin must always come up (rate 1).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import special
+
+from uedp.accounting.divergence import Floats, Revealed, Shifted
+
+
+@dataclass(frozen=True)
+class HiddenDraw:
+    """The dominating pair of Theorem 2. `full` and `emptied` are bounds, convex once enveloped."""
+
+    noise: float
+    user_rate: float
+    share: float
+
+    @property
+    def revealed(self) -> Revealed:
+        """Theorem 1's pair for the same round."""
+        return revealed_draw(self.noise, self.user_rate, self.share)
+
+    def full(self, epsilons: Floats) -> Floats:
+        return _by_symmetry(epsilons, self._full_above, self._emptied_above)
+
+    def emptied(self, epsilons: Floats) -> Floats:
+        return _by_symmetry(epsilons, self._emptied_above, self._full_above)
+
+    def loss_range(self) -> tuple[float, float]:
+        return self.revealed.loss_range()
+
+    def loss_spread(self) -> float:
+        return self.revealed.loss_spread()
+
+    def _full_above(self, epsilons: Floats) -> Floats:
+        """`H(P' || P)` for epsilon >= 0: worst at `r = 1-s, a = s, b = 1`, if the split allows."""
+        q, z, s = self.user_rate, self.noise, self.share
+        bound = self.revealed.full(epsilons)
+        emptied = _Density(z, (0.0, 1 - s), (1 - q, q))
+        full = _Density(z, (0.0, 1.0, 2.0), ((1 - q) ** 2, 2 * q * (1 - q), q**2))
+        at = _crossing(full, emptied, epsilons)
+        # what is positive at N(b) must be met by what is negative at N(0) alone
+        met = np.log(q) + _log_ratio(1.0, at, z) <= np.log(np.expm1(epsilons) + q)
+        value = full.above(at) - np.exp(epsilons) * emptied.above(at)
+        return np.where(met, np.clip(value, 0.0, bound), bound)
+
+    def _emptied_above(self, epsilons: Floats) -> Floats:
+        """`H(P || P')` for epsilon >= 0: worst at `r = -1, a = s, b = 1`, if the split allows."""
+        q, z, s = self.user_rate, self.noise, self.share
+        bound = self.revealed.emptied(epsilons)
+        emptied = _Density(z, (0.0, -1.0), (1 - q, q))
+        full = _Density(z, (0.0, 1.0, s - 1.0, s), ((1 - q) ** 2, q * (1 - q), q * (1 - q), q**2))
+        at = _crossing(full, emptied, -epsilons)
+        # what is positive at N(0), if anything, must be met by what is negative at N(b) alone
+        positive = np.maximum(1 - np.exp(epsilons) * (1 - q), 0.0)
+        with np.errstate(divide="ignore"):
+            met = np.log(positive) - _log_ratio(1.0, at, z) <= epsilons + np.log(q)
+        value = emptied.below(at) - np.exp(epsilons) * full.below(at)
+        return np.where(met, np.clip(value, 0.0, bound), bound)
+
+
+def revealed_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> Revealed:
+    """Theorem 1's pair: with probability `q_u`, made known, the entity's holder was drawn too."""
+    alone = Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
+    both = Shifted(
+        noise,
+        (0.0, share, 1.0, 1.0 + share),
+        (
+            (1 - coin) * (1 - user_rate),
+            coin * (1 - user_rate),
+            (1 - coin) * user_rate,
+            coin * user_rate,
+        ),
+    )
+    return Revealed((1 - user_rate, user_rate), (alone, both))
+
+
+@dataclass(frozen=True)
+class _Density:
+    """A mixture of Gaussians on a line, shifts of either sign."""
+
+    noise: float
+    shifts: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def log(self, at: Floats) -> Floats:
+        """The log density relative to `N(0)`."""
+        return self.log_and_slope(at)[0]
+
+    def log_and_slope(self, at: Floats) -> tuple[Floats, Floats]:
+        shifts = np.asarray(self.shifts)[:, None]
+        terms = np.log(self.weights)[:, None] + shifts * (2 * at - shifts) / (2 * self.noise**2)
+        top = terms.max(axis=0)
+        parts = np.exp(terms - top)
+        total = parts.sum(axis=0)
+        return top + np.log(total), (parts * shifts).sum(axis=0) / (total * self.noise**2)
+
+    def above(self, at: Floats) -> Floats:
+        return self._mass(at, 1.0)
+
+    def below(self, at: Floats) -> Floats:
+        return self._mass(at, -1.0)
+
+    def _mass(self, at: Floats, side: float) -> Floats:
+        total = np.zeros_like(at)
+        for shift, weight in zip(self.shifts, self.weights, strict=True):
+            total += weight * special.ndtr(side * (shift - at) / self.noise)
+        return total
+
+
+def _log_ratio(shift: float, at: Floats, noise: float) -> Floats:
+    """`ln N(shift) / N(0)` at points of the line."""
+    value: Floats = shift * (2 * at - shift) / (2 * noise**2)
+    return value
+
+
+def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:
+    """A point where the log ratio is the given loss: Newton's steps, kept inside a bracket.
+
+    Where the ratio is not monotone there may be several such points; the bound holds at whichever
+    is found, because the condition under which it is used implies that there is only one.
+    """
+    low = np.full_like(losses, -40.0 * full.noise - 1)
+    high = np.full_like(losses, 1.0)
+    while np.any(short := full.log(high) - emptied.log(high) < losses):
+        high[short] = 2 * high[short] + full.noise
+    at = (low + high) / 2
+    for _ in range(100):
+        up, up_slope = full.log_and_slope(at)
+        down, down_slope = emptied.log_and_slope(at)
+        excess = up - down - losses
+        high, low = np.where(excess >= 0, at, high), np.where(excess >= 0, low, at)
+        slope = up_slope - down_slope
+        newton = at - excess / np.where(slope > 0, slope, np.inf)
+        inside = (newton > low) & (newton < high) & (slope > 0)
+        following = np.where(inside, newton, (low + high) / 2)
+        if np.all(np.abs(following - at) <= 1e-13 * (np.abs(at) + full.noise)):
+            break
+        at = following
+    return at
+
+
+def _by_symmetry(
+    epsilons: Floats, above: Callable[[Floats], Floats], other: Callable[[Floats], Floats]
+) -> Floats:
+    """A divergence at every epsilon from both directions' at epsilon >= 0.
+
+    `H_g(A || B) = 1 - g + g H_{1/g}(B || A)`.
+    """
+    result = np.empty_like(epsilons)
+    positive = epsilons >= 0
+    result[positive] = above(epsilons[positive])
+    g = np.exp(epsilons[~positive])
+    result[~positive] = 1 - g + g * other(-epsilons[~positive])
+    return result

@@ -1,0 +1,165 @@
+"""Who spent how much: every round of a run, and every run on a corpus.
+
+A run first *reserves* its planned rounds in the ledger of its corpus, where a budget that they
+would exceed is refused. It then *spends* rounds in its own ledger, a block at a time and always
+before the block's noisy sums are used; more than was reserved is refused. What a run reserved
+stays reserved if it stops early: the plan is what is certified, because stopping may depend on
+the data.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from uedp.accounting.chain import Chain, read
+from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, guarantee
+from uedp.errors import UserError
+
+RUN_LEDGER = "ledger.jsonl"
+CORPUS_LEDGER = "ledger.jsonl"
+_METHODS: Mapping[str, type[Rotation] | type[UserLevel] | type[Alg]] = {
+    "rotation": Rotation,
+    "user-level": UserLevel,
+    "uedp-alg": Alg,
+}
+
+
+def to_record(profile: Profile) -> dict[str, Any]:
+    """A profile as plain values, `from_record` of which is equal to it."""
+    for name, kind in _METHODS.items():
+        if isinstance(profile, kind):
+            return {"method": name, **asdict(profile)}
+    raise TypeError(f"{type(profile).__name__} cannot be recorded")
+
+
+def from_record(record: Mapping[str, Any]) -> Profile:
+    fields = dict(record)
+    profile: Profile = _METHODS[fields.pop("method")](**fields)
+    return profile
+
+
+def _planned(kind: str, run: str, digest: str, profile: Profile, rounds: int) -> dict[str, Any]:
+    if rounds < 1:
+        raise UserError(f"rounds {rounds}: a run has at least 1")
+    return {
+        "kind": kind,
+        "run": run,
+        "incidence": digest,
+        "profile": to_record(profile),
+        "rounds": rounds,
+    }
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that all runs on one corpus may spend together."""
+
+    epsilon: float
+    delta: float
+
+
+class CorpusLedger:
+    """Every run's reservation on one corpus, keyed by the digest of its incidence.
+
+    Guarantees:
+      - runs on the same incidence add up; runs on another incidence are kept apart
+      - a reservation that would exceed the budget is refused and leaves no trace
+      - reserving again for the same run and the same plan is the same reservation
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / CORPUS_LEDGER
+
+    def reserve(
+        self, run: str, digest: str, profile: Profile, rounds: int, budget: Budget | None = None
+    ) -> None:
+        entry = _planned("reserved", run, digest, profile, rounds)
+        with Chain(self.path) as chain:
+            if entry in chain.records:
+                return
+            if any(old.get("run") == run for old in chain.records):
+                raise UserError(f"run {run} reserved another plan before; start a new run")
+            if budget is not None:
+                total = self._epsilon([*chain.records, entry], digest, budget.delta)
+                if not total <= budget.epsilon:
+                    raise UserError(
+                        f"budget epsilon {budget.epsilon:g} (delta {budget.delta:g}): all runs on "
+                        f"this corpus would come to {total:.4g}; plan fewer rounds or more noise"
+                    )
+            chain.append(entry)
+
+    def epsilon(self, digest: str, delta: float) -> float:
+        """What all runs reserved on an incidence come to."""
+        records, _ = read(self.path)
+        return self._epsilon(records, digest, delta)
+
+    def runs(self, digest: str) -> list[str]:
+        records, _ = read(self.path)
+        return [r["run"] for r in records if r.get("incidence") == digest]
+
+    @staticmethod
+    def _epsilon(records: list[dict[str, Any]], digest: str, delta: float) -> float:
+        rounds = [
+            (from_record(record["profile"]), record["rounds"])
+            for record in records
+            if record.get("incidence") == digest
+        ]
+        return guarantee(rounds).epsilon(delta)
+
+
+class RunLedger:
+    """The rounds of one run.
+
+    Guarantees:
+      - a block of rounds is on disk before `spend` returns
+      - no more rounds are spent than were planned
+      - opening an existing ledger continues it; a plan that differs is refused
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._plan = next(record for record in chain.records if record["kind"] == "plan")
+
+    @classmethod
+    @contextmanager
+    def open(
+        cls, folder: Path, run: str, digest: str, profile: Profile, rounds: int
+    ) -> Iterator["RunLedger"]:
+        plan = _planned("plan", run, digest, profile, rounds)
+        with Chain(folder / RUN_LEDGER) as chain:
+            planned = [record for record in chain.records if record["kind"] == "plan"]
+            if not planned:
+                chain.append(plan)
+            elif planned[0] != plan:
+                raise UserError(f"{chain.path}: this run was planned differently; start a new run")
+            yield cls(chain)
+
+    @property
+    def spent(self) -> int:
+        """Rounds that may have been used."""
+        return spent_rounds(self._chain.records)
+
+    @property
+    def left(self) -> int:
+        return int(self._plan["rounds"]) - self.spent
+
+    @property
+    def seal(self) -> str:
+        return self._chain.seal
+
+    def spend(self, rounds: int = 1) -> None:
+        """Enter rounds before their noisy sums are used."""
+        if rounds < 1:
+            raise ValueError("at least one round is spent at a time")
+        if rounds > self.left:
+            raise UserError(
+                f"{self._chain.path}: {self.spent} of {self._plan['rounds']} planned rounds are "
+                "spent; no more may be run"
+            )
+        self._chain.append({"kind": "rounds", "first": self.spent, "count": rounds})
+
+
+def spent_rounds(records: list[dict[str, Any]]) -> int:
+    return sum(record["count"] for record in records if record["kind"] == "rounds")

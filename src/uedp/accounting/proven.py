@@ -1,0 +1,302 @@
+"""What is proven: from how a method samples to the epsilon it guarantees.
+
+A `Profile` says how one round treats a user and an entity; it gives the dominating pairs of
+`docs/privacy.md`, one per kind of entity, and rounds of them compose. Symbols are the paper's:
+`q_u` user rate, `q_e` entity rate, `q_s` extended rate, `z` noise, `s` entity share, all in
+units of the update clip beta.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from scipy import stats
+
+from uedp.accounting.divergence import Pair, Revealed, Shifted
+from uedp.accounting.hidden import HiddenDraw, revealed_draw
+from uedp.accounting.losses import (
+    Losses,
+    compose,
+    discretise,
+    most_rounds,
+    smallest_delta,
+    step_for,
+)
+from uedp.errors import UserError
+
+# Binomial outcomes rarer than this, and beyond so many, are counted as a larger one.
+_RARE = 1e-18
+_MOST_OUTCOMES = 400
+_NO_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
+MOST_NOISE = 1e7
+
+
+class Profile(Protocol):
+    """How one round of a method treats those it protects."""
+
+    @property
+    def noise(self) -> float: ...
+
+    @property
+    def user_rate(self) -> float: ...
+
+    def pairs(self) -> Mapping[str, Pair]:
+        """A dominating pair for each thing that is protected together with a user."""
+
+
+@dataclass(frozen=True)
+class UserLevel:
+    """User-level DP-SGD: Poisson-drawn users, one clipped update each. Entities: no guarantee."""
+
+    noise: float
+    user_rate: float
+
+    def __post_init__(self) -> None:
+        _check(self.noise, user_rate=self.user_rate)
+
+    def pairs(self) -> Mapping[str, Pair]:
+        return {"user": _user(self.noise, self.user_rate)}
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Rotation (section 5): a user, and an entity that moves one drawn user's update by `share`.
+
+    `extended_share` is the share of a sentence without detected entities; with one sentence per
+    entity and round it equals the entity share, and that is the default.
+    `reveal_draw=True` asks for Theorem 1 even where Theorem 2 applies, as a cross-check.
+    """
+
+    noise: float
+    user_rate: float
+    entity_share: float
+    entity_rate: float = 1.0
+    extended_share: float | None = None
+    extended_rate: float = 1.0
+    reveal_draw: bool = False
+
+    def __post_init__(self) -> None:
+        _check(
+            self.noise,
+            user_rate=self.user_rate,
+            entity_rate=self.entity_rate,
+            extended_rate=self.extended_rate,
+        )
+        for name, share in (("entity", self.entity_share), ("extended", self.extended_share)):
+            if share is not None and not 0 <= share <= 2:
+                raise UserError(
+                    f"{name} share {share}: must lie in 0..2, in units of the update clip"
+                )
+
+    def pairs(self) -> Mapping[str, Pair]:
+        extended = self.entity_share if self.extended_share is None else self.extended_share
+        return {
+            "user and entity": self._pair(self.entity_share, self.entity_rate),
+            "user and sentence": self._pair(extended, self.extended_rate),
+        }
+
+    def _pair(self, share: float, coin: float) -> Pair:
+        if share == 0 or coin == 0:
+            return _user(self.noise, self.user_rate)
+        if coin == 1 and self.user_rate < 1 and not self.reveal_draw:
+            return HiddenDraw(self.noise, self.user_rate, share)
+        return revealed_draw(self.noise, self.user_rate, share, coin)
+
+
+@dataclass(frozen=True)
+class Missed:
+    """Rotation for an entity whose mention was missed, or has another id, in `holders` more users.
+
+    `per_user` sentences at most of such a user are selected; each moves its update by
+    `sentence_share` (`c / beta`). The worse of two cases counts: the user it is lent to is none
+    of these, or one of them.
+    """
+
+    rotation: Rotation
+    holders: int
+    per_user: int
+    sentence_share: float
+
+    def __post_init__(self) -> None:
+        if self.holders < 0 or self.per_user < 0 or not 0 <= self.sentence_share <= 2:
+            raise UserError(
+                f"missed in {self.holders} users, {self.per_user} sentences each, "
+                f"share {self.sentence_share}: must not be negative, the share at most 2"
+            )
+
+    @property
+    def noise(self) -> float:
+        return self.rotation.noise
+
+    @property
+    def user_rate(self) -> float:
+        return self.rotation.user_rate
+
+    def pairs(self) -> Mapping[str, Pair]:
+        base = self.rotation
+        missed = min(2.0, self.per_user * self.sentence_share)
+        lent_too = min(2.0, base.entity_share + self.per_user * self.sentence_share)
+        cases = {
+            "lent elsewhere": (self.holders, 0.0, base.entity_share),
+            "lent to one of them": (self.holders - 1, missed, lent_too),
+        }
+        return {
+            name: self._pair(others, missed, tails, heads)
+            for name, (others, tails, heads) in cases.items()
+            if others >= 0
+        }
+
+    def _pair(self, others: int, missed: float, tails: float, heads: float) -> Pair:
+        base = self.rotation
+        q, coin = base.user_rate, base.entity_rate
+        weights, pairs = [], []
+        for count, chance in _binomial(others, q):
+            for drawn, probability in ((False, 1 - q), (True, q)):
+                alone = count * missed
+                a = ((alone + tails, 1 - coin), (alone + heads, coin)) if drawn else ((alone, 1.0),)
+                weights.append(chance * probability)
+                pairs.append(_with_user(base.noise, q, a))
+        return Revealed(tuple(weights), tuple(pairs))
+
+
+@dataclass(frozen=True)
+class Alg:
+    """UeDP-Alg as published (section 3), for an entity that `holders` other users mention.
+
+    `noise` is the paper's `z`; in units of `max(w_u) beta` its noise is `z (q_u |U| + 1)`.
+    """
+
+    noise: float
+    user_rate: float
+    users: int
+    holders: int
+    emptied_update_is_zero: bool = True
+
+    def __post_init__(self) -> None:
+        _check(self.noise, user_rate=self.user_rate)
+        if not 0 <= self.holders < self.users:
+            raise UserError(f"holders {self.holders}: must lie in 0..{self.users - 1}")
+
+    def pairs(self) -> Mapping[str, Pair]:
+        scale = self.noise * (self.user_rate * self.users + 1)
+        own = 1.0 if self.emptied_update_is_zero else 2.0
+        cases = list(_binomial(self.holders, self.user_rate))
+        pairs = tuple(
+            _with_user(scale, self.user_rate, ((2.0 * count, 1.0),), own) for count, _ in cases
+        )
+        return {"user and entity": Revealed(tuple(chance for _, chance in cases), pairs)}
+
+
+_NO_LOSS = Losses(1.0, 0, np.ones(1), 0.0)
+_ALL_LOST = Losses(1.0, 0, np.zeros(1), 1.0)
+
+Rounds = Sequence[tuple[Profile, int]]
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The composed losses of some rounds, for each thing protected and each direction."""
+
+    losses: Mapping[str, tuple[Losses, Losses]]
+    rounds: int
+
+    def epsilon(self, delta: float) -> float:
+        """The smallest epsilon that holds for everything protected, in both directions."""
+        check_delta(delta)
+        if delta > 0 and self.rounds > most_rounds(delta):
+            raise UserError(
+                f"delta {delta:g}: lost in rounding after {self.rounds:,} rounds; "
+                f"choose at least {1.1 * smallest_delta(self.rounds):.1g}"
+            )
+        return max(
+            side.epsilon(delta) for directions in self.losses.values() for side in directions
+        )
+
+    def delta(self, epsilon: float) -> float:
+        return max(side.delta(epsilon) for both in self.losses.values() for side in both)
+
+
+def guarantee(rounds: Rounds) -> Guarantee:
+    """Compose rounds, which may differ, for everything that all of them protect.
+
+    Guarantees:
+      - both directions are composed on their own; the larger epsilon counts
+      - the order of the rounds does not matter
+      - the result is never below the true value
+    """
+    for _, count in rounds:
+        if count < 0:
+            raise UserError(f"rounds {count}: must not be negative")
+    # a round that draws no one reads nothing
+    rounds = [(profile, count) for profile, count in rounds if count and profile.user_rate]
+    if not rounds:
+        return Guarantee({"nothing happened": (_NO_LOSS, _NO_LOSS)}, 0)
+    if any(profile.noise < _NO_NOISE for profile, _ in rounds):
+        return Guarantee({"no noise": (_ALL_LOST, _ALL_LOST)}, 0)
+    kinds = [profile.pairs() for profile, _ in rounds]
+    if len({tuple(kind) for kind in kinds}) > 1:
+        raise UserError("rounds that protect different things do not add up to one guarantee")
+    counts = [count for _, count in rounds]
+    composed: dict[tuple[Pair, ...], tuple[Losses, Losses]] = {}
+    result = {}
+    for name in kinds[0]:
+        pairs = tuple(kind[name] for kind in kinds)
+        if pairs not in composed:  # an entity and a sentence often have the same pair
+            composed[pairs] = _composed(pairs, counts)
+        result[name] = composed[pairs]
+    return Guarantee(result, sum(counts))
+
+
+def _composed(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[Losses, Losses]:
+    step = step_for(pairs)
+    sides = [discretise(pair, step) for pair in pairs]
+    return (
+        compose([(full, n) for (full, _), n in zip(sides, counts, strict=True)]),
+        compose([(emptied, n) for (_, emptied), n in zip(sides, counts, strict=True)]),
+    )
+
+
+def epsilon(profile: Profile, rounds: int, delta: float) -> float:
+    """The proven epsilon of equal rounds."""
+    return guarantee([(profile, rounds)]).epsilon(delta)
+
+
+def check_delta(delta: float) -> None:
+    if not 0 <= delta < 1:
+        raise UserError(f"delta {delta}: must lie in 0..1, below 1")
+
+
+def _check(noise: float, **rates: float) -> None:
+    if not 0 <= noise <= MOST_NOISE:
+        raise UserError(f"noise {noise}: must lie in 0..{MOST_NOISE:g}")
+    for name, rate in rates.items():
+        if not 0 <= rate <= 1:
+            raise UserError(f"{name.replace('_', ' ')} {rate}: must lie in 0..1")
+
+
+def _user(noise: float, user_rate: float) -> Shifted:
+    return Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
+
+
+def _with_user(
+    noise: float, user_rate: float, others: Sequence[tuple[float, float]], own: float = 1.0
+) -> Shifted:
+    """Shifts of others, each with a chance, plus the user's own with probability `q_u`."""
+    shifts = tuple(shift + mine for shift, _ in others for mine in (0.0, own))
+    chances = tuple(c * p for _, c in others for p in (1 - user_rate, user_rate))
+    return Shifted(noise, shifts, chances)
+
+
+def _binomial(count: int, rate: float) -> list[tuple[int, float]]:
+    """Outcomes and chances, some outcomes counted as larger ones: fewer is safer."""
+    mean, variance = count * rate, count * rate * (1 - rate)
+    # Bernstein's inequality: farther from the mean than this lies at most `_RARE`
+    reach = -np.log(_RARE) / 3 + np.sqrt(np.log(_RARE) ** 2 / 9 - 2 * np.log(_RARE) * variance)
+    low, high = max(int(mean - reach), 0), min(int(np.ceil(mean + reach)), count)
+    chances = stats.binom.pmf(np.arange(low, high + 1), count, rate)
+    stride = -(-len(chances) // _MOST_OUTCOMES)
+    grouped = np.add.reduceat(chances, np.arange(0, len(chances), stride)) / chances.sum()
+    largest = np.minimum(low + stride * np.arange(1, len(grouped) + 1) - 1, high)
+    cases = [*zip(largest.tolist(), grouped.tolist(), strict=True), (count, 2 * _RARE)]
+    return [(n, p) for n, p in cases if p > 0]

@@ -1,0 +1,214 @@
+"""Closed forms against brute force: one round, exactly."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.accounting.worlds import Law, divergence, random_worlds, rotation_laws, worst_worlds
+from uedp.accounting.divergence import Pair, Revealed, Shifted
+from uedp.accounting.hidden import HiddenDraw, revealed_draw
+from uedp.accounting.losses import compose, discretise, step_for
+
+TEN = np.array([-1.0, -0.3, -0.05, 0.0, 0.01, 0.05, 0.2, 0.7, 1.5, 3.0])
+
+
+def line(shifts, chances) -> Law:
+    return Law(np.asarray(shifts, dtype=float), np.asarray(chances, dtype=float))
+
+
+def exact(upper: Law, lower: Law, noise: float, epsilon: float) -> float:
+    """By quadrature of the positive part on a fine grid; good to about 1e-9."""
+    edge = max(np.abs(upper.means).max(), np.abs(lower.means).max()) + 10 * noise
+    at = np.linspace(-edge, edge, 200_001)
+    gap = upper.density(at, noise) - np.exp(epsilon) * lower.density(at, noise)
+    return float(np.maximum(gap, 0).sum() * (at[1] - at[0]))
+
+
+@pytest.mark.parametrize("noise", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize(
+    "shifts", [((0, 1), (0.9, 0.1)), ((0, 0.3, 1, 1.3), (0.6, 0.2, 0.1, 0.1)), ((2, 3), (0.5, 0.5))]
+)
+def test_closed_form_is_the_quadrature(noise, shifts):
+    pair, mixture, plain = Shifted(noise, *shifts), line(*shifts), line([0.0], [1.0])
+    for epsilon, full, emptied in zip(TEN, pair.full(TEN), pair.emptied(TEN), strict=True):
+        assert full == pytest.approx(exact(mixture, plain, noise, epsilon), abs=1e-8)
+        assert emptied == pytest.approx(exact(plain, mixture, noise, epsilon), abs=1e-8)
+
+
+PAIRS = {
+    "user": Shifted(0.8, (0, 1), (0.95, 0.05)),
+    "revealed": revealed_draw(1.3, 0.05, 0.5),
+    "coin": revealed_draw(1.3, 0.2, 0.5, coin=0.4),
+    "hidden": HiddenDraw(1.04, 0.05, 0.5),
+    "hidden, little noise": HiddenDraw(0.35, 0.3, 0.33),
+    "hidden, half drawn": HiddenDraw(2.0, 0.5, 1.5),
+    "far": Revealed(
+        (0.5, 0.5), (Shifted(3.0, (2, 3), (0.9, 0.1)), Shifted(3.0, (8, 9), (0.9, 0.1)))
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_discretised_is_never_below_and_close(pair: Pair):
+    full, emptied = discretise(pair, step_for([pair]))
+    for epsilon, true_full, true_emptied in zip(
+        TEN, pair.full(TEN), pair.emptied(TEN), strict=True
+    ):
+        for found, true in (
+            (full.delta(epsilon), true_full),
+            (emptied.delta(epsilon), true_emptied),
+        ):
+            assert found >= true - 1e-13
+            assert found == pytest.approx(true, rel=2e-3, abs=1e-5)
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_discretised_masses_are_a_distribution(pair: Pair):
+    for side in discretise(pair, step_for([pair])):
+        assert (side.masses >= 0).all()
+        assert side.masses.sum() + side.infinite == pytest.approx(1, abs=1e-9)
+
+
+def test_direction_matters():
+    """A check that forgets one direction would pass with the other's smaller numbers."""
+    pair = Shifted(0.8, (0, 1), (0.95, 0.05))
+    assert pair.full(TEN)[-1] > 2 * pair.emptied(TEN)[-1]
+
+
+def assert_sound(pair: Pair, full: Law, emptied: Law, noise: float) -> float:
+    """No epsilon at which the world diverges by more than the pair; the closest ratio."""
+    closest = 0.0
+    for epsilon, above, below in zip(TEN, pair.full(TEN), pair.emptied(TEN), strict=True):
+        for bound, true in (
+            (above, divergence(full, emptied, noise, epsilon)),
+            (below, divergence(emptied, full, noise, epsilon)),
+        ):
+            assert true <= bound + 1e-9
+            if bound > 1e-3:
+                closest = max(closest, true / bound)
+    return closest
+
+
+@pytest.mark.parametrize("coin", [1.0, 0.5])
+@pytest.mark.parametrize(
+    ("q", "share", "noise"), [(0.1, 0.3, 0.7), (0.4, 0.5, 0.5), (0.6, 1.5, 1.2)]
+)
+def test_no_small_world_exceeds_the_theorems(q, share, noise, coin):
+    rng = np.random.default_rng(7)
+    closest = 0.0
+    for world in random_worlds(rng, 25, share):
+        full, emptied = rotation_laws(world, q, coin, share)
+        pairs: list[Pair] = [revealed_draw(noise, q, share, coin)]
+        # a sentence without entities is its own entity with coin 1: only coin 1 is certified so
+        if coin == 1:
+            pairs.append(HiddenDraw(noise, q, share))
+        for pair in pairs:
+            closest = max(closest, assert_sound(pair, full, emptied, noise))
+    assert closest > 0.8  # the attack has teeth: some world comes close
+
+
+def test_two_sentences_per_entity():
+    rng = np.random.default_rng(3)
+    for world in random_worlds(rng, 25, 0.25):
+        full, emptied = rotation_laws(world, 0.3, 1.0, 0.5, m=2)
+        assert_sound(HiddenDraw(0.6, 0.3, 0.5), full, emptied, 0.6)
+
+
+def test_hidden_draw_is_attained():
+    """Theorem 2 is tight: its extremal worlds reach the bound where its condition holds."""
+    q, noise, share = 0.1, 1.0, 0.4
+    pair = HiddenDraw(noise, q, share)
+    both = [(1 - q) ** 2, q * (1 - q), q * (1 - q), q**2]
+    agree = (line([0, 1 - share], [1 - q, q]), line([0, 1, 1, 2], both))
+    oppose = (line([0, -1], [1 - q, q]), line([0, 1, share - 1, share], both))
+    for epsilon in (0.1, 0.5, 1.0):
+        at = np.array([epsilon])
+        assert pair.full(at)[0] == pytest.approx(
+            exact(agree[1], agree[0], noise, epsilon), abs=1e-8
+        )
+        assert pair.emptied(at)[0] == pytest.approx(exact(*oppose, noise, epsilon), abs=1e-8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    q=st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 0.95]),
+    noise=st.floats(0.25, 6),
+    share=st.sampled_from([0.05, 0.1, 0.2, 0.33, 0.5, 0.8, 1.0, 1.5, 2.0]),
+    b=st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1)),
+    r=st.one_of(st.sampled_from([-1.0, 0.0, 1.0]), st.floats(-1, 1)),
+    a=st.one_of(st.sampled_from([-1.0, 1.0]), st.floats(-1, 1)),
+)
+def test_no_line_exceeds_the_hidden_draw(q, noise, share, b, r, a):
+    """Theorem 2's bound against any r, a, b on a line, both directions, many epsilons."""
+    after = float(np.clip(r + a * share, -1, 1))
+    full = line([0, b, after, b + after], [(1 - q) ** 2, q * (1 - q), q * (1 - q), q**2])
+    emptied = line([0, r], [1 - q, q])
+    assert_sound(HiddenDraw(noise, q, share), full, emptied, noise)
+
+
+# --- accountants that are wrong in the ways one gets wrong, and must be caught -------------------
+
+
+def caught(pair: Pair, q: float, coin: float, share: float, noise: float) -> bool:
+    for world in worst_worlds():
+        full, emptied = rotation_laws(world, q, coin, share)
+        try:
+            assert_sound(pair, full, emptied, noise)
+        except AssertionError:
+            return True
+    return False
+
+
+class OneDirection:
+    """Forgets that the emptied corpus may look likelier, too."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+
+    def full(self, epsilons):
+        return self._pair.emptied(epsilons)
+
+    def emptied(self, epsilons):
+        return self._pair.emptied(epsilons)
+
+
+Q, SHARE, NOISE = 0.3, 0.5, 0.5
+WRONG = {
+    "forgets one direction": (OneDirection(HiddenDraw(NOISE, Q, SHARE)), 1.0),
+    "product of rates as one rate": (Shifted(NOISE, (0, 1 + SHARE), (1 - Q * 0.5, Q * 0.5)), 0.5),
+    "holder's draw hidden as if its rest were zero": (
+        Shifted(
+            NOISE,
+            (0, SHARE, 1, 1 + SHARE),
+            ((1 - Q) ** 2, Q * (1 - Q), Q * (1 - Q), Q**2),
+        ),
+        1.0,
+    ),
+    "entity left out": (Shifted(NOISE, (0, 1), (1 - Q, Q)), 1.0),
+    "share taken too small": (HiddenDraw(NOISE, Q, SHARE * 0.7), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_accountant_is_caught(name):
+    pair, coin = WRONG[name]
+    assert caught(pair, Q, coin, SHARE, NOISE)
+
+
+def test_the_right_ones_are_not():
+    assert not caught(HiddenDraw(NOISE, Q, SHARE), Q, 1.0, SHARE, NOISE)
+    assert not caught(revealed_draw(NOISE, Q, SHARE, 0.5), Q, 0.5, SHARE, NOISE)
+
+
+def test_composition_of_unlike_rounds_is_pessimistic():
+    """Two different Gaussians compose to a third, known one."""
+    first, second = Shifted(2.0, (1.0,), (1.0,)), Shifted(3.0, (1.0,), (1.0,))
+    together = Shifted(1 / np.sqrt(1 / 4 + 1 / 9), (1.0,), (1.0,))
+    step = step_for([first, second])
+    parts = [(discretise(first, step)[0], 1), (discretise(second, step)[0], 1)]
+    for epsilon, true in zip(TEN, together.full(TEN), strict=True):
+        for order in (parts, parts[::-1]):
+            found = compose(order).delta(epsilon)
+            assert found >= true - 1e-12
+            assert found == pytest.approx(true, abs=1e-5)
