@@ -1,16 +1,37 @@
 """Train language models so that neither a user nor an entity named in the text can be inferred."""
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-from uedp.corpus.readers import Columns, Source, read
-from uedp.corpus.sentence import Sentence, Span
-from uedp.corpus.store import Corpus
-from uedp.entities.breakdown import breakdown
-from uedp.entities.coverage import coverage
-from uedp.entities.deidentify import deidentify
-from uedp.entities.detection import Detection, detect
-from uedp.errors import UserError
-from uedp.incidence import Incidence
+if TYPE_CHECKING:
+    from uedp.corpus.readers import Columns, Source, read
+    from uedp.corpus.sentence import Sentence, Span
+    from uedp.corpus.store import Corpus
+    from uedp.entities.breakdown import breakdown
+    from uedp.entities.coverage import coverage
+    from uedp.entities.deidentify import deidentify
+    from uedp.entities.detection import Detection, detect
+    from uedp.errors import UserError
+    from uedp.incidence import Incidence
+
+# Imported when first asked for: one part should not pay for the libraries of another.
+_HOME = {
+    "Columns": "uedp.corpus.readers",
+    "Corpus": "uedp.corpus.store",
+    "Detection": "uedp.entities.detection",
+    "Incidence": "uedp.incidence",
+    "Sentence": "uedp.corpus.sentence",
+    "Source": "uedp.corpus.readers",
+    "Span": "uedp.corpus.sentence",
+    "UserError": "uedp.errors",
+    "breakdown": "uedp.entities.breakdown",
+    "coverage": "uedp.entities.coverage",
+    "deidentify": "uedp.entities.deidentify",
+    "detect": "uedp.entities.detection",
+    "read": "uedp.corpus.readers",
+}
 
 __all__ = [
     "Columns",
@@ -27,3 +48,9 @@ __all__ = [
     "detect",
     "read",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'uedp' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

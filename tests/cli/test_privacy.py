@@ -4,134 +4,269 @@ import json
 
 import pytest
 
-from uedp.accounting.certificate import CERTIFICATE, Shape, issue
-from uedp.accounting.ledger import RunLedger
+from uedp.accounting.certificate import CERTIFICATE, Shape, issue, schema
+from uedp.accounting.ledger import RUN_LEDGER, RunLedger
 from uedp.accounting.proven import Rotation, epsilon
 
+PUBLISHED = (
+    "account published --users 946 --users-per-round 50 --entity-rate 0.5 --sensitive 11176 "
+    "--sentences 14040 --noise 2 --rounds 50 --delta 1e-5"
+).split()
+PROVEN = "account proven --user-rate 0.05 --rounds 200 --noise 1.039 --entity-share 0.5".split()
+ALG = "account alg --users 946 --user-rate 0.052854 --noise 2 --rounds 50".split()
+CALIBRATE = "calibrate --epsilon 8 --user-rate 0.05".split()
 
-def answer(outcome):
-    assert outcome.code == 0, outcome.err
+
+def answer(run, *arguments):
+    outcome = run(*arguments, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
     return json.loads(outcome.out)
 
 
-def test_published(run):
-    found = answer(
-        run(
-            *"account published --method f_e_plus --users 946 --users-per-round 50".split(),
-            *"--entity-rate .5 --sensitive 11176 --sentences 14040 --noise 2 --rounds 50".split(),
-            *"--delta 1e-5 --json".split(),
-        )
-    )
-    assert found["epsilon"] == pytest.approx(0.52, abs=0.01)
+# --- account --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "printed"), [("f_e_plus", 0.52), ("f_e", 0.62), ("user", 1.18)])
+def test_published(run, method, printed):
+    found = answer(run, *PUBLISHED, "--method", method)
+    assert found["epsilon"] == pytest.approx(printed, abs=0.01)
     assert found["guarantee"] is False
     assert "not a privacy guarantee" in found["words"]
+    assert "not a privacy guarantee" in run(*PUBLISHED, "--method", method).out
 
 
 def test_proven(run):
-    how = "account proven --user-rate .05 --rounds 200 --noise 1.039 --entity-share .5".split()
-    found = answer(run(*how, "--json"))
-    assert found["epsilon"] == pytest.approx(8, rel=0.01)
+    found = answer(run, *PROVEN, "--delta", "1e-5")
+    assert found["epsilon"] == pytest.approx(8, rel=0.02)
     assert found["guarantee"] is True
+    assert found["delta"] == 1e-5
     assert "one user together with one sensitive entity" in found["words"]
-    assert "these texts emptied" in found["words"]
-    coin = answer(run(*how, "--entity-rate", 0.5, "--extended-rate", 0.5, "--json"))
-    assert coin["epsilon"] != found["epsilon"]
-    user = answer(run(*how[:-1], 0, "--json"))
-    assert "Entities that several users mention are not protected" in user["words"]
+    assert "emptied" in found["words"]
+    assert "differentially private" in run(*PROVEN).out
+
+
+def test_proven_with_coins(run):
+    both = answer(run, *PROVEN, "--entity-rate", "0.5", "--extended-rate", "0.5")
+    one = answer(run, *PROVEN, "--entity-rate", "0.5")
+    assert both["epsilon"] < one["epsilon"]
+
+
+def test_share_zero_is_user_level_and_says_so(run):
+    found = answer(run, *PROVEN[:-1], "0")
+    assert found["epsilon"] < 8
+    assert "Entities that several users mention are not protected" in found["words"]
+
+
+def test_no_noise_is_no_guarantee(run):
+    line = "account proven --user-rate 0.05 --rounds 2 --noise 0 --entity-share 0.5".split()
+    found = answer(run, *line)
+    assert found["epsilon"] is None
+    assert found["guarantee"] is False
+    assert found["words"].startswith("This run has no privacy guarantee.")
+    assert "none that is finite" in run(*line).out
 
 
 def test_alg(run):
-    how = "account alg --users 946 --holders 12 --user-rate 0.0528541 --noise 2 --rounds 50".split()
-    found = answer(run(*how, "--json"))
-    assert found["epsilon"] == pytest.approx(0.542, abs=0.002)
+    found = answer(run, *ALG, "--holders", "10")
+    assert found["epsilon"] == pytest.approx(0.48, abs=0.01)
     assert found["guarantee"] is True
+    assert "at most the stated number of other users" in found["words"]
 
 
-def test_no_finite_epsilon_is_no_guarantee(run):
-    how = "account proven --user-rate .05 --rounds 200 --noise 0 --entity-share .5".split()
-    found = answer(run(*how, "--json"))
-    assert found["epsilon"] is None
-    assert found["guarantee"] is False
-    assert "none that is finite" in run(*how).out
+# --- calibrate ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("missing", ["noise", "rounds", "entity-share"])
-def test_calibrate_finds_what_is_left_out(run, missing):
-    given = {"noise": 1.2, "rounds": 200, "entity-share": 0.3}
-    del given[missing]
-    flags = [part for name, value in given.items() for part in (f"--{name}", value)]
-    found = answer(run("calibrate", "--epsilon", 6, "--user-rate", 0.05, *flags, "--json"))
-    profile = Rotation(found["noise"], 0.05, found["entity_share"])
-    assert epsilon(profile, found["rounds"], 1e-5) <= 6
-    assert found["epsilon"] > 5.9
+def test_calibrate_noise(run):
+    found = answer(run, *CALIBRATE, "--rounds", "50", "--entity-share", "0.33")
+    assert found["epsilon"] <= 8
+    assert found["epsilon"] == epsilon(Rotation(found["noise"], 0.05, 0.33), 50, 1e-5)
     assert found["guarantee"] is True
+    assert "differentially private" in found["words"]
+    assert found["rounds"] == 50
 
 
-def test_plan_from_counts_and_from_a_corpus(run, conll, tmp_path):
-    few = "--user-rate .1 --user-rate .2 --rounds 50 --entity-share .2 --entity-share .5".split()
-    counts = ("plan", "--epsilon", 8, "--users", 1000, "--sentences", 12000, *few)
-    found = answer(run(*counts, "--json"))
-    merits = [option["merit"] for option in found["options"]]
-    assert len(merits) == 4
-    assert merits == sorted(merits, reverse=True)
-    plot = tmp_path / "p.svg"
-    shown = run(*counts, "--plot", plot)
+def test_calibrate_rounds(run):
+    found = answer(run, *CALIBRATE, "--noise", "1.0", "--entity-share", "0")
+    assert found["epsilon"] <= 8
+    assert isinstance(found["rounds"], int)
+
+
+def test_calibrate_share(run):
+    found = answer(run, *CALIBRATE, "--noise", "1.0", "--rounds", "50")
+    assert 0 < found["entity_share"] < 2
+    assert found["epsilon"] <= 8
+
+
+def test_printed_numbers_meet_the_target_when_typed_in_again(run):
+    """Six digits are printed, each rounded to the safe side."""
+    line = [*CALIBRATE, "--rounds", "50", "--entity-share", "0.3"]
+    shown = dict(row.split(": ") for row in run(*line).out.splitlines()[:4])
+    exact = answer(run, *line)
+    assert float(shown["noise"]) >= exact["noise"]
+    assert float(shown["noise"]) == pytest.approx(exact["noise"], rel=1e-5)
+    assert shown["rounds"] == "50"
+    assert shown["entity share"] == "0.3"
+    found = dict(
+        row.split(": ")
+        for row in run(*CALIBRATE, "--rounds", "50", "--noise", "1.1").out.splitlines()[:4]
+    )
+    assert epsilon(Rotation(1.1, 0.05, float(found["entity share"])), 50, 1e-5) <= 8
+    assert found["noise"] == "1.1"
+
+
+# --- plan -----------------------------------------------------------------------------------------
+
+OPTIONS = (
+    "--user-rate 0.1 --user-rate 0.3 --rounds 20 --entity-share 0.5 --entity-share 0.1".split()
+)
+
+
+def test_plan_from_counts(run):
+    line = ["plan", "--epsilon", "4", "--users", "100", "--sentences", "400", *OPTIONS]
+    options = answer(run, *line)["options"]
+    assert len(options) == 4
+    assert [row["merit"] for row in options] == sorted((r["merit"] for r in options), reverse=True)
+    for row in options:
+        profile = Rotation(row["noise"], row["user_rate"], row["entity_share"])
+        assert epsilon(profile, row["rounds"], 1e-5) <= 4
+        assert row["users_per_round"] == pytest.approx(100 * row["user_rate"])
+        assert row["merit"] > 0
+    shown = run(*line, "--best", "2").out
+    assert "epsilon 4, delta 1e-05" in shown
+    assert shown.count("0.5") + shown.count("0.1 ") >= 2
+    assert "(few)" in shown
+
+
+def test_plan_counts_less_than_a_sentence_per_user(run):
+    line = ["plan", "--epsilon", "4", "--users", "10000000000", "--sentences", "1000000000"]
+    only = ["--user-rate", "0.1", "--rounds", "5", "--entity-share", "0.5"]
+    (option,) = answer(run, *line, *only)["options"]
+    assert option["merit"] > 0
+
+
+def test_plan_from_a_corpus_with_a_plot(run, conll, tmp_path):
+    run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", tmp_path / "corpus")
+    plot = tmp_path / "curve.png"
+    shown = run(
+        "plan", tmp_path / "corpus", "--epsilon", "4", *OPTIONS[:2], *OPTIONS[4:], "--plot", plot
+    )
+    assert shown.code == 0
     assert "merit" in shown.out
-    assert plot.read_text().startswith("<?xml")
-    run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", tmp_path / "c")
-    small = run("plan", tmp_path / "c", "--epsilon", 8, *few)
-    assert "(few)" in small.out
+    assert str(plot) in shown.out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+# --- certificate ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def run_folder(tmp_path):
-    shape = Shape(digest="d" * 64, users=30, sentences=400, entities=250)
-    with RunLedger.open(tmp_path, "r", shape.digest, Rotation(1.5, 0.1, 0.3), 50) as ledger:
-        ledger.spend(50)
-    issue(tmp_path, 1e-5, shape)
-    return tmp_path
+def folder(tmp_path):
+    made = tmp_path / "run"
+    made.mkdir()
+    with RunLedger.open(made, "run-1", "d" * 64, Rotation(20.0, 0.5, 0.33), 20) as ledger:
+        ledger.spend(20)
+    issue(made, 1e-5, Shape(digest="d" * 64, users=9, sentences=99, entities=5))
+    return made
 
 
-def test_certificate(run, run_folder):
-    shown = run("certificate", "show", run_folder)
-    assert shown.out.startswith("The model is (")
-    assert "not protected" in shown.out
-    assert answer(run("certificate", "show", run_folder, "--json"))["rounds_planned"] == 50
-    assert answer(run("certificate", "verify", run_folder, "--json"))["verified"] is True
-    path = run_folder / CERTIFICATE
-    path.write_text(path.read_text().replace('"rounds_planned": 50', '"rounds_planned": 5'))
-    refused = run("certificate", "verify", run_folder)
+def test_certificate_show(run, folder):
+    shown = run("certificate", "show", folder)
+    assert shown.code == 0
+    for words in (
+        "differentially private",
+        "user alone",
+        "missed in 10 users",
+        "that a user took part",
+        "who chose the clip bounds",
+        "20, 20",
+    ):
+        assert words in shown.out
+    assert answer(run, "certificate", "show", folder) == json.loads(
+        (folder / CERTIFICATE).read_text()
+    )
+
+
+def test_certificate_verify(run, folder):
+    assert run("certificate", "verify", folder).out.startswith("verified: ledger intact")
+    found = answer(run, "certificate", "verify", folder)
+    assert found["verified"] is True
+    path = folder / CERTIFICATE
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "epsilon": 0.5}))
+    refused = run("certificate", "verify", folder)
     assert refused.code == 2
-    assert "rounds_planned is 5" in refused.err
+    assert "epsilon is 0.5, not" in refused.err
+    assert refused.err.count("\n") == 1
+    path.write_text(json.dumps(values))
+    ledger = folder / RUN_LEDGER
+    ledger.write_bytes(ledger.read_bytes().replace(b'"count": 20', b'"count": 19'))
+    assert "ledger was changed" in run("certificate", "verify", folder).err
 
 
-def test_schema(run):
-    assert answer(run("certificate", "schema"))["title"] == "Certificate"
+def test_certificate_schema(run):
+    assert json.loads(run("certificate", "schema").out) == schema()
 
 
-REFUSED = {
-    "rate": ("account proven --user-rate 1.5 --rounds 2 --noise 1 --entity-share .5", "user rate"),
-    "share": (
-        "account proven --user-rate .5 --rounds 2 --noise 1 --entity-share 3",
-        "entity share",
-    ),
-    "delta": (
-        "account proven --user-rate .5 --rounds 2 --noise 1 --entity-share 1 --delta 1e-300",
-        "lost in rounding",
-    ),
-    "rounds": ("account proven --user-rate .5 --rounds -2 --noise 1 --entity-share 1", "rounds -2"),
-    "holders": ("account alg --users 9 --holders 9 --user-rate .1 --noise 1 --rounds 2", "holders"),
-    "epsilon": ("calibrate --epsilon 0 --user-rate .1 --rounds 9 --entity-share .1", "epsilon"),
-    "two missing": ("calibrate --epsilon 1 --user-rate .1 --rounds 9", "exactly one"),
-    "no counts": ("plan --epsilon 8", "--users"),
-    "no run": ("certificate verify nowhere", "nowhere"),
-}
+# --- what is refused ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_user_errors_are_one_line(case, run):
-    command, expected = REFUSED[case]
-    outcome = run(*command.split())
-    assert outcome.code == 2
-    assert len(outcome.err.splitlines()) == 1
-    assert expected in outcome.err
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (
+            "users per round 99",
+            "account published --method user --users 9 --users-per-round 99 --noise 2 --rounds 5",
+        ),
+        (
+            "noise 0",
+            "account published --method user --users 9 --users-per-round 3 --noise 0 --rounds 5",
+        ),
+        ("user rate 2", "account proven --user-rate 2 --rounds 5 --noise 1 --entity-share 0.1"),
+        ("entity share 3", "account proven --user-rate 0.1 --rounds 5 --noise 1 --entity-share 3"),
+        (
+            "entity share nan",
+            "account proven --user-rate 0.1 --rounds 5 --noise 1 --entity-share nan",
+        ),
+        ("noise -1", "account proven --user-rate 0.1 --rounds 5 --noise -1 --entity-share 0.1"),
+        ("rounds -5", "account proven --user-rate 0.1 --rounds -5 --noise 1 --entity-share 0.1"),
+        (
+            "delta 1",
+            "account proven --user-rate 0.1 --rounds 5 --noise 1 --entity-share 0.1 --delta 1",
+        ),
+        (
+            "lost in rounding",
+            "account proven --user-rate 0.1 --rounds 5 --noise 1 --entity-share 0.1 --delta 1e-300",
+        ),
+        ("holders 9", "account alg --users 9 --holders 9 --user-rate 0.1 --noise 1 --rounds 5"),
+        ("left out: noise, rounds, entity share", "calibrate --epsilon 8 --user-rate 0.1"),
+        (
+            "left out: none",
+            "calibrate --epsilon 8 --user-rate 0.1 --rounds 5 --noise 1 --entity-share 0.1",
+        ),
+        ("epsilon 0.0", "calibrate --epsilon 0 --user-rate 0.1 --rounds 5 --entity-share 0.1"),
+        (
+            "delta 0",
+            "calibrate --epsilon 1 --user-rate 0.1 --rounds 5 --entity-share 0.1 --delta 0",
+        ),
+        (
+            "not even one round",
+            "calibrate --epsilon 0.01 --user-rate 0.5 --noise 0.5 --entity-share 0.1",
+        ),
+        (
+            "does not even protect the user",
+            "calibrate --epsilon 0.01 --user-rate 0.5 --noise 0.5 --rounds 5",
+        ),
+        ("give a corpus folder", "plan --epsilon 8"),
+        ("must be above 0", "plan --epsilon 8 --users 0 --sentences 5"),
+        ("user rate 7", "plan --epsilon 8 --users 5 --sentences 5 --user-rate 7"),
+        ("no certificate", "certificate show nowhere"),
+        ("no certificate", "certificate verify nowhere"),
+    ],
+)
+def test_refusals_are_one_line_and_code_two(run, words, line):
+    refused = run(*line.split())
+    assert refused.code == 2
+    assert refused.out == ""
+    assert refused.err.startswith("error: ")
+    assert refused.err.count("\n") == 1
+    assert words in refused.err

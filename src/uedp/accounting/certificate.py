@@ -188,9 +188,13 @@ def _compute(
     plan = next((record for record in records if record.get("kind") == "plan"), None)
     if plan is None:
         raise UserError(f"{folder / RUN_LEDGER}: holds no plan; the run never began")
-    if plan["incidence"] != shape.digest:
+    try:
+        profile, rounds, spent = from_record(plan["profile"]), plan["rounds"], spent_rounds(records)
+        run, digest = plan["run"], plan["incidence"]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{folder / RUN_LEDGER}: not the ledger of a run: {error}") from None
+    if digest != shape.digest:
         raise UserError(f"{folder / CERTIFICATE}: incidence.digest is not the one in the ledger")
-    profile, rounds, spent = from_record(plan["profile"]), plan["rounds"], spent_rounds(records)
     if spent > rounds:
         raise UserError(f"{folder / RUN_LEDGER}: {spent} rounds spent, {rounds} planned")
     value = epsilon(profile, rounds, delta)
@@ -214,7 +218,7 @@ def _compute(
         rounds_spent=spent,
         setup=setup,
         incidence=shape,
-        run=plan["run"],
+        run=run,
         ledger_seal=seal,
         versions=versions,
         created=created,

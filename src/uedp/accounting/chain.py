@@ -36,8 +36,8 @@ class Chain:
         self._file: IO[bytes] = path.open("a+b")
         try:
             _lock(self._file, path)
-            _sync_folder(path.parent)  # the file may be new
             self.records, self.seal, torn = _read(self._file, path)
+            _sync_folder(path.parent)  # the file may be new
             if torn:
                 self._file.truncate(self._file.seek(0, os.SEEK_END) - torn)
                 self.append({"kind": "torn line removed", "bytes": torn})

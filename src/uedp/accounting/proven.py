@@ -28,6 +28,7 @@ from uedp.errors import UserError
 # Binomial outcomes rarer than this, and beyond so many, are counted as a larger one.
 _RARE = 1e-18
 _MOST_OUTCOMES = 400
+_TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
 _NO_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
 MOST_NOISE = 1e7
 
@@ -99,9 +100,10 @@ class Rotation:
     def _pair(self, share: float, coin: float) -> Pair:
         if share == 0 or coin == 0:
             return _user(self.noise, self.user_rate)
-        if coin == 1 and self.user_rate < 1 and not self.reveal_draw:
-            return HiddenDraw(self.noise, self.user_rate, share)
-        return revealed_draw(self.noise, self.user_rate, share, coin)
+        rate, share = max(self.user_rate, _TINY), max(share, _TINY)
+        if coin == 1 and rate < 1 and not self.reveal_draw:
+            return HiddenDraw(self.noise, rate, share)
+        return revealed_draw(self.noise, rate, share, coin)
 
 
 @dataclass(frozen=True)
@@ -207,7 +209,7 @@ class Guarantee:
         if delta > 0 and self.rounds > most_rounds(delta):
             raise UserError(
                 f"delta {delta:g}: lost in rounding after {self.rounds:,} rounds; "
-                f"choose at least {1.1 * smallest_delta(self.rounds):.1g}"
+                f"choose at least {1.05 * smallest_delta(self.rounds):.2g}"
             )
         return max(
             side.epsilon(delta) for directions in self.losses.values() for side in directions

@@ -1,0 +1,1 @@
+"""One private round: draw, lend, select, clip twice, add noise."""

@@ -1,0 +1,5 @@
+"""Per-sentence and per-user clipping at the cost of little more than ordinary training."""
+
+from uedp.mechanism.clip.engine import ClippedSum, Engine
+
+__all__ = ["ClippedSum", "Engine"]

@@ -1,0 +1,255 @@
+"""Who takes part in a round, and with which sentences (`docs/privacy.md`, section 5).
+
+Everything here reads the incidence and nothing else. A round's work is proportional to what the
+drawn users touch, not to the corpus: priorities and selection order are hashes of ids, so they
+are the same for a user or sentence whoever else was drawn, and need not be made for all.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from uedp.errors import UserError
+from uedp.incidence import Incidence, Ints, Rows
+
+Floats = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Words = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a round samples. Rates are probabilities.
+
+    `per_entity` is how many selected sentences of a user may mention one entity (the `m` of the
+    theorem); None lifts the limit, and each sentence's clip is divided by its `crowding` instead.
+    `per_user` is the most sentences of a user in a round.
+    """
+
+    user_rate: float
+    entity_rate: float = 1.0
+    extended_rate: float = 1.0
+    per_entity: int | None = 1
+    per_user: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("user_rate", "entity_rate", "extended_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UserError(f"{name} {getattr(self, name)}: must lie in 0..1")
+        for name in ("per_entity", "per_user"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name} {value}: must be at least 1")
+
+
+@dataclass(frozen=True, eq=False)
+class Participants:
+    """The drawn users of a round and their sentences.
+
+    `sentences[i]` are those of `users[i]`; a drawn user with none has an empty row. For each
+    sentence, `crowding` is how many selected sentences of its user mention its most frequent
+    entity, at least 1.
+    """
+
+    users: Ints
+    sentences: Rows
+    crowding: Ints
+
+
+def draw_users(users: int, rate: float, rng: np.random.Generator) -> Ints:
+    """Every user independently with the same probability; none is an ordinary outcome."""
+    return np.flatnonzero(rng.random(users) < rate)
+
+
+def lend(incidence: Incidence, entities: Ints, key: int) -> Ints:
+    """The user each of these entities is lent to in the round of this key.
+
+    Guarantees:
+      - an entity is lent to exactly one of its holders, each equally likely over keys
+      - depends on nothing but the incidence and the key, never on who was drawn
+      - one order of users decides for all entities, so that who wins one tends to win others
+    """
+    holders = incidence.holders.take(entities)
+    return holders.argmin_of(_hash(holders.values, key))
+
+
+def select(
+    incidence: Incidence, users: Ints, sampling: Sampling, key: int
+) -> tuple[Ints, Ints, Rows]:
+    """Sentences of the given users that the round may use, before coins.
+
+    Returns for each selected sentence its place in `users` and its id, and its entities.
+
+    Guarantees:
+      - every entity of a selected sentence is lent to its user
+      - no entity is in more than `per_entity` selected sentences, no user has more than
+        `per_user`
+      - what is selected for a user is the same whichever other users are asked for
+    """
+    own = incidence.user_sentences.take(users)
+    place = np.repeat(np.arange(len(users)), own.counts)
+    sentences = own.values
+    mentions = incidence.sentence_entities.take(sentences)
+    needed, which = np.unique(mentions.values, return_inverse=True)
+    lent = lend(incidence, needed, key)
+    elsewhere = lent[which] != np.repeat(users[place], mentions.counts)
+    usable = ~_any_per_row(mentions, elsewhere)
+    place, sentences, mentions = place[usable], sentences[usable], mentions.where(usable)
+
+    order = _hash(sentences, key ^ _SELECTION)
+    chosen = _at_most(mentions, order, sampling.per_entity)
+    chosen = _first_of_each(place, order, chosen, sampling.per_user)
+    return place[chosen], sentences[chosen], mentions.where(chosen)
+
+
+def draw(
+    incidence: Incidence, sampling: Sampling, rng: np.random.Generator, key: int
+) -> Participants:
+    """One round of rotation. `rng` is secret (draws and coins); `key` need not be.
+
+    Guarantees:
+      - a user is drawn with probability `user_rate`, independently of all else
+      - coins are flipped after selection: an entity's coin decides over its selected sentences
+        and changes nothing else
+    """
+    users = draw_users(incidence.users, sampling.user_rate, rng)
+    place, sentences, mentions = select(incidence, users, sampling, key)
+    crowding = _crowding(place, mentions)
+    heads = _coins(mentions, sampling, rng)
+    return _participants(users, place[heads], sentences[heads], crowding[heads])
+
+
+def _coins(mentions: Rows, sampling: Sampling, rng: np.random.Generator) -> Mask:
+    """Which selected sentences keep all their coins; one coin per entity and round."""
+    entities, which = np.unique(mentions.values, return_inverse=True)
+    tails = rng.random(len(entities)) >= sampling.entity_rate
+    extended = mentions.counts == 0
+    own_tails = extended & (rng.random(len(mentions)) >= sampling.extended_rate)
+    kept: Mask = ~(_any_per_row(mentions, tails[which]) | own_tails)
+    return kept
+
+
+# --- UeDP-Alg's own sampling ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedParticipants:
+    """Users and sentences of a UeDP-Alg round; a sentence counts once per sampled entity in it."""
+
+    users: Ints
+    sentences: Rows
+    weights: Floats
+
+
+def draw_alg(
+    incidence: Incidence,
+    sampling: Sampling,
+    rng: np.random.Generator,
+    entity_weights: Floats,
+    extended_weight: float = 1.0,
+) -> WeightedParticipants:
+    """UeDP-Alg (section 2): a sentence is used if any of its entities was sampled.
+
+    Its weight is the sum of the weights of the sampled entities it mentions; an extended
+    sentence's is `extended_weight` if it was sampled.
+    """
+    users = draw_users(incidence.users, sampling.user_rate, rng)
+    own = incidence.user_sentences.take(users)
+    place = np.repeat(np.arange(len(users)), own.counts)
+    mentions = incidence.sentence_entities.take(own.values)
+    entities, which = np.unique(mentions.values, return_inverse=True)
+    sampled = rng.random(len(entities)) < sampling.entity_rate
+    value = np.where(sampled, entity_weights[entities], 0.0)
+    weights: Floats = np.bincount(
+        mentions.row_of_value(), value[which], minlength=len(mentions)
+    ).astype(np.float64)
+    extended = mentions.counts == 0
+    weights[extended] = extended_weight * (rng.random(int(extended.sum())) < sampling.extended_rate)
+    used = weights > 0
+    chosen = _participants(users, place[used], own.values[used], np.ones(int(used.sum()), int))
+    return WeightedParticipants(chosen.users, chosen.sentences, weights[used])
+
+
+# --- vectors -------------------------------------------------------------------------------------
+
+_SELECTION = 0x5E1EC7
+
+
+def _hash(ids: Ints, key: int) -> Words:
+    """A fixed random-looking 64-bit word per id and key (the finaliser of SplitMix64)."""
+    with np.errstate(over="ignore"):
+        word = ids.astype(np.uint64) + np.uint64((key * 0x9E3779B97F4A7C15) % 2**64)
+        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return word ^ (word >> np.uint64(31))
+
+
+def _any_per_row(rows: Rows, flags: Mask) -> Mask:
+    return np.bincount(rows.row_of_value()[flags], minlength=len(rows)) > 0
+
+
+def _at_most(mentions: Rows, order: Words, limit: int | None) -> Mask:
+    """Rows taken in the given order, each value at most `limit` times: sequential, vectorised.
+
+    A row is decided once, for each of its values, the earlier rows that were taken or are still
+    open are fewer than the limit (taken), or those that were taken already reach it (left out).
+    """
+    taken = np.ones(len(mentions), dtype=np.bool_)
+    if limit is None or not len(mentions.values):
+        return taken
+    row = mentions.row_of_value()
+    by_value = np.lexsort((order[row], mentions.values))
+    row, value = row[by_value], mentions.values[by_value]
+    first = np.flatnonzero(np.diff(value, prepend=-1))
+    starts = np.repeat(first, np.diff(np.append(first, len(value))))
+    open_ = np.ones(len(mentions), dtype=np.bool_)
+    taken[:] = mentions.counts == 0
+    open_ &= ~taken
+    while open_.any():
+        taken_before = _count_before(taken[row], starts)
+        open_before = _count_before(open_[row], starts)
+        full = np.zeros(len(mentions), dtype=np.bool_)
+        full[row[taken_before >= limit]] = True
+        waiting = np.zeros(len(mentions), dtype=np.bool_)
+        waiting[row[taken_before + open_before >= limit]] = True
+        taken |= open_ & ~full & ~waiting
+        open_ &= waiting & ~full
+    return taken
+
+
+def _count_before(flags: Mask, starts: Ints) -> Ints:
+    """For each position, how many flags are set before it in its segment."""
+    before: Ints = np.cumsum(flags) - flags
+    return before - before[starts]
+
+
+def _first_of_each(place: Ints, order: Words, chosen: Mask, limit: int | None) -> Mask:
+    """Of the chosen, the first `limit` of each place in the given order."""
+    if limit is None or not chosen.any():
+        return chosen
+    inside = np.flatnonzero(chosen)
+    sequence = inside[np.lexsort((order[inside], place[inside]))]
+    owner = place[sequence]
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    rank = np.arange(len(owner)) - np.repeat(first, np.diff(np.append(first, len(owner))))
+    kept = np.zeros_like(chosen)
+    kept[sequence[rank < limit]] = True
+    return kept
+
+
+def _crowding(place: Ints, mentions: Rows) -> Ints:
+    """How often the most frequent entity of each sentence was selected for its user."""
+    result = np.ones(len(mentions), dtype=np.int64)
+    if len(mentions.values):
+        # an entity is lent to one user, so counting by entity is counting by user and entity
+        _, which, counts = np.unique(mentions.values, return_inverse=True, return_counts=True)
+        np.maximum.at(result, mentions.row_of_value(), counts[which])
+    return result
+
+
+def _participants(users: Ints, place: Ints, sentences: Ints, crowding: Ints) -> Participants:
+    counts = np.bincount(place, minlength=len(users)) if len(place) else np.zeros(len(users), int)
+    offsets: npt.NDArray[Any] = np.concatenate([[0], np.cumsum(counts)])
+    return Participants(users, Rows(offsets, sentences), crowding)

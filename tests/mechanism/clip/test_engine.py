@@ -1,0 +1,312 @@
+"""The fast path against the oracle: random small nets, and real architectures."""
+
+import copy
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from uedp.errors import UserError
+from uedp.mechanism.clip import ClippedSum, Engine
+from uedp.mechanism.clip.reference import clipped_sum
+
+VOCABULARY = 37
+
+
+def agree(
+    model: nn.Module,
+    losses: Callable[[nn.Module, list[int]], Tensor],
+    owners: Sequence[int],
+    sentence_clip: float,
+    update_clip: float,
+    tolerance: float = 1e-5,
+) -> ClippedSum:
+    """The engine's sum and norms are the oracle's, to the relative tolerance."""
+    users = max(owners) + 1
+    weights = torch.linspace(0.4, 1.0, users)
+    clips = sentence_clip * torch.linspace(0.5, 1.0, len(owners))
+    exact = copy.deepcopy(model).double()
+    expected, norms = clipped_sum(
+        exact,
+        lambda i: losses(exact, [i])[0],
+        owners,
+        clips.tolist(),
+        update_clip,
+        weights.tolist(),
+    )
+    found = Engine(model).clipped_sum(
+        lambda order: losses(model, list(order)), owners, clips, update_clip, weights
+    )
+    scale = max(float(norms.max()), 1e-12)
+    assert float((found.sentence_norms - norms).abs().max()) <= tolerance * scale
+    total = torch.sqrt(sum((t**2).sum() for t in expected))
+    difference = torch.sqrt(
+        sum(
+            ((found.gradients[p] if p in found.gradients else torch.zeros_like(p)) - t).pow(2).sum()
+            for p, t in zip(
+                (p for p in model.parameters() if p.requires_grad), expected, strict=True
+            )
+        )
+    )
+    assert float(difference) <= tolerance * float(total) + 1e-9
+    return found
+
+
+class Net(nn.Module):
+    """A little of everything: embedding, norm, a nonlinearity, linears with and without bias."""
+
+    def __init__(self, width: int, inner: int, tied: bool, norm: str, bias: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Embedding(16, width)
+        self.norm = nn.LayerNorm(width) if norm == "layer" else nn.RMSNorm(width, eps=1e-6)
+        self.up = nn.Linear(width, inner, bias=bias)
+        self.down = nn.Linear(inner, width, bias=bias)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
+        # float32 itself loses the gradient of a sentence that is predicted almost surely
+        nn.init.normal_(self.embed.weight, std=0.3)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1])[None]
+        x = self.embed(ids) + self.positions(places)
+        x = x + self.down(torch.tanh(self.up(self.norm(x))))
+        return self.head(x)
+
+
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """One value per sentence: the mean over its own tokens; padding counts for nothing."""
+    found = nn.functional.cross_entropy(
+        logits.transpose(1, 2), labels, ignore_index=-100, reduction="none"
+    )
+    return found.sum(1) / (labels != -100).sum(1).clamp(min=1)
+
+
+def ragged(lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
+    """Ids padded with zeros, and a mask."""
+    generator = torch.Generator().manual_seed(seed)
+    longest = max(lengths)
+    ids = torch.randint(1, VOCABULARY, (len(lengths), longest), generator=generator)
+    mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
+    return ids * mask, mask
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    owners=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    width=st.sampled_from([1, 3, 8, 24]),
+    inner=st.sampled_from([1, 5, 32]),
+    tied=st.booleans(),
+    norm=st.sampled_from(["layer", "rms"]),
+    bias=st.booleans(),
+    clips=st.tuples(st.sampled_from([1e-3, 0.3, 100.0]), st.sampled_from([1e-3, 0.5, 100.0])),
+    seed=st.integers(0, 10**6),
+)
+def test_random_nets(owners, width, inner, tied, norm, bias, clips, seed):
+    torch.manual_seed(seed)
+    model = Net(width, inner, tied, norm, bias)
+    lengths = torch.randint(1, 8, (len(owners),)).tolist()
+    ids, mask = ragged(lengths, seed)
+    labels = ids.masked_fill(~mask, -100)
+
+    def losses(net: nn.Module, order: list[int]) -> Tensor:
+        return token_losses(net(ids[order]), labels[order])
+
+    agree(model, losses, owners, *clips, tolerance=2e-5)
+
+
+def language_models() -> dict[str, Callable[[], nn.Module]]:
+    small = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 4}
+    gpt2 = {"n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "bos_token_id": 0}
+    drops = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "eos_token_id": 0}
+    wide = {"hidden_size": 16, "intermediate_size": 32}
+    return {
+        "gpt2": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=VOCABULARY, **gpt2, **drops)
+        ),
+        "llama, grouped-query, tied": lambda: transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(
+                **small, **wide, num_key_value_heads=2, tie_word_embeddings=True
+            )
+        ),
+        "gpt-neox": lambda: transformers.GPTNeoXForCausalLM(
+            transformers.GPTNeoXConfig(
+                **small, **wide, max_position_embeddings=16, bos_token_id=0, eos_token_id=0
+            )
+        ),
+    }
+
+
+OWNERS = [0, 1, 0, 2, 1, 0, 3, 3]
+LENGTHS = [5, 9, 3, 12, 7, 2, 12, 4]
+
+
+def next_token(net: nn.Module, order: list[int]) -> Tensor:
+    ids, mask = ragged(LENGTHS, 3)
+    logits = net(input_ids=ids[order], attention_mask=mask[order].long()).logits
+    labels = ids.masked_fill(~mask, -100)[order]
+    return token_losses(logits[:, :-1], labels[:, 1:])
+
+
+def freeze_all_but(model: nn.Module, part: str) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(part in name)
+
+
+@pytest.mark.parametrize("how", ["full", "lora", "last layer"])
+@pytest.mark.parametrize("name", language_models())
+def test_architectures(name, how):
+    import peft
+
+    torch.manual_seed(0)
+    model = language_models()[name]().eval()
+    if how == "lora":
+        target = {"gpt2": ["c_attn"], "gpt-neox": ["query_key_value"]}.get(
+            name, ["q_proj", "v_proj"]
+        )
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=4, target_modules=target, fan_in_fan_out=name == "gpt2")
+        )
+        for parameter in model.parameters():  # B starts at zero; give it a gradient for A
+            if parameter.requires_grad:
+                nn.init.normal_(parameter, std=0.1)
+    elif how == "last layer":
+        freeze_all_but(model, ".1.")
+    found = agree(model, next_token, OWNERS, 0.8, 1.0)
+    trained = {p for p in model.parameters() if p.requires_grad}
+    assert set(found.gradients) == trained
+    assert all(p.grad is None for p in model.parameters())  # no ordinary gradients were formed
+
+
+def test_classifier():
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+        num_labels=4,
+    )
+    model = transformers.BertForSequenceClassification(config).eval()
+    ids, mask = ragged(LENGTHS, 3)
+    labels = torch.arange(len(LENGTHS)) % 4
+
+    def losses(net: nn.Module, order: list[int]) -> Tensor:
+        logits = net(input_ids=ids[order], attention_mask=mask[order].long()).logits
+        return nn.functional.cross_entropy(logits, labels[order], reduction="none")
+
+    agree(model, losses, OWNERS, 0.5, 0.7)
+
+
+def test_a_layer_called_twice_in_one_pass():
+    """Shared layers see their calls end to end."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = nn.Embedding(VOCABULARY, 6)
+            self.layer = nn.Linear(6, 6)
+            self.head = nn.Linear(6, VOCABULARY)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(torch.tanh(self.layer(torch.tanh(self.layer(self.embed(ids))))))
+
+    torch.manual_seed(1)
+    ids, mask = ragged(LENGTHS, 5)
+    labels = ids.masked_fill(~mask, -100)
+    agree(
+        Twice(), lambda net, order: token_losses(net(ids[order]), labels[order]), OWNERS, 0.3, 0.4
+    )
+
+
+def test_chunks_add_up():
+    torch.manual_seed(0)
+    model = language_models()["gpt2"]().eval()
+    engine = Engine(model)
+    clips, weights = torch.full((8,), 0.5), torch.ones(4)
+    whole = engine.clipped_sum(lambda o: next_token(model, list(o)), OWNERS, clips, 1.0, weights)
+    parts: dict[nn.Parameter, Tensor] = {}
+    for users in ((0, 3), (1, 2)):
+        inside = [i for i, owner in enumerate(OWNERS) if owner in users]
+        found = engine.clipped_sum(
+            lambda o, inside=inside: next_token(model, [inside[i] for i in o]),
+            [OWNERS[i] for i in inside],
+            clips[inside],
+            1.0,
+            weights,
+        )
+        for parameter, gradient in found.gradients.items():
+            parts[parameter] = parts.get(parameter, 0) + gradient
+    for parameter, gradient in whole.gradients.items():
+        torch.testing.assert_close(parts[parameter], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_every_update_is_bounded():
+    torch.manual_seed(0)
+    model = language_models()["gpt2"]().eval()
+    for user in range(4):
+        weights = torch.zeros(4)
+        weights[user] = 1.0
+        found = Engine(model).clipped_sum(
+            lambda o: next_token(model, list(o)), OWNERS, torch.full((8,), 0.2), 0.3, weights
+        )
+        norm = torch.sqrt(sum((g**2).sum() for g in found.gradients.values()))
+        assert float(norm) <= 0.3 * (1 + 1e-5)
+
+
+def test_bfloat16_autocast_keeps_norms_in_float32():
+    torch.manual_seed(0)
+    model = language_models()["llama, grouped-query, tied"]().eval()
+
+    def losses(net: nn.Module, order: list[int]) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return next_token(net, order)
+
+    engine = Engine(model)
+    clips, weights = torch.full((8,), 0.5), torch.ones(4)
+    half = engine.clipped_sum(lambda o: losses(model, list(o)), OWNERS, clips, 1.0, weights)
+    full = engine.clipped_sum(lambda o: next_token(model, list(o)), OWNERS, clips, 1.0, weights)
+    assert half.sentence_norms.dtype == torch.float32
+    torch.testing.assert_close(half.sentence_norms, full.sentence_norms, rtol=0.03, atol=0.01)
+    assert all(g.dtype == torch.float32 for g in half.gradients.values())
+
+
+class Unruly(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+
+class DoubleLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (nn.Conv2d(1, 1, 1), r"part \(Conv2d\)"),
+        (nn.BatchNorm1d(3), "mixes sentences"),
+        (DoubleLinear(2, 2), r"part \(DoubleLinear\)"),
+        (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
+    ],
+)
+def test_what_cannot_be_clipped_is_refused_by_name(part, why):
+    with pytest.raises(UserError, match=why):
+        Engine(Unruly(part))
+
+
+def test_a_reduced_loss_is_refused():
+    model = language_models()["gpt2"]().eval()
+    with pytest.raises(UserError, match="one value per sentence"):
+        Engine(model).clipped_sum(
+            lambda o: next_token(model, list(o)).mean(), OWNERS, torch.ones(8), 1.0, torch.ones(4)
+        )
+    assert all(p.requires_grad for p in model.parameters())  # left as it was
