@@ -123,10 +123,10 @@ def test_a_share_of_almost_nothing_is_found_soon():
     """The user alone meets the target by a hair: the search must not halve its way to zero."""
     noise = 1.0
     target = epsilon(UserLevel(noise, 0.05), 100, DELTA) * (1 + 1e-12)
-    began = time.monotonic()
+    began = time.process_time()
     share = share_for(target, DELTA, 100, lambda s: Rotation(noise, 0.05, s))
     assert share < 0.01
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 def user(z: float) -> Profile:
@@ -152,7 +152,7 @@ def user(z: float) -> Profile:
     ],
 )
 def test_nonsense_is_refused_by_name(words, bad):
-    began = time.monotonic()
+    began = time.process_time()
     with pytest.raises(UserError, match=words):
         bad()
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5

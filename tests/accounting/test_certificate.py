@@ -146,7 +146,6 @@ def test_no_noise_is_no_guarantee(tmp_path):
     [
         (UserLevel(1.0, 0.05), "Entities that several users mention are not protected"),
         (Alg(2.0, 0.05, 946, 12), "at most the stated number"),
-        (Alg(2.0, 0.05, 946, 12, emptied_update_is_zero=False), "at most the stated number"),
     ],
 )
 def test_other_methods(tmp_path, profile, words):
@@ -155,14 +154,6 @@ def test_other_methods(tmp_path, profile, words):
     assert words in shown.statement
     assert shown.missed_mentions == ()
     assert verify(folder) == shown
-
-
-def test_user_alone_keeps_what_an_emptied_user_does(tmp_path):
-    moving, still = (
-        issue(make_run(tmp_path / str(zero), Alg(2.0, 0.05, 946, 12, zero)), 1e-5, SHAPE)
-        for zero in (False, True)
-    )
-    assert moving.epsilon_user_alone > 1.5 * still.epsilon_user_alone
 
 
 def test_words_never_promise_more_than_the_number():

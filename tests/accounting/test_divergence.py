@@ -147,6 +147,36 @@ def test_no_line_exceeds_the_hidden_draw(q, noise, share, b, r, a):
     assert_sound(HiddenDraw(noise, q, share), full, emptied, noise)
 
 
+def test_a_shoulder_and_a_cliff():
+    """A search for the threshold that stops short gives a value below the truth.
+
+    At these settings Newton's steps swing between a flat and a steep part for ever.
+    """
+    noise, q, share, epsilon = 0.5, 0.001, 0.5, 0.04096999249812453
+    both = [(1 - q) ** 2, q * (1 - q), q * (1 - q), q**2]
+    full, emptied = line([0, 1, share - 1, share], both), line([0, -1], [1 - q, q])
+    true = exact(emptied, full, noise, epsilon)
+    assert true > 7e-5
+    assert HiddenDraw(noise, q, share).emptied(np.array([epsilon]))[0] >= true - 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    q=st.floats(1e-4, 0.02),
+    noise=st.floats(0.3, 1.5),
+    share=st.floats(0.05, 2.0),
+)
+def test_bounds_fall_with_epsilon_and_cover_both_extremal_worlds_at_small_rates(q, noise, share):
+    pair = HiddenDraw(noise, q, share)
+    grid = np.linspace(-8, 8, 400)
+    for side in (pair.full(grid), pair.emptied(grid)):
+        assert (np.diff(side) <= 1e-12).all()  # a value that was missed would show as a dent
+    both = [(1 - q) ** 2, q * (1 - q), q * (1 - q), q**2]
+    for r in (1 - share, -1.0):
+        full, emptied = line([0, 1, r + share, 1 + r + share], both), line([0, r], [1 - q, q])
+        assert_sound(pair, full, emptied, noise)
+
+
 # --- accountants that are wrong in the ways one gets wrong, and must be caught -------------------
 
 

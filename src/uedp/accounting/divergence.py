@@ -147,6 +147,32 @@ class Revealed:
         return total
 
 
+@dataclass(frozen=True)
+class Worst:
+    """Any of several pairs, another in every round: the largest divergence at each epsilon.
+
+    A maximum of convex functions is convex, so this is the divergence of a pair, and it dominates
+    each of them.
+    """
+
+    pairs: tuple[Pair, ...]
+
+    def full(self, epsilons: Floats) -> Floats:
+        largest: Floats = np.maximum.reduce([pair.full(epsilons) for pair in self.pairs])
+        return largest
+
+    def emptied(self, epsilons: Floats) -> Floats:
+        largest: Floats = np.maximum.reduce([pair.emptied(epsilons) for pair in self.pairs])
+        return largest
+
+    def loss_range(self) -> tuple[float, float]:
+        ranges = [pair.loss_range() for pair in self.pairs]
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
+
+    def loss_spread(self) -> float:
+        return min(pair.loss_spread() for pair in self.pairs)
+
+
 def _outside(epsilons: Floats, low: float, high: float) -> tuple[Floats, npt.NDArray[np.bool_]]:
     """Divergences where the losses from `low` to `high` do not reach, and where they do.
 

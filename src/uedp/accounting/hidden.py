@@ -96,11 +96,12 @@ class _Density:
     shifts: tuple[float, ...]
     weights: tuple[float, ...]
 
-    def log(self, at: Floats) -> Floats:
-        """The log density relative to `N(0)`."""
-        return self.log_and_slope(at)[0]
+    @property
+    def reach(self) -> float:
+        return max(map(abs, self.shifts))
 
     def log_and_slope(self, at: Floats) -> tuple[Floats, Floats]:
+        """The log density relative to `N(0)`, and its slope."""
         shifts = np.asarray(self.shifts)[:, None]
         terms = np.log(self.weights)[:, None] + shifts * (2 * at - shifts) / (2 * self.noise**2)
         top = terms.max(axis=0)
@@ -128,29 +129,37 @@ def _log_ratio(shift: float, at: Floats, noise: float) -> Floats:
 
 
 def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:
-    """A point where the log ratio is the given loss: Newton's steps, kept inside a bracket.
+    """A point where the log ratio is the given loss; nan where it was not found.
 
     Where the ratio is not monotone there may be several such points; the bound holds at whichever
-    is found, because the condition under which it is used implies that there is only one.
+    is found, because the condition under which it is used implies that there is only one. At any
+    other point the value would be too small, so a point that is not one is never returned.
     """
-    low = np.full_like(losses, -40.0 * full.noise - 1)
-    high = np.full_like(losses, 1.0)
-    while np.any(short := full.log(high) - emptied.log(high) < losses):
-        high[short] = 2 * high[short] + full.noise
+
+    def excess(at: Floats) -> tuple[Floats, Floats]:
+        (up, up_slope), (down, down_slope) = full.log_and_slope(at), emptied.log_and_slope(at)
+        return up - down - losses, up_slope - down_slope
+
+    low, high = np.full_like(losses, -1.0), np.full_like(losses, 1.0)
+    for end, sign in ((low, 1.0), (high, -1.0)):
+        while np.any(short := sign * excess(end)[0] > 0):
+            end[short] = 2 * end[short] - sign * full.noise
     at = (low + high) / 2
-    for _ in range(100):
-        up, up_slope = full.log_and_slope(at)
-        down, down_slope = emptied.log_and_slope(at)
-        excess = up - down - losses
-        high, low = np.where(excess >= 0, at, high), np.where(excess >= 0, low, at)
-        slope = up_slope - down_slope
-        newton = at - excess / np.where(slope > 0, slope, np.inf)
-        inside = (newton > low) & (newton < high) & (slope > 0)
-        following = np.where(inside, newton, (low + high) / 2)
-        if np.all(np.abs(following - at) <= 1e-13 * (np.abs(at) + full.noise)):
+    for turn in range(300):
+        over, slope = excess(at)
+        high, low = np.where(over >= 0, at, high), np.where(over >= 0, low, at)
+        middle = (low + high) / 2
+        newton = at - over / np.where(slope > 0, slope, np.inf)
+        # every other step halves the bracket: Newton alone can swing between a shoulder and a cliff
+        use = (turn % 2 == 0) & (newton > low) & (newton < high) & (slope > 0)
+        following = np.where(use, newton, middle)
+        if np.all(np.abs(following - at) <= 1e-14 * (np.abs(at) + full.noise)):
             break
         at = following
-    return at
+    residual = np.abs(excess(at)[0])
+    steepest = (full.reach + emptied.reach) / full.noise**2  # no slope is larger
+    rounding = 1e-13 * (1 + np.abs(losses) + steepest * (np.abs(at) + full.noise))
+    return np.where(residual <= rounding, at, np.nan)
 
 
 def _by_symmetry(

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
-from uedp.accounting.divergence import Pair, Revealed, Shifted
+from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
 from uedp.accounting.hidden import HiddenDraw, revealed_draw
 from uedp.accounting.losses import (
     Losses,
@@ -111,8 +111,8 @@ class Missed:
     """Rotation for an entity whose mention was missed, or has another id, in `holders` more users.
 
     `per_user` sentences at most of such a user are selected; each moves its update by
-    `sentence_share` (`c / beta`). The worse of two cases counts: the user it is lent to is none
-    of these, or one of them.
+    `sentence_share` (`c / beta`). The user it is lent to is one of these in some rounds and none
+    of them in others, so every round counts as whichever is worse at each epsilon.
     """
 
     rotation: Rotation
@@ -139,15 +139,11 @@ class Missed:
         base = self.rotation
         missed = min(2.0, self.per_user * self.sentence_share)
         lent_too = min(2.0, base.entity_share + self.per_user * self.sentence_share)
-        cases = {
-            "lent elsewhere": (self.holders, 0.0, base.entity_share),
-            "lent to one of them": (self.holders - 1, missed, lent_too),
-        }
-        return {
-            name: self._pair(others, missed, tails, heads)
-            for name, (others, tails, heads) in cases.items()
-            if others >= 0
-        }
+        elsewhere = self._pair(self.holders, missed, 0.0, base.entity_share)
+        if self.holders == 0:
+            return {"user and missed entity": elsewhere}
+        one_of_them = self._pair(self.holders - 1, missed, missed, lent_too)
+        return {"user and missed entity": Worst((elsewhere, one_of_them))}
 
     def _pair(self, others: int, missed: float, tails: float, heads: float) -> Pair:
         base = self.rotation
@@ -166,14 +162,14 @@ class Missed:
 class Alg:
     """UeDP-Alg as published (section 3), for an entity that `holders` other users mention.
 
-    `noise` is the paper's `z`; in units of `max(w_u) beta` its noise is `z (q_u |U| + 1)`.
+    `noise` is the paper's `z`; in units of `max(w_u) beta` its noise is `z (q_u |U| + 1)`. A user
+    whose text is emptied must give a zero update: no local weight decay.
     """
 
     noise: float
     user_rate: float
     users: int
     holders: int
-    emptied_update_is_zero: bool = True
 
     def __post_init__(self) -> None:
         _check(self.noise, user_rate=self.user_rate)
@@ -182,10 +178,9 @@ class Alg:
 
     def pairs(self) -> Mapping[str, Pair]:
         scale = self.noise * (self.user_rate * self.users + 1)
-        own = 1.0 if self.emptied_update_is_zero else 2.0
         cases = list(_binomial(self.holders, self.user_rate))
         pairs = tuple(
-            _with_user(scale, self.user_rate, ((2.0 * count, 1.0),), own) for count, _ in cases
+            _with_user(scale, self.user_rate, ((2.0 * count, 1.0),)) for count, _ in cases
         )
         return {"user and entity": Revealed(tuple(chance for _, chance in cases), pairs)}
 
@@ -281,11 +276,9 @@ def _user(noise: float, user_rate: float) -> Shifted:
     return Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
 
 
-def _with_user(
-    noise: float, user_rate: float, others: Sequence[tuple[float, float]], own: float = 1.0
-) -> Shifted:
+def _with_user(noise: float, user_rate: float, others: Sequence[tuple[float, float]]) -> Shifted:
     """Shifts of others, each with a chance, plus the user's own with probability `q_u`."""
-    shifts = tuple(shift + mine for shift, _ in others for mine in (0.0, own))
+    shifts = tuple(shift + mine for shift, _ in others for mine in (0.0, 1.0))
     chances = tuple(c * p for _, c in others for p in (1 - user_rate, user_rate))
     return Shifted(noise, shifts, chances)
 
