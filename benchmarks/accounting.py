@@ -108,7 +108,7 @@ def row(name: str, result: dict[str, float]) -> str:
     return (
         f"{name:<42} {result['noise']:>9.4f} {result['evaluations']:>12.0f} "
         f"{result['seconds']:>9.2f} {peak:>8}"
-    )
+    ).rstrip()
 
 
 def in_a_process(rounds: int, reveal_draw: bool) -> dict[str, float]:
