@@ -17,7 +17,7 @@ DELTA = 1e-5
 targets = st.floats(0.1, 20)
 rates = st.sampled_from([0.05, 0.3, 1.0])
 shares = st.sampled_from([0.0, 0.1, 0.5, 2.0])
-FEW = settings(max_examples=5, deadline=None)
+FEW = settings(max_examples=4, deadline=None)
 
 
 @FEW
@@ -77,7 +77,7 @@ def test_few_evaluations(monkeypatch):
         return epsilon(profile, rounds, delta)
 
     monkeypatch.setattr(calibrate, "epsilon", counted)
-    for target in (0.01, 0.5, 8.0, 100.0):
+    for target in (0.01, 8.0, 100.0):
         tried.clear()
         noise_for(target, DELTA, 100, lambda z: UserLevel(z, 0.05))
         assert len(tried) <= 25

@@ -248,6 +248,23 @@ def test_chunks_add_up():
         torch.testing.assert_close(parts[parameter], gradient, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_a_sentence_that_is_not_finite_contributes_nothing(bad):
+    torch.manual_seed(0)
+    model = language_models()["gpt2"]().eval()
+    engine = Engine(model)
+    clips, weights = torch.full((8,), 0.5), torch.ones(4)
+
+    def losses(order: Sequence[int], factor: float) -> Tensor:
+        scale = torch.tensor([factor if i == 2 else 1.0 for i in order])
+        return next_token(model, list(order)) * scale
+
+    broken = engine.clipped_sum(lambda o: losses(o, bad), OWNERS, clips, 1.0, weights)
+    without = engine.clipped_sum(lambda o: losses(o, 0.0), OWNERS, clips, 1.0, weights)
+    for parameter, gradient in without.gradients.items():
+        torch.testing.assert_close(broken.gradients[parameter], gradient, rtol=1e-4, atol=1e-6)
+
+
 def test_every_update_is_bounded():
     torch.manual_seed(0)
     model = language_models()["gpt2"]().eval()

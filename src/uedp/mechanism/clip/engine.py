@@ -68,14 +68,17 @@ class Engine:
                     f"({layout.sentences},), is needed; return it unreduced"
                 )
             per_sentence.sum().backward()
-        rules = [*_rules(self._layers, records, layout)]
-        grams = Grams(layout, per_sentence.device)
-        for rule in rules:
-            rule.add_products(grams)
+        rules, grams = _products(self._layers, records, layout)
         norms = grams.sentence_norms()
+        broken = ~torch.isfinite(norms)
+        if broken.any():  # rare: take these sentences out and begin again
+            for record in records.values():
+                record.drop(broken)
+            rules, grams = _products(self._layers, records, layout)
+            norms = grams.sentence_norms()
         order = torch.tensor(layout.order, device=norms.device)
         factors = _factors(norms, sentence_clips.to(norms.device)[order])
-        user_norms = grams.user_norms(torch.where(factors > 0, factors, 0.0))
+        user_norms = grams.user_norms(factors)
         scale = _factors(user_norms, update_clip)
         weights = user_weights.to(norms.device)[torch.tensor(layout.users, device=norms.device)]
         weight = factors * grams.per_sentence(scale * weights)
@@ -88,9 +91,18 @@ class Engine:
 
 
 def _factors(norms: Tensor, bounds: Tensor | float) -> Tensor:
-    """Projection onto a ball: `min(1, bound / norm)`; nothing of what is not finite."""
-    factors = (bounds / norms.clamp(min=1e-30)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms), factors, torch.zeros_like(factors))
+    """Projection onto a ball: `min(1, bound / norm)`."""
+    return (bounds / norms.clamp(min=1e-30)).clamp(max=1.0)
+
+
+def _products(
+    layers: Mapping[str, nn.Module], records: Mapping[str, Record], layout: Layout
+) -> tuple[list[Rule], Grams]:
+    rules = [*_rules(layers, records, layout)]
+    grams = Grams(layout, next(iter(records.values())).grads.device)
+    for rule in rules:
+        rule.add_products(grams)
+    return rules, grams
 
 
 # --- which layer gets which rule -----------------------------------------------------------------

@@ -24,6 +24,12 @@ class Record:
         self.inputs = inputs
         self.grads = grads
 
+    def drop(self, sentences: Tensor) -> None:
+        """Make the gradients of some sentences zero, whatever they were."""
+        self.grads = self.grads.masked_fill(sentences[:, None, None], 0)
+        if self.inputs.is_floating_point():
+            self.inputs = self.inputs.masked_fill(sentences[:, None, None], 0)
+
 
 class Rule(Protocol):
     """How one parameter, or several of one layer, get their gradients."""
