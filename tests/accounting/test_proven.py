@@ -234,7 +234,7 @@ def test_one_round_is_not_below_its_worst_worlds(q, noise):
 
 # --- properties -----------------------------------------------------------------------------------
 
-FEW = settings(max_examples=8, deadline=None)
+FEW = settings(max_examples=7, deadline=None)
 noises = st.floats(0.4, 8)
 rates = st.sampled_from([0.01, 0.05, 0.2, 0.5, 0.9, 1.0])
 shares = st.sampled_from([0.0, 0.05, 0.33, 0.5, 1.0, 2.0])
@@ -297,7 +297,9 @@ def test_epsilon_rises_with_share(noise, rate, share, rounds, reveal, more):
 
 @settings(max_examples=5, deadline=None)
 @given(
-    parts=st.lists(st.tuples(noises, rates, shares, st.integers(1, 50)), min_size=2, max_size=3),
+    parts=st.lists(
+        st.tuples(st.floats(1, 3), rates, shares, st.integers(1, 50)), min_size=2, max_size=3
+    ),
     seed=st.randoms(use_true_random=False),
 )
 def test_order_does_not_matter(parts, seed):
@@ -319,7 +321,13 @@ def test_split_rounds_add_up(noise, rate, share, rounds, data):
 
 
 @FEW
-@given(first=noises, second=noises, rate=rates, share=shares, count=st.integers(1, 50))
+@given(
+    first=st.floats(0.8, 4),
+    second=st.floats(0.8, 4),
+    rate=rates,
+    share=shares,
+    count=st.integers(1, 50),
+)
 def test_unlike_rounds_lie_between_like_ones(first, second, rate, share, count):
     less, more = (Rotation(z, rate, share) for z in sorted((first, second)))
     mixed = guarantee([(less, count), (more, count)]).epsilon(DELTA)

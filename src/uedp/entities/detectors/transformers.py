@@ -154,7 +154,7 @@ def load(argument: str | None) -> Transformers:
     if not is_folder and (argument.startswith((".", "~", "/")) or argument.count("/") > 1):
         raise UserError(f"{asked}: no such folder")
     try:
-        return _open(str(folder) if is_folder else argument, asked, local=True)
+        return _open(str(folder) if is_folder else _cached(argument), asked, local=True)
     except OSError as error:
         if is_folder:
             raise _unusable(asked, error) from error
@@ -292,6 +292,18 @@ def _limit(model: Any, tokenizer: Any) -> int:
     limit = min(limits)
     # A tokenizer saved without a limit says 10^30.
     return int(limit) if limit < 10**6 else _DEFAULT_WINDOW
+
+
+def _cached(name: str) -> str:
+    """The folder of a model in the local cache; by its name, Transformers would ask the hub for
+    adapters even when told to stay local."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return str(snapshot_download(name, local_files_only=True))
+    except HFValidationError as error:
+        raise OSError(str(error)) from error
 
 
 def _ask_hub(name: str, asked: str) -> None:
