@@ -46,6 +46,7 @@ NOT_PROTECTED = (
     "mentions missed or split over several ids (see `missed_mentions`)",
     "facts about an entity in sentences that do not name it",
     "evaluation data",
+    "what other runs on the same corpus add (the ledger of the corpus keeps the sum)",
 )
 
 Probability = Annotated[float, Field(ge=0, le=1)]

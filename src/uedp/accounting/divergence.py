@@ -207,7 +207,9 @@ def log_sum_root(logs: Floats, shifts: Floats, targets: Floats, noise: float) ->
         slope = (parts * shifts).sum(axis=0) / (total * variance)
         step = np.where(slope > 0, excess / np.where(slope > 0, slope, 1.0), 0.0)
         at = at - step
-        if np.all(np.abs(step) <= 1e-14 * (np.abs(at) + noise)):
+        # where the sum is flat, steps stay large while nothing is left to gain
+        arrived = np.abs(step) <= 1e-14 * (np.abs(at) + noise)
+        if np.all(arrived | (np.abs(excess) <= 4e-16 * (1 + np.abs(top)))):
             break
     return at
 
