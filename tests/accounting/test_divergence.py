@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.accounting.worlds import Law, divergence, random_worlds, rotation_laws, worst_worlds
-from uedp.accounting.divergence import Pair, Revealed, Shifted
+from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
 from uedp.accounting.hidden import HiddenDraw, revealed_draw
 from uedp.accounting.losses import compose, discretise, step_for
+from uedp.accounting.proven import Missed, Rotation, guarantee
 
 TEN = np.array([-1.0, -0.3, -0.05, 0.0, 0.01, 0.05, 0.2, 0.7, 1.5, 3.0])
 
@@ -242,3 +243,21 @@ def test_composition_of_unlike_rounds_is_pessimistic():
             found = compose(order).delta(epsilon)
             assert found >= true - 1e-12
             assert found == pytest.approx(true, abs=1e-5)
+
+
+def test_missed_mentions_cover_rounds_that_alternate():
+    """Lending may make one case true in one round and the other in the next.
+
+    Composing each case by itself and taking the larger epsilon gives 2.302 here; alternating
+    reaches 2.308.
+    """
+    rotation = Rotation(2.8025232, 0.0577977, 1.4380301)
+    missed = Missed(rotation, holders=1, per_user=1, sentence_share=1.5218433)
+    worst = missed.pairs()["user and missed entity"]
+    assert isinstance(worst, Worst)
+    step = step_for(worst.pairs)
+    sides = [discretise(pair, step)[0] for pair in worst.pairs]
+    alone = max(compose([(side, 10)]).epsilon(0.0025) for side in sides)
+    alternating = compose([(side, 5) for side in sides]).epsilon(0.0025)
+    assert alternating > alone + 0.003
+    assert guarantee([(missed, 10)]).epsilon(0.0025) >= alternating

@@ -5,6 +5,7 @@ noise `N(0, z^2)` against the same noise shifted by a random amount (`docs/priva
 5). Everything here is in units of the update clip beta.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -133,8 +134,7 @@ class Revealed:
         return self._average("emptied", epsilons)
 
     def loss_range(self) -> tuple[float, float]:
-        ranges = [pair.loss_range() for pair in self.pairs]
-        return min(low for low, _ in ranges), max(high for _, high in ranges)
+        return _joint_range(self.pairs)
 
     def loss_spread(self) -> float:
         spreads = [pair.loss_spread() ** 2 for pair in self.pairs]
@@ -166,11 +166,15 @@ class Worst:
         return largest
 
     def loss_range(self) -> tuple[float, float]:
-        ranges = [pair.loss_range() for pair in self.pairs]
-        return min(low for low, _ in ranges), max(high for _, high in ranges)
+        return _joint_range(self.pairs)
 
     def loss_spread(self) -> float:
         return min(pair.loss_spread() for pair in self.pairs)
+
+
+def _joint_range(pairs: Sequence[Pair]) -> tuple[float, float]:
+    ranges = [pair.loss_range() for pair in pairs]
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def _outside(epsilons: Floats, low: float, high: float) -> tuple[Floats, npt.NDArray[np.bool_]]:

@@ -10,6 +10,7 @@ from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import Floats
 from uedp.accounting.proven import Profile, Rotation, UserLevel, epsilon
 from uedp.incidence import Incidence
+from uedp.mechanism.draw import Sampling, select
 
 FEW_USERS = 20  # drawn per round; with fewer, the noise is shared by too few
 
@@ -43,18 +44,13 @@ class Supply:
         return cls(users, np.array([sentences * usable / users]))
 
     @classmethod
-    def of_incidence(cls, incidence: Incidence, draws: int = 4, seed: int = 0) -> "Supply":
+    def of_incidence(cls, incidence: Incidence, draws: int = 4) -> "Supply":
         """Each user's sentences all of whose entities are lent to it, averaged over lendings."""
-        rng = np.random.default_rng(seed)
+        everyone, no_limit = np.arange(incidence.users), Sampling(1.0, per_entity=None)
         usable = np.zeros(incidence.users)
-        holders, mentions = incidence.holders, incidence.sentence_entities
-        sentence = mentions.row_of_value()
-        for _ in range(draws):
-            lent = holders.argmin_of(rng.random(incidence.users)[holders.values])
-            elsewhere = np.zeros(incidence.sentences, dtype=np.bool_)
-            away = lent[mentions.values] != incidence.sentence_user[sentence]
-            elsewhere[sentence[away]] = True
-            usable += np.bincount(incidence.sentence_user[~elsewhere], minlength=incidence.users)
+        for key in range(draws):
+            place, _, _ = select(incidence, everyone, no_limit, key)
+            usable += np.bincount(place, minlength=incidence.users)
         return cls(incidence.users, usable / draws)
 
     def norms(self, share: float) -> float:

@@ -12,7 +12,6 @@ can reach.
 
 import os
 import secrets
-from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -89,11 +88,10 @@ def grid_of(deviation: float) -> float:
     return float(2.0 ** (int(exponent) - 1 - _GRID_BITS))
 
 
-@dataclass
 class _KeyStream:
     """Endless pseudo-random bytes under a key nobody has."""
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16)))
         self._encryptor = cipher.encryptor()
         self._zeros = bytes(8 * _BLOCK)
