@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.mechanism.clip import ClippedSum, Engine
+from uedp.mechanism.clip import ClippedSum, Engine, engine
+from uedp.mechanism.clip.layout import Layout
 from uedp.mechanism.clip.reference import clipped_sum
+from uedp.mechanism.clip.rules import Weight
 
 VOCABULARY = 37
 
@@ -96,8 +98,9 @@ def ragged(lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
     return ids * mask, mask
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=90, deadline=None)
 @given(
+    way=st.sampled_from(["grams", "by user", "explicit", None]),
     owners=st.lists(st.integers(0, 4), min_size=1, max_size=9),
     width=st.sampled_from([1, 3, 8, 24]),
     inner=st.sampled_from([1, 5, 32]),
@@ -107,7 +110,7 @@ def ragged(lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
     clips=st.tuples(st.sampled_from([1e-3, 0.3, 100.0]), st.sampled_from([1e-3, 0.5, 100.0])),
     seed=st.integers(0, 10**6),
 )
-def test_random_nets(owners, width, inner, tied, norm, bias, clips, seed):
+def test_random_nets(way, owners, width, inner, tied, norm, bias, clips, seed):
     torch.manual_seed(seed)
     model = Net(width, inner, tied, norm, bias)
     lengths = torch.randint(1, 8, (len(owners),)).tolist()
@@ -117,7 +120,105 @@ def test_random_nets(owners, width, inner, tied, norm, bias, clips, seed):
     def losses(net: nn.Module, order: list[int]) -> Tensor:
         return token_losses(net(ids[order]), labels[order])
 
-    agree(model, losses, owners, *clips, tolerance=2e-5)
+    with pytest.MonkeyPatch.context() as patch:
+        if way:  # else what the engine thinks is cheapest
+            patch.setattr(engine, "_cheapest", lambda *_: way)
+        agree(model, losses, owners, *clips, tolerance=2e-5)
+
+
+def test_the_cheapest_way_follows_the_sizes():
+    def way(users: int, each: int, tokens: int, width: int, out: int) -> str:
+        layout = Layout.of([user for user in range(users) for _ in range(each)])
+        inputs = torch.zeros(users * each, tokens, width)
+        weight = Weight(nn.Parameter(torch.zeros(1)), torch.zeros(users * each, tokens, out), False)
+        return engine._cheapest(inputs, [weight], layout)
+
+    assert way(2, 4, 24, 768, 768) == "grams"
+    assert way(2, 40, 60, 256, 256) == "by user"
+    assert way(2, 4, 24, 768, 8) == "explicit"
+
+
+class Overwriting(nn.Module):
+    """Changes a layer's output in place, which a gradient read off that output would not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        hidden *= 3
+        return self.second(torch.tanh(hidden))
+
+
+def test_outputs_that_are_overwritten_in_place():
+    torch.manual_seed(0)
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    agree(
+        Overwriting(),
+        lambda net, order: net(x[order].to(net.first.weight.dtype)).sum((1, 2)),
+        [0, 1, 0, 1, 1],
+        0.5,
+        1.0,
+    )
+
+
+class Outside(nn.Module):
+    """Uses a layer's weight beside the layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + x @ self.layer.weight
+
+
+class Mixing(nn.Module):
+    """Subtracts the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return (hidden - hidden.mean(0)) ** 2
+
+
+@pytest.mark.parametrize(
+    ("net", "why"), [(Outside, "gradient of layer.weight"), (Mixing, "sentences beside it")]
+)
+def test_what_no_rule_covers_is_found_by_trying(net, why):
+    torch.manual_seed(0)
+    x = torch.randn(4, 2, 3)
+    model = net()
+    with pytest.raises(UserError, match=why):
+        Engine(model).check(lambda order: model(x[list(order)]).sum((1, 2)), 4)
+
+
+def test_a_good_model_passes_the_try_and_keeps_its_mode():
+    model = language_models()["gpt2"]().train()
+    Engine(model).check(lambda order: next_token(model, list(order)), 4)
+    assert model.training
+
+
+def test_shared_weights_other_than_a_tied_head_are_refused():
+    model = Net(8, 8, False, "layer", True)
+    model.up.weight = model.down.weight
+    with pytest.raises(UserError, match="layers up and down share"):
+        Engine(model)
+
+
+class StrangeRMSNorm(nn.Module):
+    """Named like a norm; is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x.cumsum(-1)
 
 
 def language_models() -> dict[str, Callable[[], nn.Module]]:
@@ -311,6 +412,7 @@ class DoubleLinear(nn.Linear):
     [
         (nn.Conv2d(1, 1, 1), r"part \(Conv2d\)"),
         (nn.BatchNorm1d(3), "mixes sentences"),
+        (StrangeRMSNorm(), r"part \(StrangeRMSNorm\)"),
         (DoubleLinear(2, 2), r"part \(DoubleLinear\)"),
         (nn.Linear(2, 2).requires_grad_(False), "no trainable parameters"),
     ],

@@ -7,17 +7,28 @@ clip factors on both sides those of users. One weighted product per layer then g
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
+from uedp.mechanism.clip.kernels import norm_gradients
+from uedp.mechanism.clip.kinds import PRODUCTS, epsilon_of, kind_of, trainable_layers
 from uedp.mechanism.clip.layout import Grams, Layout
-from uedp.mechanism.clip.rules import Explicit, Lookup, MatrixProduct, Record, Rule, TiedLookup
+from uedp.mechanism.clip.recording import OverwrittenError, Record, recording
+from uedp.mechanism.clip.rules import (
+    Explicit,
+    Lookup,
+    MatrixProducts,
+    ProductsByUser,
+    Rule,
+    TiedLookup,
+    Weight,
+)
 
 
 @dataclass(frozen=True)
@@ -33,19 +44,19 @@ class Engine:
     """Computes clipped sums for one model.
 
     Guarantees:
-      - a trainable parameter for which there is no rule, and a layer that mixes sentences, are
-        refused by name before anything is computed
+      - a model that cannot be clipped is refused before anything is computed
       - the sum is that of `reference.clipped_sum`, up to rounding
       - a sentence whose gradient is not finite contributes nothing
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._layers = _layers(model)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return [p for p in self._model.parameters() if p.requires_grad]
+        self._layers = trainable_layers(model)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self._uses = Counter(
+            p for layer in self._layers.values() for p in layer.parameters(recurse=False)
+        )
+        self._hooked: set[str] = set()
 
     def clipped_sum(
         self,
@@ -60,34 +71,139 @@ class Engine:
         `owners[i]` is the user of sentence `i`, `user_weights[u]` (at most 1) that of user `u`.
         """
         layout = Layout.of(owners)
-        with _recording(self._model, self._layers, layout.sentences) as records:
-            per_sentence = losses(layout.order)
-            if per_sentence.shape != (layout.sentences,):
-                raise UserError(
-                    f"the loss has shape {tuple(per_sentence.shape)} where one value per sentence, "
-                    f"({layout.sentences},), is needed; return it unreduced"
-                )
-            per_sentence.sum().backward()
-        rules, grams = _products(self._layers, records, layout)
-        norms = grams.sentence_norms()
-        broken = ~torch.isfinite(norms)
-        if broken.any():  # rare: take these sentences out and begin again
-            for record in records.values():
-                record.drop(broken)
-            rules, grams = _products(self._layers, records, layout)
+        # every index is made before the pass, so that nothing has to wait for the device after it
+        device = self.parameters[0].device
+        order = torch.tensor(layout.order, device=device)
+        owner = torch.tensor(layout.owner, device=device)
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=device)
+        bounds = sentence_clips.to(device)[order]
+        weights = user_weights.to(device)[torch.tensor(layout.users, device=device)]
+        records = self._pass(losses, layout)
+
+        def summed(found: Mapping[str, Record]) -> ClippedSum:
+            rules = self._rules(found, layout)
+            grams = Grams(layout, device)
+            for rule in rules:
+                rule.add_products(grams)
             norms = grams.sentence_norms()
-        order = torch.tensor(layout.order, device=norms.device)
-        factors = _factors(norms, sentence_clips.to(norms.device)[order])
-        user_norms = grams.user_norms(factors)
-        scale = _factors(user_norms, update_clip)
-        weights = user_weights.to(norms.device)[torch.tensor(layout.users, device=norms.device)]
-        weight = factors * grams.per_sentence(scale * weights)
-        total: dict[nn.Parameter, Tensor] = {}
-        for rule in rules:
-            total.update(rule.weighted(weight))
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        return ClippedSum(total, norms[back], user_norms)
+            factors = _factors(norms, bounds)
+            squares = grams.user_squares(factors)
+            for rule in rules:
+                rule.add_user_squares(squares, layout, factors)
+            user_norms = squares.clamp_(min=0).sqrt_()
+            weight = factors * (_factors(user_norms, update_clip) * weights)[owner]
+            total: dict[nn.Parameter, Tensor] = {}
+            for rule in rules:
+                total.update(rule.weighted(weight))
+            return ClippedSum(total, norms[place], user_norms)
+
+        with torch.no_grad():
+            result = summed(records)
+            broken = ~torch.isfinite(result.sentence_norms)[order]
+            if broken.any():  # rare: take these sentences out and begin again
+                result = summed({n: record.without(broken) for n, record in records.items()})
+        return result
+
+    def check(self, losses: Callable[[Sequence[int]], Tensor], sentences: int) -> None:
+        """Try a few sentences, without dropout, before they are trusted to the rules.
+
+        Guarantees:
+          - a loss of one sentence that depends on others is refused
+          - a model in which a weight is also used outside its layer is refused, by its name
+        """
+        modes = {module: module.training for module in self._model.modules()}
+        self._model.eval()
+        try:
+            together = losses(range(sentences))
+            with torch.no_grad():
+                alone = torch.cat([losses([i]) for i in range(sentences)])
+            if not torch.allclose(together, alone, rtol=0.02, atol=0.02):
+                raise UserError(
+                    "the loss of a sentence changes with the sentences beside it; it must depend "
+                    "on that sentence and the weights alone"
+                )
+            expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
+            unclipped = torch.full((sentences,), torch.inf)
+            found = self.clipped_sum(
+                losses, [0] * sentences, unclipped, torch.inf, torch.ones(1)
+            ).gradients
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        names = {parameter: name for name, parameter in self._model.named_parameters()}
+        scale = torch.stack([g.norm() for g in expected if g is not None]).norm()
+        for parameter, gradient in zip(self.parameters, expected, strict=True):
+            ours = found.get(parameter, torch.zeros_like(parameter))
+            true = torch.zeros_like(parameter) if gradient is None else gradient
+            if (ours - true).norm() > 0.05 * true.norm() + 0.002 * scale:
+                raise UserError(
+                    f"the gradient of {names[parameter]} is not what its layer's rule gives; it is "
+                    "used in a way no rule covers: freeze it (requires_grad_(False))"
+                )
+
+    def _recording(self, sentences: int) -> AbstractContextManager[Mapping[str, Record]]:
+        return recording(self._layers, self.parameters, sentences, self._hooked)
+
+    def _pass(
+        self, losses: Callable[[Sequence[int]], Tensor], layout: Layout
+    ) -> Mapping[str, Record]:
+        """Forward and backward, once; twice where a model is found to overwrite outputs."""
+        try:
+            with self._recording(layout.sentences) as records:
+                per_sentence = losses(layout.order)
+                if per_sentence.shape != (layout.sentences,):
+                    raise UserError(
+                        f"the loss has shape {tuple(per_sentence.shape)} where one value per "
+                        f"sentence, ({layout.sentences},), is needed; return it unreduced"
+                    )
+                per_sentence.sum().backward()
+        except OverwrittenError as changed:
+            self._hooked |= changed.layers
+            return self._pass(losses, layout)
+        return records
+
+    def _rules(self, records: Mapping[str, Record], layout: Layout) -> list[Rule]:
+        """A rule for every trainable parameter that was used."""
+        rules: list[Rule] = []
+        explicit = Explicit()
+        tied: dict[nn.Parameter, list[Lookup | MatrixProducts]] = defaultdict(list)
+        readers: dict[tuple[int, int], list[tuple[Tensor, Weight]]] = defaultdict(list)
+        for name, module in self._layers.items():
+            if name not in records:
+                continue
+            kind, x, grad = kind_of(module), records[name].inputs, records[name].grads
+            weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+            if _trains(bias):
+                explicit.add(bias, grad.sum(1, dtype=torch.float32))
+            if not _trains(weight):
+                continue
+            if kind in PRODUCTS:
+                part = Weight(weight, grad, inputs_first=kind == "conv1d")
+                if self._uses[weight] > 1:
+                    tied[weight].append(MatrixProducts(x, [part]))
+                else:
+                    readers[x.data_ptr(), x.shape[2]].append((x, part))
+            elif kind == "embedding":
+                lookup = Lookup(weight, x, grad)
+                if self._uses[weight] > 1:
+                    tied[weight].append(lookup)
+                else:
+                    rules.append(lookup)
+            else:
+                centred = kind == "layer norm"
+                explicit.add(weight, norm_gradients(x, grad, epsilon_of(module), centred))
+        rules.extend(_tied(parts) for parts in tied.values())
+        for group in readers.values():
+            inputs, weights = group[0][0], [part for _, part in group]
+            way = _cheapest(inputs, weights, layout)
+            if way == "explicit":
+                MatrixProducts(inputs, weights).explicit(explicit)
+            else:
+                rules.append(
+                    (ProductsByUser if way == "by user" else MatrixProducts)(inputs, weights)
+                )
+        return [*rules, explicit]
 
 
 def _factors(norms: Tensor, bounds: Tensor | float) -> Tensor:
@@ -95,183 +211,34 @@ def _factors(norms: Tensor, bounds: Tensor | float) -> Tensor:
     return (bounds / norms.clamp(min=1e-30)).clamp(max=1.0)
 
 
-def _products(
-    layers: Mapping[str, nn.Module], records: Mapping[str, Record], layout: Layout
-) -> tuple[list[Rule], Grams]:
-    rules = [*_rules(layers, records, layout)]
-    grams = Grams(layout, next(iter(records.values())).grads.device)
-    for rule in rules:
-        rule.add_products(grams)
-    return rules, grams
+def _trains(parameter: Any) -> TypeGuard[nn.Parameter]:
+    return isinstance(parameter, nn.Parameter) and parameter.requires_grad
 
 
-# --- which layer gets which rule -----------------------------------------------------------------
-
-
-def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Modules that own trainable parameters, each of a kind there is a rule for."""
-    layers: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise UserError(f"layer {name} ({type(module).__name__}) mixes sentences; replace it")
-        own = [p for p in module.parameters(recurse=False) if p.requires_grad]
-        if not own:
-            continue
-        if _kind(module) is None:
-            raise UserError(
-                f"layer {name} ({type(module).__name__}) is trainable but has no clip rule; "
-                "freeze it (requires_grad_(False)) or add a rule"
-            )
-        layers[name] = module
-    if not layers:
-        raise UserError("the model has no trainable parameters; unfreeze some")
-    return layers
-
-
-_PRODUCTS = ("linear", "conv1d")
-
-
-def _kind(module: nn.Module) -> str | None:
-    # a subclass that computes something else is none of these, whatever it inherits
-    for kind, base in (
-        ("linear", nn.Linear),
-        ("embedding", nn.Embedding),
-        ("layer norm", nn.LayerNorm),
-    ):
-        if isinstance(module, base):
-            return kind if type(module).forward is base.forward else None
-    if type(module).__name__ == "Conv1D" and hasattr(module, "nf"):
-        return "conv1d"
-    if type(module).__name__.endswith("RMSNorm"):
-        return "rms norm"
-    return None
-
-
-def _rules(
-    layers: Mapping[str, nn.Module], records: Mapping[str, Record], layout: Layout
-) -> Iterator[Rule]:
-    uses = Counter(p for module in layers.values() for p in module.parameters(recurse=False))
-    by_parameter: dict[nn.Parameter, list[Rule]] = defaultdict(list)
-    for name, module in layers.items():
-        if name in records:
-            for parameter, rule in _rules_of(module, records[name], layout, uses):
-                by_parameter[parameter].append(rule)
-    for parameter, rules in by_parameter.items():
-        if len(rules) == 1:
-            yield rules[0]
-            continue
-        lookups = [r for r in rules if isinstance(r, Lookup)]
-        heads = [r for r in rules if isinstance(r, MatrixProduct)]
-        if len(rules) != 2 or len(lookups) != 1 or len(heads) != 1:
-            raise UserError(
-                f"a parameter of shape {tuple(parameter.shape)} is shared in a way no rule covers"
-            )
-        yield TiedLookup(lookups[0], heads[0])
-
-
-def _rules_of(
-    module: nn.Module, record: Record, layout: Layout, uses: Mapping[nn.Parameter, int]
-) -> Iterator[tuple[nn.Parameter, Rule]]:
-    kind, x, grad = _kind(module), record.inputs, record.grads
-    weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
-    if isinstance(bias, nn.Parameter) and bias.requires_grad:
-        yield bias, Explicit({bias: grad.sum(1, dtype=torch.float32)})
-    if not (isinstance(weight, nn.Parameter) and weight.requires_grad):
-        return
-    if kind == "embedding":
-        yield weight, Lookup(weight, x, grad)
-    elif kind in _PRODUCTS:
-        left, right = (grad, x) if kind == "linear" else (x, grad)
-        # a tied weight meets its other part token by token
-        as_grams = uses[weight] > 1 or _grams_are_cheaper(weight, left, layout)
-        yield (
-            weight,
-            (
-                MatrixProduct(weight, left, right)
-                if as_grams
-                else Explicit({weight: left.float().transpose(1, 2) @ right.float()})
-            ),
-        )
-    elif kind == "layer norm":
-        shape = module.normalized_shape
-        hat = nn.functional.layer_norm(x.float(), shape, eps=module.eps)  # type: ignore[arg-type]
-        yield weight, Explicit({weight: (grad.float() * hat).sum(1)})
-    else:
-        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 1e-6))
-        hat = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + epsilon)
-        yield weight, Explicit({weight: (grad.float() * hat).sum(1)})
+def _tied(parts: Sequence[Lookup | MatrixProducts]) -> Rule:
+    if len(parts) == 1:  # the other use was not part of this pass
+        return parts[0]
+    (lookup,) = (part for part in parts if isinstance(part, Lookup))
+    (head,) = (part for part in parts if isinstance(part, MatrixProducts))
+    return TiedLookup(lookup, head)
 
 
 # Multiplications that take as long as moving one number to memory and back.
 _TRAFFIC = {"cuda": 500, "cpu": 20}
 
+Way = Literal["grams", "by user", "explicit"]
 
-def _grams_are_cheaper(parameter: nn.Parameter, left: Tensor, layout: Layout) -> bool:
-    """Than gradients per sentence, for the average user."""
+
+def _cheapest(inputs: Tensor, weights: Sequence[Weight], layout: Layout) -> Way:
+    """How to get norms of the gradients of weights that read one input, for the average user."""
+    _, each, width = inputs.shape
+    outputs = sum(weight.grads.shape[2] for weight in weights)
     sentences = layout.sentences / len(layout.users)
-    tokens = sentences * left.shape[1]
-    rows, columns = parameter.shape
-    grams = tokens**2 * (rows + columns)
-    explicit = rows * columns * (tokens + sentences * _TRAFFIC.get(left.device.type, 100))
-    return grams <= explicit
-
-
-# --- recording -----------------------------------------------------------------------------------
-
-
-@contextmanager
-def _recording(
-    model: nn.Module, layers: Mapping[str, nn.Module], sentences: int
-) -> Iterator[dict[str, Record]]:
-    """Hooks on, weight gradients off; on leaving, the records are filled and all is as before."""
-    calls: dict[str, list[list[Tensor | None]]] = {name: [] for name in layers}
-    records: dict[str, Record] = {}
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    handles = [
-        module.register_forward_hook(_recorder(calls[name], sentences))
-        for name, module in layers.items()
-    ]
-    for parameter in trainable:
-        parameter.requires_grad_(False)
-    try:
-        yield records
-        for name, seen in calls.items():
-            complete = [(x, grad) for x, grad in seen if x is not None and grad is not None]
-            if complete:
-                records[name] = _joined(complete, sentences)
-    finally:
-        for parameter in trainable:
-            parameter.requires_grad_(True)
-        for handle in handles:
-            handle.remove()
-
-
-def _recorder(calls: list[list[Tensor | None]], sentences: int) -> Callable[..., Any]:
-    def hook(module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        x = arguments[0].detach()
-        if x.is_floating_point() and output.is_floating_point() and _kind(module) in _PRODUCTS:
-            x = x.to(output.dtype)  # what autocast multiplied, not what it was handed
-        if output.shape[0] == 1 and sentences > 1:
-            # positions are looked up once for all; each sentence needs a gradient of its own
-            x = x.expand(sentences, *x.shape[1:])
-            output = output.expand(sentences, *output.shape[1:])
-        call: list[Tensor | None] = [x, None]
-        calls.append(call)
-        if not output.requires_grad:  # nothing trainable lies before: gradients begin here
-            output = output.detach().requires_grad_(True)
-        output.register_hook(lambda grad: call.__setitem__(1, grad.detach()))
-        return output
-
-    return hook
-
-
-def _joined(calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -> Record:
-    """Inputs and gradients as (sentences, tokens, features), several calls end to end.
-
-    Rows that a model flattened are sentence after sentence; a vector per sentence is one token.
-    """
-    inputs = [x.reshape(sentences, -1, *x.shape[grad.dim() - 1 :]) for x, grad in calls]
-    grads = [grad.reshape(sentences, -1, grad.shape[-1]) for _, grad in calls]
-    if len(calls) == 1:  # the usual case, and no copy
-        return Record(inputs[0], grads[0])
-    return Record(torch.cat(inputs, 1), torch.cat(grads, 1))
+    tokens = sentences * each
+    traffic = _TRAFFIC.get(inputs.device.type, 100)
+    costs: dict[Way, float] = {
+        "grams": tokens**2 * (width + outputs + traffic),
+        "by user": tokens * each * (width + outputs) + width * outputs * (tokens + traffic),
+        "explicit": width * outputs * (tokens + sentences * (traffic + sentences)),
+    }
+    return min(costs, key=lambda way: costs[way])

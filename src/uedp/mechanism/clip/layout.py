@@ -1,4 +1,4 @@
-"""How the sentences of a chunk lie in memory, and sums over them by user."""
+"""How the sentences of a chunk lie in memory, and the inner products of each user's gradients."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +23,10 @@ class Bucket:
         """Rows of a tensor as (users, sentences, ...)."""
         rows = values[self.rows]
         return rows.reshape(self.users, self.each, *rows.shape[1:])
+
+    def tokens(self, values: Tensor) -> Tensor:
+        """Rows of a (sentences, tokens, ...) tensor as (users, all tokens of the user, ...)."""
+        return self.split(values).flatten(1, 2)
 
 
 @dataclass(frozen=True)
@@ -59,38 +63,68 @@ class Layout:
     def sentences(self) -> int:
         return len(self.order)
 
+    @property
+    def owner(self) -> list[int]:
+        """For each sentence in order, the place of its user."""
+        counts = [b.each for b in self.buckets for _ in range(b.users)]
+        return [user for user, count in enumerate(counts) for _ in range(count)]
+
 
 class Grams:
     """For each user of a layout, the inner products between the gradients of its sentences.
 
-    Its diagonal holds the squared norms of sentences; with clip factors `f` on both sides it is
-    the squared norm of the user's sum. Every layer adds its own.
+    The diagonal holds the squared norms of sentences; with clip factors `f` on both sides the
+    whole is the squared norm of the user's sum. Layers add token by token (`tokens`) or sentence
+    by sentence (`sentences`); both are summed up once, when the norms are asked for. A layer that
+    gives its part of the users' norms otherwise adds to the diagonal only (`squares`).
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self._layout = layout
-        self._sums = [
-            torch.zeros(b.users, b.each, b.each, device=device, dtype=torch.float32)
-            for b in layout.buckets
-        ]
+        self._device = device
+        self._by_sentence: list[Tensor] | None = None
+        self._by_token: dict[int, list[Tensor]] = {}
+        self.squares = torch.zeros(layout.sentences, device=device, dtype=torch.float32)
 
-    def parts(self) -> Iterator[tuple[Bucket, Tensor]]:
-        """Each bucket with the matrix to add to, in place."""
-        yield from zip(self._layout.buckets, self._sums, strict=True)
+    def sentences(self) -> Iterator[tuple[Bucket, Tensor]]:
+        """Each bucket with its (users, sentences, sentences) to add to, in place."""
+        if self._by_sentence is None:
+            self._by_sentence = [self._zeros(b, b.each) for b in self._layout.buckets]
+        yield from zip(self._layout.buckets, self._by_sentence, strict=True)
+
+    def tokens(self, each: int) -> Iterator[tuple[Bucket, Tensor]]:
+        """Each bucket with its (users, tokens, tokens) to add to, for `each` tokens a sentence.
+
+        Only sums over blocks count, and only their symmetric part.
+        """
+        if each not in self._by_token:
+            self._by_token[each] = [self._zeros(b, b.each * each) for b in self._layout.buckets]
+        yield from zip(self._layout.buckets, self._by_token[each], strict=True)
+
+    def _zeros(self, bucket: Bucket, size: int) -> Tensor:
+        return torch.zeros(bucket.users, size, size, device=self._device, dtype=torch.float32)
+
+    def _settle(self) -> None:
+        for each in list(self._by_token):
+            for (bucket, total), products in zip(
+                self.sentences(), self._by_token.pop(each), strict=True
+            ):
+                blocks = products.view(bucket.users, bucket.each, each, bucket.each, each)
+                total.add_(blocks.sum((2, 4)))
 
     def sentence_norms(self) -> Tensor:
-        diagonals = [torch.diagonal(gram, dim1=1, dim2=2).flatten() for gram in self._sums]
-        return torch.cat(diagonals).clamp_(min=0).sqrt_()
+        self._settle()
+        diagonals = [torch.diagonal(gram, dim1=1, dim2=2).flatten() for _, gram in self.sentences()]
+        return torch.cat(diagonals).add_(self.squares).clamp_(min=0).sqrt_()
 
-    def user_norms(self, factors: Tensor) -> Tensor:
-        """Norms of the users' sums of their sentences' gradients, each times its factor."""
+    def user_squares(self, factors: Tensor) -> Tensor:
+        """Squared norms of the users' sums of their sentences' gradients, each times its factor.
+
+        Without the parts of layers that added to the diagonal only.
+        """
+        self._settle()
         norms = []
-        for bucket, gram in self.parts():
-            f = bucket.split(factors).to(gram.dtype)
-            norms.append(torch.einsum("ui,uij,uj->u", f, gram, f))
-        return torch.cat(norms).clamp_(min=0).sqrt_()
-
-    def per_sentence(self, per_user: Tensor) -> Tensor:
-        """A value per user, repeated for each of its sentences."""
-        counts = [b.each for b in self._layout.buckets for _ in range(b.users)]
-        return torch.repeat_interleave(per_user, torch.tensor(counts, device=per_user.device))
+        for bucket, gram in self.sentences():
+            f = bucket.split(factors)
+            norms.append((f[:, :, None] * gram * f[:, None, :]).sum((1, 2)))
+        return torch.cat(norms)

@@ -5,151 +5,228 @@ A rule gives two things from them without ever forming those gradients one by on
 large: the inner products between the gradients of a user's sentences, and one weighted sum.
 """
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from uedp.mechanism.clip.layout import Bucket, Grams
+from uedp.mechanism.clip.kernels import add_sentence_grams, scaled_rows
+from uedp.mechanism.clip.layout import Grams, Layout
+
+Gradients = Mapping[nn.Parameter, Tensor]
 
 
-class Record:
-    """What a layer saw in one pass, all its calls put end to end along the tokens.
-
-    `inputs` and `grads` are (sentences, tokens, features); an embedding's inputs are ids.
-    """
-
-    def __init__(self, inputs: Tensor, grads: Tensor) -> None:
-        self.inputs = inputs
-        self.grads = grads
-
-    def drop(self, sentences: Tensor) -> None:
-        """Make the gradients of some sentences zero, whatever they were."""
-        self.grads = self.grads.masked_fill(sentences[:, None, None], 0)
-        if self.inputs.is_floating_point():
-            self.inputs = self.inputs.masked_fill(sentences[:, None, None], 0)
-
-
-class Rule(Protocol):
-    """How one parameter, or several of one layer, get their gradients."""
+class Rule:
+    """How one parameter, or several, get their gradients."""
 
     def add_products(self, grams: Grams) -> None:
         """Add the inner products of the sentences' gradients of these parameters."""
+        raise NotImplementedError
 
-    def weighted(self, weights: Tensor) -> Mapping[nn.Parameter, Tensor]:
+    def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
+        """Add what this rule left out of the products to the users' squared norms: nothing."""
+
+    def weighted(self, weights: Tensor) -> Gradients:
         """The gradients, summed over sentences with a weight each, in float32."""
+        raise NotImplementedError
 
 
-class Explicit:
-    """Parameters so small that a gradient per sentence is cheaper than anything clever."""
+class Explicit(Rule):
+    """Parameters so small that a gradient per sentence is cheaper than anything clever.
 
-    def __init__(self, gradients: Mapping[nn.Parameter, Tensor]) -> None:
-        self._gradients = gradients
-
-    def add_products(self, grams: Grams) -> None:
-        for gradient in self._gradients.values():
-            flat = gradient.flatten(1).float()
-            for bucket, gram in grams.parts():
-                own = bucket.split(flat)
-                gram.add_(own @ own.transpose(1, 2))
-
-    def weighted(self, weights: Tensor) -> Mapping[nn.Parameter, Tensor]:
-        return {
-            parameter: torch.tensordot(weights.float(), gradient.float(), dims=1)
-            for parameter, gradient in self._gradients.items()
-        }
-
-
-class MatrixProduct:
-    """A weight whose gradient is `sum over tokens of left_t (x) right_t`: linear layers.
-
-    Inner products by token Grams: `<g_i, g_j> = sum_{t in i, t' in j} <l_t, l_t'> <r_t, r_t'>`.
+    There are many of them (biases, norms, adapters), so they are laid side by side in few wide
+    blocks and each block is multiplied once.
     """
 
-    def __init__(self, parameter: nn.Parameter, left: Tensor, right: Tensor) -> None:
-        self._parameter, self._left, self._right = parameter, left, right
+    _WIDE = 1 << 25  # entries of a block: large enough to keep an accelerator busy
+
+    def __init__(self) -> None:
+        self._blocks: list[tuple[list[nn.Parameter], Tensor]] = []
+        self._pending: list[tuple[nn.Parameter, Tensor]] = []
+        self._size = 0
+
+    def add(self, parameter: nn.Parameter, gradients: Tensor) -> None:
+        """A gradient for every sentence: (sentences, *shape), float32."""
+        self._pending.append((parameter, gradients.flatten(1)))
+        self._size += gradients.numel()
+        if self._size >= self._WIDE:
+            self._lay_side_by_side()
+
+    def _lay_side_by_side(self) -> None:
+        if self._pending:
+            parameters = [parameter for parameter, _ in self._pending]
+            block = torch.cat([gradients for _, gradients in self._pending], 1)
+            self._blocks.append((parameters, block))
+            self._pending, self._size = [], 0
 
     def add_products(self, grams: Grams) -> None:
-        for bucket, gram in grams.parts():
-            gram.add_(
-                _block_sums(
-                    _token_gram(bucket, self._left) * _token_gram(bucket, self._right), bucket
-                )
-            )
+        self._lay_side_by_side()
+        for _, block in self._blocks:
+            for bucket, gram in grams.sentences():
+                add_sentence_grams(gram, bucket.split(block))
 
-    def weighted(self, weights: Tensor) -> Mapping[nn.Parameter, Tensor]:
-        return {self._parameter: _product(self._left, self._right, weights)}
+    def weighted(self, weights: Tensor) -> Gradients:
+        total: dict[nn.Parameter, Tensor] = {}
+        for parameters, block in self._blocks:
+            summed = (weights[None] @ block).squeeze(0)
+            parts = summed.split([p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                total[parameter] = part.view(parameter.shape)
+        return total
 
 
-class Lookup:
+class Weight(NamedTuple):
+    """A weight matrix and the gradients of what its layer put out.
+
+    Its gradient is `sum over tokens of grads_t (x) inputs_t`, transposed for `Conv1D`, which
+    keeps inputs first.
+    """
+
+    parameter: nn.Parameter
+    grads: Tensor
+    inputs_first: bool
+
+
+class MatrixProducts(Rule):
+    """Weights of linear layers that read the same input.
+
+    Inner products by token Grams: `<g_i, g_j> = sum_{t in i, t' in j} <x_t, x_t'> <o_t, o_t'>`.
+    The inputs' Gram serves all of them, and the outputs' add up before the two are multiplied.
+    """
+
+    def __init__(self, inputs: Tensor, weights: Sequence[Weight]) -> None:
+        self.inputs, self.weights = inputs, weights
+
+    def add_products(self, grams: Grams) -> None:
+        for bucket, total in grams.tokens(self.inputs.shape[1]):
+            outputs = token_gram(bucket.tokens(self.weights[0].grads))
+            for weight in self.weights[1:]:
+                outputs = token_gram(bucket.tokens(weight.grads), add_to=outputs)
+            total.addcmul_(token_gram(bucket.tokens(self.inputs)), outputs)
+
+    def weighted(self, weights: Tensor) -> Gradients:
+        inputs = scaled_rows(self.inputs, weights).flatten(0, 1)
+        total = {}
+        for weight in self.weights:
+            grads = weight.grads.flatten(0, 1)
+            left, right = (inputs, grads) if weight.inputs_first else (grads, inputs)
+            total[weight.parameter] = exact_product(left.t(), right)
+        return total
+
+    def explicit(self, into: Explicit) -> None:
+        """Form a gradient per sentence instead, for all weights in one product."""
+        grads = [weight.grads for weight in self.weights]
+        together = grads[0] if len(grads) == 1 else torch.cat(grads, 2)
+        formed = exact_product(together.transpose(1, 2), self.inputs)
+        for weight, part in zip(
+            self.weights, formed.split([g.shape[2] for g in grads], 1), strict=True
+        ):
+            into.add(weight.parameter, part.transpose(1, 2) if weight.inputs_first else part)
+
+
+class ProductsByUser(MatrixProducts):
+    """The same for users of many tokens, whose Grams would cost more than their gradients.
+
+    Sentences' norms come from their own small Grams. The users' come from forming each user's
+    clipped sum, a few users at a time, once the sentences' factors are known.
+    """
+
+    _ROOM = 1 << 26  # entries of gradients held at a time
+
+    def add_products(self, grams: Grams) -> None:
+        outputs = token_gram(self.weights[0].grads)
+        for weight in self.weights[1:]:
+            outputs = token_gram(weight.grads, add_to=outputs)
+        grams.squares.add_(token_gram(self.inputs).mul_(outputs).sum((1, 2)))
+
+    def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
+        inputs = scaled_rows(self.inputs, factors)
+        first = 0
+        for bucket in layout.buckets:
+            own = bucket.tokens(inputs)
+            for weight in self.weights:
+                grads = bucket.tokens(weight.grads)
+                some = max(1, self._ROOM // weight.parameter.numel())
+                for start in range(0, bucket.users, some):
+                    users = slice(start, start + some)
+                    formed = exact_product(grads[users].transpose(1, 2), own[users])
+                    place = slice(first + start, first + start + formed.shape[0])
+                    squares[place] += formed.flatten(1).pow(2).sum(1)
+            first += bucket.users
+
+
+class Lookup(Rule):
     """An embedding's weight: the gradient of a token goes to its row."""
 
     def __init__(self, parameter: nn.Parameter, ids: Tensor, grads: Tensor) -> None:
-        self._parameter, self._ids, self._grads = parameter, ids, grads
+        self.parameter, self.ids, self.grads = parameter, ids, grads
 
     def add_products(self, grams: Grams) -> None:
-        for bucket, gram in grams.parts():
-            ids = bucket.split(self._ids).flatten(1)
+        for bucket, total in grams.tokens(self.ids.shape[1]):
+            ids = bucket.tokens(self.ids)
             same = ids[:, :, None] == ids[:, None, :]
-            gram.add_(_block_sums(_token_gram(bucket, self._grads) * same, bucket))
+            total.add_(token_gram(bucket.tokens(self.grads)).mul_(same))
 
-    def weighted(self, weights: Tensor) -> Mapping[nn.Parameter, Tensor]:
-        return {self._parameter: _scattered(self._parameter, self._ids, self._grads, weights)}
+    def weighted(self, weights: Tensor) -> Gradients:
+        total = torch.zeros(self.parameter.shape, device=weights.device, dtype=torch.float32)
+        return {self.parameter: self.scatter_into(total, weights)}
+
+    def scatter_into(self, total: Tensor, weights: Tensor) -> Tensor:
+        scaled = self.grads * weights[:, None, None]
+        return total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1).to(total.dtype))
 
 
-class TiedLookup:
+class TiedLookup(Rule):
     """An embedding whose weight is also the output head's: both parts, and how they overlap."""
 
-    def __init__(self, lookup: Lookup, head: MatrixProduct) -> None:
+    def __init__(self, lookup: Lookup, head: MatrixProducts) -> None:
         self._lookup, self._head = lookup, head
 
     def add_products(self, grams: Grams) -> None:
         self._lookup.add_products(grams)
         self._head.add_products(grams)
-        for bucket, gram in grams.parts():
-            ids = bucket.split(self._lookup._ids).flatten(1)
-            out = bucket.split(self._head._left).flatten(1, 2)  # gradients of the logits
-            hidden = bucket.split(self._head._right).flatten(1, 2).float()
-            into = bucket.split(self._lookup._grads).flatten(1, 2).float()
+        (weight,) = self._head.weights
+        for bucket, total in grams.sentences():
+            ids = bucket.tokens(self._lookup.ids)
+            out = bucket.tokens(weight.grads)  # gradients of the logits
+            hidden = bucket.tokens(self._head.inputs).float()
+            into = bucket.tokens(self._lookup.grads).float()
             # the head's token t' meets the embedding's token t in the row of t's word
-            met = out.gather(2, ids[:, None, :].expand(-1, out.shape[1], -1)).float()
-            cross = _block_sums(met * (hidden @ into.transpose(1, 2)), bucket)
-            gram.add_(cross + cross.transpose(1, 2))
+            met = out.gather(2, ids[:, None, :].expand(-1, out.shape[1], -1))
+            cross = torch.bmm(hidden, into.transpose(1, 2)).mul_(met)
+            blocks = cross.view(
+                bucket.users, bucket.each, -1, bucket.each, self._lookup.ids.shape[1]
+            )
+            overlap = blocks.sum((2, 4))
+            total.add_(overlap).add_(overlap.transpose(1, 2))
 
-    def weighted(self, weights: Tensor) -> Mapping[nn.Parameter, Tensor]:
+    def weighted(self, weights: Tensor) -> Gradients:
         ((parameter, total),) = self._head.weighted(weights).items()
-        (scattered,) = self._lookup.weighted(weights).values()
-        return {parameter: total + scattered}
+        return {parameter: self._lookup.scatter_into(total, weights)}
 
 
-def _token_gram(bucket: Bucket, values: Tensor) -> Tensor:
+def token_gram(tokens: Tensor, add_to: Tensor | None = None) -> Tensor:
     """Inner products between all tokens of a user: (users, tokens, tokens), in float32."""
-    tokens = bucket.split(values).flatten(1, 2)
-    if tokens.is_cuda and tokens.dtype in (torch.bfloat16, torch.float16):
-        # tensor cores multiply halves and add in float32; the result must not be rounded back
-        return torch.bmm(tokens, tokens.transpose(1, 2), out_dtype=torch.float32)
-    tokens = tokens.float() if tokens.dtype != torch.float64 else tokens
-    return tokens @ tokens.transpose(1, 2)
+    if _multiplies_exactly(tokens):
+        other = tokens.transpose(1, 2)
+        if add_to is None:
+            return torch.bmm(tokens, other, out_dtype=torch.float32)
+        return torch.baddbmm(add_to, tokens, other, out_dtype=torch.float32)
+    tokens = tokens.float()
+    if add_to is None:
+        return tokens @ tokens.transpose(1, 2)
+    return add_to.baddbmm_(tokens, tokens.transpose(1, 2))
 
 
-def _block_sums(products: Tensor, bucket: Bucket) -> Tensor:
-    """(users, tokens, tokens) summed to (users, sentences, sentences)."""
-    tokens = products.shape[1] // bucket.each
-    shape = (bucket.users, bucket.each, tokens, bucket.each, tokens)
-    return products.view(shape).sum((2, 4))
+def exact_product(left: Tensor, right: Tensor) -> Tensor:
+    """A matrix product, batched or not, summed and returned in float32."""
+    if _multiplies_exactly(left):
+        multiply = torch.mm if left.dim() == 2 else torch.bmm
+        return multiply(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
-def _product(left: Tensor, right: Tensor, weights: Tensor) -> Tensor:
-    """`sum over sentences and tokens of weight * left (x) right`: one matrix product."""
-    scaled = (left * weights.to(left.dtype)[:, None, None]).flatten(0, 1)
-    flat = right.flatten(0, 1)
-    if scaled.is_cuda and scaled.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(scaled.t(), flat.to(scaled.dtype), out_dtype=torch.float32)
-    return (scaled.t() @ flat.to(scaled.dtype)).float()
-
-
-def _scattered(parameter: nn.Parameter, ids: Tensor, grads: Tensor, weights: Tensor) -> Tensor:
-    total = torch.zeros(parameter.shape, device=grads.device, dtype=torch.float32)
-    scaled = grads.float() * weights.float()[:, None, None]
-    return total.index_add_(0, ids.flatten(), scaled.flatten(0, 1))
+def _multiplies_exactly(values: Tensor) -> bool:
+    # tensor cores multiply halves exactly and add in float32; the sum must not be rounded back
+    return values.is_cuda and values.dtype in (torch.bfloat16, torch.float16)

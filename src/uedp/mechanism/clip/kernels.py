@@ -1,0 +1,142 @@
+"""Three memory-bound steps for which PyTorch reads its data several times, here once each.
+
+On an accelerator with Triton each is one kernel; elsewhere the same in plain PyTorch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build
+    triton = None
+
+
+def scaled_rows(values: Tensor, weights: Tensor) -> Tensor:
+    """(sentences, tokens, features) times a float32 weight per sentence, rounded once."""
+    if _fused(values):
+        flat, result = values.contiguous(), torch.empty_like(values, memory_format=_ROWS)
+        width = flat[0].numel()
+        _scale_rows[(flat.shape[0], triton.cdiv(width, _BLOCK))](
+            flat, weights, result, width, block=_BLOCK
+        )
+        return result
+    result = torch.empty_like(values)
+    return torch.mul(values, weights[:, None, None], out=result)
+
+
+def norm_gradients(x: Tensor, grads: Tensor, epsilon: float | None, centred: bool) -> Tensor:
+    """Gradients per sentence of the scale of a norm: `sum over tokens of grads * normalised x`.
+
+    `centred` for a layer norm, else an RMS norm; (sentences, features) in float32.
+    """
+    if epsilon is None:
+        epsilon = torch.finfo(x.dtype).eps
+    if _fused(x) and x.shape[2] <= _WIDEST:
+        sentences, tokens, width = x.shape
+        result = torch.empty(sentences, width, device=x.device, dtype=torch.float32)
+        _norm_gradients[(sentences,)](
+            x.contiguous(),
+            grads.contiguous(),
+            result,
+            tokens,
+            width,
+            epsilon,
+            centred=centred,
+            block=triton.next_power_of_2(width),
+        )
+        return result
+    shape = x.shape[-1:]
+    if centred:
+        normalised = nn.functional.layer_norm(x.float(), shape, eps=epsilon)
+    else:
+        normalised = nn.functional.rms_norm(x.float(), shape, eps=epsilon)
+    return normalised.mul_(grads).sum(1)
+
+
+def add_sentence_grams(total: Tensor, gradients: Tensor) -> None:
+    """Add inner products of rows: `total` (users, n, n), `gradients` (users, n, width), float32."""
+    users, count, width = gradients.shape
+    if not _fused(gradients) or count > _MOST_ROWS:
+        total.baddbmm_(gradients, gradients.transpose(1, 2))
+        return
+    rows = max(16, triton.next_power_of_2(count))
+    parts = triton.cdiv(width, _STRETCH)
+    partial = torch.empty(users, parts, rows, rows, device=total.device, dtype=torch.float32)
+    _sentence_grams[(users, parts)](
+        gradients.contiguous(), partial, count, width, parts, rows=rows, stretch=_STRETCH, block=64
+    )
+    total.add_(partial.sum(1)[:, :count, :count])
+
+
+_ROWS = torch.contiguous_format
+_BLOCK = 4096
+_WIDEST = 8192  # features of a token that one program holds
+_MOST_ROWS = 64  # sentences of a user that one program holds
+_STRETCH = 4096  # entries of a gradient that one program reads
+
+
+def _fused(values: Tensor) -> bool:
+    return triton is not None and values.is_cuda
+
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _scale_rows(values, weights, result, width, block: tl.constexpr) -> Any:  # type: ignore[no-untyped-def]
+        sentence = tl.program_id(0).to(tl.int64)
+        column = tl.program_id(1) * block + tl.arange(0, block)
+        inside = column < width
+        weight = tl.load(weights + sentence)
+        loaded = tl.load(values + sentence * width + column, mask=inside)
+        scaled = loaded.to(tl.float32) * weight
+        tl.store(
+            result + sentence * width + column, scaled.to(result.dtype.element_ty), mask=inside
+        )
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _norm_gradients(  # type: ignore[no-untyped-def]
+        x, grads, result, tokens, width, epsilon, centred: tl.constexpr, block: tl.constexpr
+    ) -> Any:
+        sentence = tl.program_id(0).to(tl.int64)
+        column = tl.arange(0, block)
+        inside = column < width
+        total = tl.zeros((block,), dtype=tl.float32)
+        start = sentence * tokens * width
+        for token in range(tokens):
+            row = start + token * width + column
+            value = tl.load(x + row, mask=inside, other=0.0).to(tl.float32)
+            if centred:
+                value = tl.where(inside, value - tl.sum(value) / width, 0.0)
+            scale = tl.rsqrt(tl.sum(value * value) / width + epsilon)
+            grad = tl.load(grads + row, mask=inside, other=0.0).to(tl.float32)
+            total += grad * value * scale
+        tl.store(result + sentence * width + column, total, mask=inside)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _sentence_grams(  # type: ignore[no-untyped-def]
+        values,
+        partial,
+        count,
+        width,
+        parts,
+        rows: tl.constexpr,
+        stretch: tl.constexpr,
+        block: tl.constexpr,
+    ) -> Any:
+        user = tl.program_id(0).to(tl.int64)
+        part = tl.program_id(1)
+        row = tl.arange(0, rows)
+        total = tl.zeros((rows, rows), dtype=tl.float32)
+        start = user * count * width
+        for offset in range(0, stretch, block):
+            column = part * stretch + offset + tl.arange(0, block)
+            inside = (row[:, None] < count) & (column[None, :] < width)
+            place = start + row[:, None].to(tl.int64) * width + column[None, :]
+            tile = tl.load(values + place, mask=inside, other=0.0)
+            total += tl.dot(tile, tl.trans(tile), input_precision="ieee")
+        place = ((user * parts + part) * rows + row[:, None]) * rows + row[None, :]
+        tl.store(partial + place, total)

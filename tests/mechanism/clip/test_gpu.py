@@ -1,0 +1,73 @@
+"""On an accelerator: fused kernels against plain PyTorch, the engine against the oracle."""
+
+import copy
+
+import pytest
+import torch
+
+from tests.mechanism.clip.test_engine import (
+    LENGTHS,
+    OWNERS,
+    language_models,
+    ragged,
+    token_losses,
+)
+from uedp.mechanism.clip import Engine, kernels
+from uedp.mechanism.clip.reference import clipped_sum
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5, 20), (7, 24, 576), (2, 1, 5000)])
+def test_fused_kernels_are_what_plain_pytorch_gives(shape, dtype, monkeypatch):
+    torch.manual_seed(0)
+    x, grads = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+    weights = torch.rand(shape[0], device="cuda")
+    calls = [
+        lambda: kernels.scaled_rows(x, weights),
+        lambda: kernels.norm_gradients(x, grads, 1e-6, centred=True),
+        lambda: kernels.norm_gradients(x, grads, 1e-6, centred=False),
+    ]
+    fused = [call() for call in calls]
+    monkeypatch.setattr(kernels, "_fused", lambda values: False)
+    for found, call in zip(fused, calls, strict=True):
+        torch.testing.assert_close(found, call(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", language_models())
+def test_the_engine_is_the_oracle(name):
+    torch.manual_seed(0)
+    model = language_models()[name]().eval()
+    exact = copy.deepcopy(model).double()
+    model = model.cuda()
+    ids, mask = ragged(LENGTHS, 3)
+    labels = ids.masked_fill(~mask, -100)
+
+    def losses(net, order, device):
+        logits = net(
+            input_ids=ids[order].to(device), attention_mask=mask[order].long().to(device)
+        ).logits
+        return token_losses(logits[:, :-1], labels[order][:, 1:].to(device))
+
+    clips, weights = torch.full((8,), 0.5), torch.ones(4)
+    expected, norms = clipped_sum(
+        exact, lambda i: losses(exact, [i], "cpu")[0], OWNERS, clips.tolist(), 1.0, [1.0] * 4
+    )
+
+    def relative(found):
+        pairs = zip((found.gradients[p] for p in model.parameters()), expected, strict=True)
+        off = sum(float((g.cpu().double() - e).pow(2).sum()) for g, e in pairs) ** 0.5
+        return off / sum(float(e.pow(2).sum()) for e in expected) ** 0.5
+
+    found = Engine(model).clipped_sum(
+        lambda o: losses(model, list(o), "cuda"), OWNERS, clips, 1.0, weights
+    )
+    assert relative(found) < 1e-5
+    torch.testing.assert_close(found.sentence_norms.cpu().double(), norms, rtol=1e-5, atol=1e-6)
+
+    def half(order):
+        with torch.autocast("cuda", torch.bfloat16):
+            return losses(model, list(order), "cuda")
+
+    assert relative(Engine(model).clipped_sum(half, OWNERS, clips, 1.0, weights)) < 0.03
