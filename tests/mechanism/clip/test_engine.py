@@ -1,6 +1,7 @@
 """The fast path against the oracle: random small nets, and real architectures."""
 
 import copy
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -96,6 +97,26 @@ def ragged(lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
     ids = torch.randint(1, VOCABULARY, (len(lengths), longest), generator=generator)
     mask = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
     return ids * mask, mask
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=60), seed=st.integers(0, 99))
+def test_layouts_keep_users_whole(sizes, seed):
+    owners = [user for user, size in enumerate(sizes) for _ in range(size)]
+    random.Random(seed).shuffle(owners)
+    layout = Layout.of(owners)
+    assert sorted(layout.order) == list(range(len(owners)))
+    assert [owners[i] for i in layout.order] == [layout.users[place] for place in layout.owner]
+    rows = torch.tensor(layout.owner)
+    seen = [set(b.tolist()) for bucket in layout.buckets for b in bucket.split(rows)]
+    assert sum(len(bin_) for bin_ in seen) == len(sizes)  # no user in two bins
+    assert sum(bucket.bins * bucket.each for bucket in layout.buckets) == len(owners)
+
+
+def test_small_users_share_bins():
+    """As many matrix products as there are kinds of bins, not as users have sizes."""
+    sizes = [1, 2, 3, 4, 5, 6, 7] * 8
+    owners = [user for user, size in enumerate(sizes) for _ in range(size)]
+    assert len(Layout.of(owners).buckets) <= 2
 
 
 @settings(max_examples=90, deadline=None)

@@ -83,7 +83,7 @@ class Engine:
 
         def summed(found: Mapping[str, Record]) -> ClippedSum:
             rules = self._rules(found, layout)
-            grams = Grams(layout, device)
+            grams = Grams(layout, owner)
             for rule in rules:
                 rule.add_products(grams)
             norms = grams.sentence_norms()

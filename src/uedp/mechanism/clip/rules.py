@@ -129,10 +129,8 @@ class ProductsByUser(MatrixProducts):
     """The same for users of many tokens, whose Grams would cost more than their gradients.
 
     Sentences' norms come from their own small Grams. The users' come from forming each user's
-    clipped sum, a few users at a time, once the sentences' factors are known.
+    clipped sum, one at a time, once the sentences' factors are known.
     """
-
-    _ROOM = 1 << 26  # entries of gradients held at a time
 
     def add_products(self, grams: Grams) -> None:
         outputs = token_gram(self.weights[0].grads)
@@ -142,18 +140,14 @@ class ProductsByUser(MatrixProducts):
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         inputs = scaled_rows(self.inputs, factors)
-        first = 0
-        for bucket in layout.buckets:
-            own = bucket.tokens(inputs)
+        start = 0
+        for user, count in enumerate(layout.counts):
+            rows = slice(start, start + count)
+            start += count
             for weight in self.weights:
-                grads = bucket.tokens(weight.grads)
-                some = max(1, self._ROOM // weight.parameter.numel())
-                for start in range(0, bucket.users, some):
-                    users = slice(start, start + some)
-                    formed = exact_product(grads[users].transpose(1, 2), own[users])
-                    place = slice(first + start, first + start + formed.shape[0])
-                    squares[place] += formed.flatten(1).pow(2).sum(1)
-            first += bucket.users
+                grads = weight.grads[rows].flatten(0, 1)
+                formed = exact_product(grads.t(), inputs[rows].flatten(0, 1))
+                squares[user] += formed.pow_(2).sum()
 
 
 class Lookup(Rule):
@@ -196,7 +190,7 @@ class TiedLookup(Rule):
             met = out.gather(2, ids[:, None, :].expand(-1, out.shape[1], -1))
             cross = torch.bmm(hidden, into.transpose(1, 2)).mul_(met)
             blocks = cross.view(
-                bucket.users, bucket.each, -1, bucket.each, self._lookup.ids.shape[1]
+                bucket.bins, bucket.each, -1, bucket.each, self._lookup.ids.shape[1]
             )
             overlap = blocks.sum((2, 4))
             total.add_(overlap).add_(overlap.transpose(1, 2))
