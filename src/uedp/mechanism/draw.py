@@ -121,6 +121,23 @@ def draw(
     return _participants(users, place[heads], sentences[heads], crowding[heads])
 
 
+def draw_whole(
+    incidence: Incidence, sampling: Sampling, rng: np.random.Generator, key: int
+) -> Participants:
+    """One round of user-level privacy: all sentences of the drawn users, entities disregarded.
+
+    Guarantees:
+      - a user is drawn with probability `user_rate`, independently of all else
+      - of a user with more than `per_user` sentences, that many at random, the same whichever
+        other users are drawn
+    """
+    users = draw_users(incidence.users, sampling.user_rate, rng)
+    own = incidence.user_sentences.take(users)
+    place, order = own.row_of_value(), _hash(own.values, key ^ _SELECTION)
+    chosen = _first_of_each(place, order, np.ones(len(place), dtype=np.bool_), sampling.per_user)
+    return _participants(users, place[chosen], own.values[chosen], np.ones(chosen.sum(), int))
+
+
 def _coins(mentions: Rows, sampling: Sampling, rng: np.random.Generator) -> Mask:
     """Which selected sentences keep all their coins; one coin per entity and round."""
     entities, which = np.unique(mentions.values, return_inverse=True)

@@ -33,7 +33,11 @@ from uedp.mechanism.clip.rules import (
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """The sum of a chunk's twice-clipped updates, and how far the clips reached (private)."""
+    """The sum of a chunk's twice-clipped updates, and how far the clips reached (private).
+
+    Norms are before the clip they are held against: one per sentence as the caller numbered
+    them, one per user that has a sentence, by its number.
+    """
 
     gradients: Mapping[nn.Parameter, Tensor]
     sentence_norms: Tensor
@@ -78,7 +82,9 @@ class Engine:
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=device)
         bounds = sentence_clips.to(device)[order]
-        weights = user_weights.to(device)[torch.tensor(layout.users, device=device)]
+        users = torch.tensor(layout.users, device=device)
+        by_number = torch.argsort(users)
+        weights = user_weights.to(device)[users]
         records = self._pass(losses, layout)
 
         def summed(found: Mapping[str, Record]) -> ClippedSum:
@@ -96,7 +102,7 @@ class Engine:
             total: dict[nn.Parameter, Tensor] = {}
             for rule in rules:
                 total.update(rule.weighted(weight))
-            return ClippedSum(total, norms[place], user_norms)
+            return ClippedSum(total, norms[place], user_norms[by_number])
 
         with torch.no_grad():
             result = summed(records)

@@ -1,0 +1,271 @@
+"""Rounds end to end: chunks, empty rounds, bounds, and that training reaches what it should."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from tests.mechanism.clip.test_engine import Net, language_models, ragged, token_losses
+from uedp.errors import UserError
+from uedp.incidence import Incidence, Rows
+from uedp.mechanism.clip import Engine
+from uedp.mechanism.draw import Participants, Sampling, draw, draw_whole
+from uedp.mechanism.noise import SystemNoise
+from uedp.mechanism.release import Clips, clipped_sums, release
+
+SENTENCES = 24
+
+
+class Task:
+    """A small net and sentences for it."""
+
+    def __init__(self, seed: int = 0, model: nn.Module | None = None) -> None:
+        torch.manual_seed(seed)
+        self.model = model or Net(8, 12, True, "layer", True)
+        self.lengths = np.random.default_rng(seed).integers(2, 9, SENTENCES)
+        self.ids, mask = ragged(self.lengths.tolist(), seed)
+        self.labels = self.ids.masked_fill(~mask, -100)
+        self.engine = Engine(self.model)
+
+    def losses(self, which) -> Tensor:
+        return token_losses(self.model(self.ids[which]), self.labels[which])
+
+
+def participants(counts: list[int], crowding: int = 1) -> Participants:
+    total = sum(counts)
+    rows = Rows(np.concatenate([[0], np.cumsum(counts)]).astype(int), np.arange(total))
+    return Participants(np.arange(len(counts)), rows, np.full(total, crowding))
+
+
+def summed(task: Task, who: Participants, clips: Clips, room=None, weights=None) -> Tensor:
+    weights = np.ones(len(who.users)) if weights is None else weights
+    sums, _ = clipped_sums(
+        task.engine,
+        who,
+        task.losses,
+        task.lengths[who.sentences.values],
+        clips,
+        weights,
+        room,
+    )
+    return torch.cat([s.flatten() for s in sums])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(
+        lambda c: 0 < sum(c) <= SENTENCES
+    ),
+    room=st.integers(1, 120),
+    share=st.sampled_from([0.1, 0.5, 2.0]),
+    update=st.sampled_from([0.05, 1.0, 50.0]),
+)
+def test_the_sum_does_not_depend_on_the_room(counts, room, share, update):
+    task, clips = Task(), Clips(update, share)
+    weights = np.linspace(0.2, 1, len(counts))
+    whole = summed(task, participants(counts), clips, 10**9, weights)
+    chunked = summed(task, participants(counts), clips, room, weights)
+    torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-5 * update)
+
+
+@pytest.mark.parametrize("fits", [1, 3, 7])
+def test_less_memory_than_thought(fits, monkeypatch):
+    """A device that runs out of memory beyond a few sentences."""
+    task, who, clips = Task(), participants([5, 2, 8, 0, 4]), Clips(0.5, 0.4)
+    whole = summed(task, who, clips)
+    real = task.engine.clipped_sum
+
+    def cramped(losses, owners, *rest):
+        if len(owners) > fits:
+            raise torch.OutOfMemoryError("no room")
+        return real(losses, owners, *rest)
+
+    monkeypatch.setattr(task.engine, "clipped_sum", cramped)
+    torch.testing.assert_close(summed(task, who, clips), whole, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("room", [None, 20])
+@pytest.mark.parametrize("share", [0.2, 2.0])
+def test_no_user_moves_the_sum_by_more_than_its_clip(room, share):
+    task, clips = Task(), Clips(0.3, share)
+    for counts in ([9], [1], [3]):
+        moved = summed(task, participants(counts), clips, room, np.array([0.7]))
+        assert float(moved.norm()) <= 0.7 * 0.3 * (1 + 1e-5)
+
+
+def test_sentences_of_one_entity_stay_within_its_share():
+    """Four sentences that mention it, each clipped to a quarter of the share."""
+    task, clips = Task(), Clips(1.0, 0.4)
+    with_it = summed(task, participants([4], crowding=4), clips)
+    assert float(with_it.norm()) <= 0.4 * (1 + 1e-5)
+    assert float(summed(task, participants([4]), clips).norm()) > 0.4
+
+
+EMPTY = {
+    "no user drawn": participants([]),
+    "no sentence selected": participants([0, 0]),
+}
+
+
+@pytest.mark.parametrize("who", EMPTY.values(), ids=EMPTY)
+def test_empty_rounds_are_noised_like_any_other(who):
+    task = Task()
+    found = release(
+        task.engine,
+        who,
+        task.losses,
+        np.zeros(0, int),
+        Clips(0.5, 0.2),
+        np.ones(len(who.users)),
+        SystemNoise(1),
+        3.0,
+    )
+    values = torch.cat([s.flatten() for s in found.sums])
+    assert values.numel() == sum(p.numel() for p in task.engine.parameters)
+    # standard deviation 1.5: its estimate from n values has relative deviation 1/sqrt(2n)
+    assert float(values.std()) == pytest.approx(1.5, rel=6 / np.sqrt(2 * values.numel()))
+    assert found.reach.sentences == 0
+
+
+def test_a_parameter_no_gradient_reaches_is_noised():
+    task = Task()
+    task.model.unused = nn.Linear(5, 5)
+    task.engine = Engine(task.model)
+    found = release(
+        task.engine,
+        participants([2, 1]),
+        task.losses,
+        task.lengths[:3],
+        Clips(1.0, 1.0),
+        np.ones(2),
+        SystemNoise(1),
+        1.0,
+    )
+    assert all(bool((s != 0).all()) for s in found.sums)
+
+
+def trained(how: str) -> nn.Module:
+    import peft
+
+    torch.manual_seed(0)
+    model = language_models()["llama, grouped-query, tied"]()
+    if how == "lora":
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(r=2, target_modules=["q_proj", "o_proj"])
+        )
+    elif how == "last layer":
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("layers.1." in name)
+    return model
+
+
+@pytest.mark.parametrize("how", ["full", "lora", "last layer"])
+def test_a_step_changes_what_is_trained_and_nothing_else(how):
+    """With hardly any noise: each parameter meant to train moves by its own gradient."""
+    model = trained(how)
+    task = Task(model=model)
+    task.losses = lambda which: token_losses(  # type: ignore[method-assign]
+        model(input_ids=task.ids[which]).logits, task.labels[which]
+    )
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    names = {p: name for name, p in model.named_parameters()}
+    for _ in range(2):  # a LoRA adapter's first factor moves once its second is not zero
+        found = release(
+            task.engine,
+            participants([3, 2]),
+            task.losses,
+            task.lengths[:5],
+            Clips(1.0, 1.0),
+            np.ones(2),
+            SystemNoise(1),
+            1e-12,
+        )
+        with torch.no_grad():
+            for parameter, total in zip(task.engine.parameters, found.sums, strict=True):
+                parameter.sub_(total)
+    meant = {names[p] for p in task.engine.parameters}
+    moved = {
+        n for n, p in model.named_parameters() if float((p.detach() - before[n]).norm()) > 1e-6
+    }
+    assert moved == meant
+
+
+@pytest.mark.parametrize(
+    ("clips", "why"), [((0.0, 1.0), "update clip"), ((1.0, 0.0), "share"), ((1.0, 2.5), "share")]
+)
+def test_clips_out_of_range(clips, why):
+    with pytest.raises(UserError, match=why):
+        Clips(*clips)
+
+
+def test_weights_out_of_range():
+    task, who = Task(), participants([1])
+    with pytest.raises(UserError, match="weights"):
+        release(
+            task.engine,
+            who,
+            task.losses,
+            task.lengths[:1],
+            Clips(1.0, 1.0),
+            np.array([1.5]),
+            SystemNoise(1),
+            1.0,
+        )
+
+
+def test_reach_tells_how_far_the_clips_reached():
+    task = Task()
+    _, tight = clipped_sums(
+        task.engine, participants([2, 0, 1]), task.losses, task.lengths[:3], Clips(1e-4, 2.0), ONES
+    )
+    _, loose = clipped_sums(
+        task.engine, participants([2, 0, 1]), task.losses, task.lengths[:3], Clips(1e4, 2.0), ONES
+    )
+    assert (tight.users, tight.sentences) == (3, 3)
+    assert tight.sentences_clipped == 1.0
+    assert tight.users_clipped == pytest.approx(2 / 3)
+    assert tight.mean_update == pytest.approx(2 / 3)
+    assert loose.sentences_clipped == loose.users_clipped == 0.0
+    assert 0 < loose.mean_update < 1e-2
+
+
+ONES = np.ones(3)
+
+
+def test_rotation_bounds_what_an_entity_moves():
+    """From the draw on: emptying the sentences of one entity moves the sum by its share at most."""
+    rng = np.random.default_rng(0)
+    owners = rng.integers(0, 5, SENTENCES)
+    mentions = np.array([(s, e) for s in range(SENTENCES) for e in range(3) if rng.random() < 0.4])
+    incidence = Incidence.build(owners, mentions[:, 0], mentions[:, 1], 5, 3)
+    task, clips = Task(), Clips(0.5, 0.3)
+    for key in range(10):
+        who = draw(incidence, Sampling(1.0, per_entity=None), np.random.default_rng(key), key)
+        whole = summed(task, who, clips)
+        for entity in range(3):
+            named = {int(s) for s, e in mentions if e == entity}
+            emptied = Task()
+            real = emptied.losses
+            emptied.losses = lambda which, real=real, named=named: (
+                real(which)
+                * torch.tensor(  # type: ignore[method-assign]
+                    [float(s not in named) for s in which]
+                )
+            )
+            moved = summed(emptied, who, clips) - whole
+            assert float(moved.norm()) <= 0.3 * 0.5 * (1 + 1e-4)
+
+
+def test_user_level_draws_take_all_sentences():
+    owners = np.array([0, 0, 1, 1, 1, 2])
+    incidence = Incidence.build(owners, np.array([0, 2]), np.array([0, 0]), 3, 1)
+    rng = np.random.default_rng(0)
+    who = draw_whole(incidence, Sampling(1.0), rng, 5)
+    assert [who.sentences[i].tolist() for i in range(3)] == [[0, 1], [2, 3, 4], [5]]
+    capped = draw_whole(incidence, Sampling(1.0, per_user=2), rng, 5)
+    assert capped.sentences.counts.tolist() == [2, 2, 1]
+    alone = draw_whole(incidence, Sampling(0.5, per_user=2), np.random.default_rng(3), 5)
+    for place, user in enumerate(alone.users):
+        assert alone.sentences[place].tolist() == capped.sentences[user].tolist()
