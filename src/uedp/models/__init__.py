@@ -1,0 +1,1 @@
+"""Language models and classifiers: our own, and any that Transformers can load."""
