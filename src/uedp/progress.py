@@ -11,6 +11,9 @@ class Meter(Protocol):
     def advance(self, items: int, position: int | None = None) -> None:
         """`items` more are done; `position` is how far along the total is, if not the items."""
 
+    def note(self, text: str) -> None:
+        """What to show beside the bar in place of the rate."""
+
 
 class Progress(Protocol):
     """Something that shows stages: a terminal, a notebook, nothing."""
@@ -20,6 +23,9 @@ class Progress(Protocol):
 
 class _Silent:
     def advance(self, items: int, position: int | None = None) -> None:
+        pass
+
+    def note(self, text: str) -> None:
         pass
 
     @contextmanager

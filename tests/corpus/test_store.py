@@ -10,9 +10,10 @@ import pytest
 from tests.conftest import marked
 from uedp.corpus import store
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.store import Corpus, RowWriter, SentenceWriter, new_folder, scratch
+from uedp.corpus.store import Corpus, RowWriter, SentenceWriter, new_folder
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
+from uedp.folders import scratch
 
 
 def everything(folder: Path) -> list[str]:

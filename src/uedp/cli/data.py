@@ -23,7 +23,7 @@ from uedp.corpus.readers import (
     reader_named,
 )
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.store import Corpus, scratch
+from uedp.corpus.store import Corpus
 from uedp.corpus.users import assign, check_groups, random_groups
 from uedp.entities.breakdown import breakdown, sentence_masks, widest_entities
 from uedp.entities.categories import BASE, LABELS, UNIONS, expand
@@ -31,6 +31,7 @@ from uedp.entities.detection import Detection
 from uedp.entities.detection import detect as detect_entities
 from uedp.entities.lists import read_lists
 from uedp.errors import UserError
+from uedp.folders import scratch
 
 CorpusArgument = Annotated[
     Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")

@@ -24,6 +24,10 @@ class _Bar:
         self._bars, self._task, self._unit = bars, task, unit
         self._began = self._shown = time.monotonic()
         self._items = 0
+        self._note = ""
+
+    def note(self, text: str) -> None:
+        self._note = text
 
     def advance(self, items: int, position: int | None = None) -> None:
         self._items += items
@@ -31,11 +35,11 @@ class _Bar:
         if now - self._shown < _REFRESH_SECONDS:  # showing every item would cost more than most
             return
         self._shown = now
-        self._bars.update(
-            self._task,
-            completed=self._items if position is None else position,
-            rate=f"{self._items:,} {self._unit}, {self._items / (now - self._began):,.0f}/s",
-        )
+        rate = f"{self._items:,} {self._unit}, {self._items / (now - self._began):,.0f}/s"
+        done = self._items if position is None else position
+        if self._note:
+            rate = f"{done:,} {self._unit}, {self._note}"
+        self._bars.update(self._task, completed=done, rate=rate)
 
 
 class TerminalProgress:

@@ -21,8 +21,8 @@ from typing import NamedTuple, TypeVar
 from uedp.corpus import sample_words as words
 from uedp.corpus.sample_grammar import RULES, TOPICS
 from uedp.corpus.sentence import Sentence, Span
-from uedp.corpus.store import scratch
 from uedp.errors import UserError
+from uedp.folders import scratch
 
 T = TypeVar("T")
 

@@ -11,8 +11,6 @@ CORPUS/
 
 import json
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -25,6 +23,7 @@ import pyarrow as pa
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
+from uedp.folders import scratch
 from uedp.signals import deferred
 
 FORMAT = 1
@@ -264,28 +263,6 @@ def _damaged(path: Path, how: str) -> UserError:
 
 def write_manifest(folder: Path, info: Mapping[str, Any]) -> None:
     (folder / "corpus.json").write_text(json.dumps({"format": FORMAT, **info}, indent=2) + "\n")
-
-
-@contextmanager
-def scratch(beside: Path) -> Iterator[Path]:
-    """A hidden folder beside a path, on the same disk; gone at the end, whatever happens.
-
-    Guarantees:
-      - what was moved out of it stays; all else in it is removed, on Ctrl-C too
-      - parents made for it are removed too, unless something else stands in them by then
-    """
-    made = [parent for parent in beside.parents if not parent.exists()]
-    # the name is cut so that a long one still has room for the rest
-    folder = beside.with_name(f".{beside.name[:40]}.{secrets.token_hex(6)}")
-    try:
-        folder.mkdir(mode=0o700, parents=True)
-        yield folder
-    finally:
-        with deferred():
-            shutil.rmtree(folder, ignore_errors=True)
-            for parent in made:
-                with suppress(OSError):
-                    parent.rmdir()
 
 
 @contextmanager

@@ -48,6 +48,11 @@ def deidentify(
     )
 
 
+def deidentified_texts(corpus: Corpus) -> list[str]:
+    """The texts of a corpus with placeholders for mentions, in its order."""
+    return [sentence.text for sentence in _replaced(corpus, None)]
+
+
 def _replaced(corpus: Corpus, numbers: Sequence[int] | None) -> Iterator[Sentence]:
     for sentence, mentions in zip(corpus, corpus.spans(), strict=True):
         text, done = "", 0

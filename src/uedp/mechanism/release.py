@@ -99,7 +99,7 @@ def clipped_sums(
 ) -> tuple[list[Tensor], Reach]:
     """What `release` adds noise to."""
     device = engine.parameters[0].device
-    room = room or _ROOM.get(device.type, _ROOM["cpu"])
+    room = room or ROOM.get(device.type, ROOM["cpu"])
     sums = [torch.zeros(p.shape, device=device) for p in engine.parameters]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
     owners = participants.sentences.row_of_value()
@@ -164,7 +164,7 @@ def _add(sums: Sequence[Tensor], engine: Engine, found: ClippedSum) -> None:
             total.add_(found.gradients[parameter])
 
 
-_ROOM = {"cuda": 1 << 15, "cpu": 1 << 12}  # tokens computed at a time
+ROOM = {"cuda": 1 << 15, "cpu": 1 << 12}  # tokens computed at a time
 
 
 def _chunks(participants: Participants, lengths: Ints, room: int) -> Iterator[Ints]:

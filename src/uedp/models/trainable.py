@@ -10,22 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uedp.corpus.store import scratch
 from uedp.errors import UserError
+from uedp.folders import scratch
 
 _ADAPTER = "default"  # PEFT's name for the only one
 
 
 def make_trainable(
-    model: nn.Module, how: str, *, rank: int = 8, alpha: float | None = None, seed: int = 0
+    model: nn.Module,
+    how: str,
+    *,
+    rank: int = 8,
+    alpha: float | None = None,
+    targets: Sequence[str] = (),
+    seed: int = 0,
 ) -> nn.Module:
     """The model with what `how` names open to training and all else frozen.
 
-    `full` is every weight. `lora` adds to each linear layer, the head excepted, a product of two
-    matrices of the given rank, scaled by `alpha / rank` (default 2); a classifier's head is
-    trained whole. `last:N` is the last N blocks and what comes after them, less weights that
-    earlier layers use too (a head tied to the embedding). For `lora` use the model that is
-    returned, not the one handed in.
+    `full` is every weight. `lora` adds to each linear layer but the head, or to those of them
+    whose name ends in one of `targets`, a product of two matrices of the given rank, scaled by
+    `alpha / rank` (default 2); a classifier's head is trained whole. `last:N` is the last N blocks
+    and what comes after them, less weights that earlier layers use too (a head tied to the
+    embedding). For `lora` use the model that is returned, not the one handed in.
 
     Guarantees:
       - what the model computes is unchanged
@@ -37,7 +43,7 @@ def make_trainable(
             parameter.requires_grad_(parameter.is_floating_point())
         return model
     if how == "lora":
-        return _with_adapters(model, rank, 2.0 * rank if alpha is None else alpha, seed)
+        return _with_adapters(model, rank, 2.0 * rank if alpha is None else alpha, targets, seed)
     if count := re.fullmatch(r"last:(\d+)", how):
         return _last_blocks(model, int(count[1]))
     raise UserError(f"train {how!r}: must be `full`, `lora` or `last:N`, such as last:2")
@@ -82,7 +88,9 @@ def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
 # --- adapters ------------------------------------------------------------------------------------
 
 
-def _with_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> nn.Module:
+def _with_adapters(
+    model: nn.Module, rank: int, alpha: float, targets: Sequence[str], seed: int
+) -> nn.Module:
     import peft
     from transformers.pytorch_utils import Conv1D
 
@@ -94,11 +102,14 @@ def _with_adapters(model: nn.Module, rank: int, alpha: float, seed: int) -> nn.M
     linear = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and name.split(".")[0] not in head
+        if isinstance(module, nn.Linear | Conv1D)
+        and name.split(".")[0] not in head
+        and (not targets or name.split(".")[-1] in targets)
     }
     if not linear:
         raise UserError(
-            f"train 'lora': {type(model).__name__} has no linear layers to adapt; choose `full`"
+            f"train 'lora': {type(model).__name__} has no linear layers to adapt"
+            + (f" named {', '.join(targets)}" if targets else "; choose `full`")
         )
     config = peft.LoraConfig(
         r=rank,

@@ -1,0 +1,150 @@
+"""UeDP-Alg's estimators f_E and f_E+ and the noise the paper adds to them.
+
+`docs/privacy.md` section 2. A round's weighted sum of clipped updates is divided by its expected
+weight, and noise is scaled to the paper's lemma. What that noise proves is another matter:
+`uedp.accounting.proven.Alg`.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.mechanism.draw import Floats, Sampling, WeightedParticipants, draw_alg
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """How much each user, each detected entity, and every extended entity counts.
+
+    Guarantees:
+      - every weight lies in 0..1
+    """
+
+    users: Floats
+    entities: Floats
+    extended: float
+    extended_count: int
+
+    @classmethod
+    def of(
+        cls,
+        incidence: Incidence,
+        user_cap: float = 1.0,
+        entity_cap: float = 1.0,
+        extended_cap: float = 1.0,
+    ) -> "Weights":
+        """`min(n / cap, 1)`, with `n` the sentences of a user, or those that mention an entity.
+
+        An extended entity is one sentence, so its `n` is 1. (The paper's words, "the number of
+        sensitive entities in S", read otherwise; its code has weight 1.) With caps of 1, all that
+        have a sentence weigh 1.
+        """
+        for name, cap in (("user", user_cap), ("entity", entity_cap), ("extended", extended_cap)):
+            if not 0 < cap < float("inf"):
+                raise UserError(f"{name} cap {cap}: must be above 0 and finite")
+        return cls(
+            _capped(incidence.user_sentences.counts, user_cap),
+            _capped(incidence.entity_sentences.counts, entity_cap),
+            min(1 / extended_cap, 1.0),
+            int(incidence.extended.sum()),
+        )
+
+    @property
+    def all_users(self) -> float:
+        """`W_u`."""
+        return float(self.users.sum())
+
+    @property
+    def all_entities(self) -> float:
+        """`W_e`."""
+        return float(self.entities.sum())
+
+    @property
+    def all_extended(self) -> float:
+        """`W_s`."""
+        return self.extended * self.extended_count
+
+
+@dataclass(frozen=True, eq=False)
+class Estimator:
+    """f_E+, or f_E where the extended rate is 0: `sum_u w_u update_u / denominator`, plus noise.
+
+    `noise` is the paper's `z`, `update_clip` its `beta`. What the weights and `|U|` reveal of the
+    incidence is not protected; in the adjacency that is proven, they are fixed.
+
+    Guarantees:
+      - the denominator scales signal and noise alike: it does not change how private a round is
+      - in units of `max(w_u) * update_clip` the noise is `z (q_u |U| + 1)`, whatever the weights
+    """
+
+    sampling: Sampling
+    weights: Weights
+    update_clip: float
+    noise: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.update_clip < float("inf"):
+            raise UserError(f"update_clip {self.update_clip}: must be above 0 and finite")
+        if not 0 <= self.noise < float("inf"):
+            raise UserError(f"noise {self.noise}: must not be negative, and finite")
+        if not self.denominator > 0:
+            raise UserError(
+                f"no sentence can be sampled: rates {self.sampling.user_rate:g} of users, "
+                f"{self.sampling.entity_rate:g} of {len(self.weights.entities)} entities, "
+                f"{self.sampling.extended_rate:g} of {self.weights.extended_count} sentences "
+                "without entities; raise a rate, or use f_e_plus"
+            )
+
+    def draw(self, incidence: Incidence, rng: np.random.Generator) -> WeightedParticipants:
+        """Who takes part in a round, by this estimator's rates and weights."""
+        weights = self.weights
+        return draw_alg(incidence, self.sampling, rng, weights.entities, weights.extended)
+
+    @property
+    def denominator(self) -> float:
+        """`q_u W_u (q_e W_e + q_s W_s)`."""
+        rates, weights = self.sampling, self.weights
+        entities = rates.entity_rate * weights.all_entities
+        extended = rates.extended_rate * weights.all_extended
+        return rates.user_rate * weights.all_users * (entities + extended)
+
+    @property
+    def noise_in_updates(self) -> float:
+        """The noise in units of the largest weighted update, `z (q_u |U| + 1)`."""
+        return self.noise * (self.sampling.user_rate * len(self.weights.users) + 1)
+
+    @property
+    def deviation_of_sum(self) -> float:
+        """Standard deviation of the noise, for the sum before it is divided."""
+        return self.noise_in_updates * float(self.weights.users.max()) * self.update_clip
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the noise, `sigma`, for the sum over the denominator."""
+        return self.deviation_of_sum / self.denominator
+
+    @property
+    def released_code_deviation(self) -> float:
+        """What the released code draws with: `sigma^2`, mistaken for a deviation.
+
+        Only for audits. On the paper's corpora it is smaller than `sigma` by orders of magnitude,
+        and no epsilon is stated for it.
+        """
+        return self.deviation**2
+
+
+def f_e_plus(sampling: Sampling, weights: Weights, update_clip: float, noise: float) -> Estimator:
+    """Trains on sampled detected entities and on sampled sentences without any."""
+    return Estimator(sampling, weights, update_clip, noise)
+
+
+def f_e(sampling: Sampling, weights: Weights, update_clip: float, noise: float) -> Estimator:
+    """Trains on detected entities only: f_E+ at an extended rate of 0, whatever was asked for."""
+    return Estimator(replace(sampling, extended_rate=0.0), weights, update_clip, noise)
+
+
+def _capped(counts: npt.NDArray[np.integer], cap: float) -> Floats:
+    return np.minimum(np.asarray(counts, dtype=np.float64) / cap, 1.0)

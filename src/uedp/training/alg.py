@@ -1,0 +1,84 @@
+"""UeDP-Alg as a method: the paper's sampling, local updates, estimator and noise."""
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp.incidence import Incidence
+from uedp.mechanism.draw import Floats
+from uedp.mechanism.estimators import Weights, f_e, f_e_plus
+from uedp.mechanism.local import Forward, LocalUpdate, Steps, shuffled
+from uedp.mechanism.noise import add_once_
+from uedp.mechanism.release import Reach
+from uedp.training.methods import Gradient, Precision, Randomness
+from uedp.training.plan import Plan
+from uedp.training.tasks import Task
+
+
+class UedpAlg:
+    """Each round is a noisy estimate of how far the users moved; minus that is the gradient."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        incidence: Incidence,
+        model: nn.Module,
+        task: Task,
+        precision: Precision,
+    ) -> None:
+        settings, clip = plan.config.alg, plan.clips.update
+        self._incidence, self._task = incidence, task
+        self._randomness = Randomness(plan)
+        kind = f_e if settings.estimator == "f_E" else f_e_plus
+        weights = Weights.of(incidence, settings.user_cap, settings.entity_cap)
+        self._estimator = kind(plan.sampling, weights, clip, plan.noise)
+
+        def losses(forward: Forward, batch: dict[str, Tensor]) -> Tensor:
+            with precision():
+                return task.sentence_losses(forward, batch)
+
+        self._local = LocalUpdate(
+            model,
+            losses,  # type: ignore[arg-type]  # any mapping will do
+            Steps(
+                settings.local_rate,
+                settings.local_batch,
+                clip,
+                divisor=settings.local_batch,
+                from_start=settings.literal_line,
+            ),
+        )
+        self._clip = clip
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def round(self, number: int) -> Gradient:
+        generator, _, noise = self._randomness.of(number)
+        estimator = self._estimator
+        who = estimator.draw(self._incidence, generator)
+        user_weights = torch.from_numpy(estimator.weights.users[who.users]).float()
+        sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
+        norms = np.zeros(len(who.users))
+        if len(who.sentences.values):
+            found = self._local.weighted_sum(
+                self._task.batch(who.sentences.values),
+                shuffled(who.sentences, generator),
+                torch.from_numpy(who.weights).float(),
+                user_weights,
+            )
+            sums = [found.updates[p].float() for p in self.parameters]
+            norms = found.norms.cpu().numpy() / self._clip
+        # the noise of the paper's lemma, on the sum before it is divided
+        add_once_(noise, sums, estimator.deviation_of_sum)
+        torch._foreach_mul_(sums, -1 / estimator.denominator)
+        return Gradient(sums, estimator.deviation, _reach(len(who.sentences.values), norms))
+
+
+def _reach(sentences: int, norms: Floats) -> Reach:
+    some = bool(len(norms))
+    return Reach(
+        users=len(norms),
+        sentences=sentences,
+        sentences_clipped=0.0,
+        users_clipped=float((norms > 1).mean()) if some else 0.0,
+        mean_update=float(np.minimum(norms, 1).mean()) if some else 0.0,
+    )

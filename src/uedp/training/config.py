@@ -1,0 +1,169 @@
+"""What a run is asked to do: one YAML shape, every field checked where it is read.
+
+The unit of privacy comes first, in the file as here.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from uedp.errors import UserError
+
+Method = Literal["rotation", "user-level", "uedp-alg", "deidentified", "noiseless"]
+PRIVATE: tuple[Method, ...] = ("rotation", "user-level", "uedp-alg")
+
+Rate = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Privacy(_Section):
+    """Who is protected, and how well.
+
+    Give `epsilon`, and the noise is found; or `noise`, and epsilon follows.
+    """
+
+    method: Method = "rotation"
+    epsilon: Positive | None = None
+    noise: Annotated[float, Field(ge=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    rounds: Count = 200
+    user_rate: Rate = 0.1
+    update_clip: Positive = 1.0
+    entity_share: Annotated[float, Field(gt=0, le=2)] = 0.3
+    entity_rate: Rate = 1.0
+    extended_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    sentences_per_entity: Count | None = None
+    sentences_per_user: Count | None = None
+    noise_source: Literal["operating system", "cryptographic"] = "operating system"
+    seed: int | None = None
+    chosen_by: str | None = None
+    corpus_budget: Positive | None = None
+
+    @model_validator(mode="after")
+    def _one_target(self) -> "Privacy":
+        if self.method in PRIVATE and (self.epsilon is None) == (self.noise is None):
+            raise ValueError("give either epsilon or noise")
+        if self.method not in PRIVATE and (self.epsilon is not None or self.noise is not None):
+            raise ValueError(f"{self.method} adds no noise; leave out epsilon and noise")
+        if self.method == "uedp-alg" and self.noise is None:
+            raise ValueError("uedp-alg takes the paper's z as noise; its epsilon follows")
+        return self
+
+
+class Alg(_Section):
+    """UeDP-Alg's own settings (section 2 of docs/privacy.md)."""
+
+    estimator: Literal["f_E", "f_E+"] = "f_E+"
+    local_rate: Positive = 0.1
+    local_batch: Count = 8
+    user_cap: Count = 1
+    entity_cap: Count = 1
+    literal_line: bool = False
+
+
+class Data(_Section):
+    train: Path
+    evaluate: Path | None = None
+    evaluate_sentences: Count | None = None
+
+
+class Task(_Section):
+    kind: Literal["next-word", "classification"] = "next-word"
+
+
+class Model(_Section):
+    name: str
+    train: Annotated[str, Field(pattern=r"^(full|lora|last:\d+)$")] = "lora"
+    rank: Count = 8
+    alpha: Positive | None = None
+    targets: tuple[str, ...] = ()
+    max_tokens: Annotated[int, Field(ge=2)] = 128
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
+    seed: int = 0
+
+
+class Optimiser(_Section):
+    """What the server does with a round's noisy sum; all of it is post-processing."""
+
+    name: Literal["sgd", "momentum", "adam"] = "adam"
+    rate: Positive = 1e-3
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    second_moment: Annotated[float, Field(ge=0, lt=1)] = 0.99
+    subtract_noise: bool = False
+    warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    decay: Literal["none", "linear", "cosine"] = "linear"
+    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+
+
+class Run(_Section):
+    device: str = "auto"
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    tokens_at_once: Count | None = None
+    evaluate_every: Count = 25
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 60.0
+
+
+class Config(_Section):
+    """A whole run."""
+
+    privacy: Privacy
+    data: Data
+    model: Model
+    task: Task = Task()
+    optimiser: Optimiser = Optimiser()
+    alg: Alg = Alg()
+    run: Run = Run()
+
+    def to_yaml(self) -> str:
+        return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
+
+
+def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()) -> Config:
+    """A config from nested values, after `section.field=value` changes."""
+    nested: dict[str, Any] = {
+        section: dict(fields) if isinstance(fields, Mapping) else fields
+        for section, fields in values.items()
+    }
+    for change in changes:
+        path, found, text = change.partition("=")
+        section, dot, field = path.strip().partition(".")
+        if not (found and dot and field):
+            raise UserError(f"--set {change}: write section.field=value, as privacy.epsilon=4")
+        try:
+            nested.setdefault(section, {})[field] = yaml.safe_load(text)
+        except (yaml.YAMLError, TypeError):
+            raise UserError(f"--set {change}: the value cannot be read") from None
+    try:
+        return Config.model_validate(nested)
+    except ValidationError as error:
+        raise UserError(f"{origin}: {_first(error)}") from None
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> Config:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: must hold sections such as privacy, data and model")
+    return parse(values, str(path), changes)
+
+
+def _first(error: ValidationError) -> str:
+    """The first complaint, with the field and the value."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"])) or "config"
+    if first["type"] == "extra_forbidden":
+        return f"{field}: no such field"
+    if first["type"] == "missing":
+        return f"{field}: is missing"
+    value = "" if isinstance(first["input"], dict | BaseModel) else f" {first['input']!r}"
+    return f"{field}{value}: {first['msg'].removeprefix('Value error, ')}"

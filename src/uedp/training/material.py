@@ -1,0 +1,77 @@
+"""What a run reads: texts, labels, and the incidence that says whose they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.training.config import Config
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """Sentences in order, and their labels where there are any."""
+
+    texts: Sequence[str]
+    labels: Sequence[str | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """Everything a run reads from disk but the model.
+
+    `ledger` is the folder whose ledger keeps what all runs on this corpus spent.
+    """
+
+    train: Texts
+    incidence: Incidence
+    ledger: Path
+    held_out: Texts | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.train.texts) != self.incidence.sentences:
+            raise UserError(
+                f"{len(self.train.texts):,} texts, but the incidence is of "
+                f"{self.incidence.sentences:,} sentences; detect the corpus anew"
+            )
+
+    def label_names(self) -> list[str]:
+        """The labels there are, sorted. Which labels exist is taken to be public."""
+        names = sorted({label for label in self.train.labels if label is not None})
+        if len(names) < 2:
+            raise UserError(
+                f"{self.ledger}: classification needs sentences with at least two labels; "
+                "detect it anew with --label"
+            )
+        return names
+
+
+def read(config: Config) -> Material:
+    """From the corpora a config names; de-identified if that is the method."""
+    # here, so that material that comes from elsewhere needs no Arrow
+    from uedp.corpus.store import Corpus
+    from uedp.entities.deidentify import deidentified_texts
+
+    corpus = Corpus(config.data.train)
+    train = _texts(corpus)
+    if config.privacy.method == "deidentified":
+        train = Texts(deidentified_texts(corpus), train.labels)
+    held_out = None
+    if config.data.evaluate is not None:
+        every = _texts(Corpus(config.data.evaluate))
+        most = config.data.evaluate_sentences
+        held_out = Texts(every.texts[:most], every.labels[:most])
+    return Material(train, Incidence.of(config.data.train), corpus.folder, held_out)
+
+
+def _texts(corpus: object) -> Texts:
+    from uedp.corpus.store import Corpus
+
+    assert isinstance(corpus, Corpus)
+    texts: list[str] = []
+    labels: list[str | None] = []
+    for batch in corpus.batches(("text", "label")):
+        texts += batch.column("text").to_pylist()
+        labels += batch.column("label").to_pylist()
+    return Texts(texts, labels)

@@ -1,0 +1,167 @@
+"""What a round does, for each method. The loop, the checkpoint and the evaluation are shared."""
+
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp.incidence import Incidence, Ints
+from uedp.mechanism.clip import Engine
+from uedp.mechanism.draw import Participants, draw, draw_whole
+from uedp.mechanism.noise import Noise, SecureNoise, SystemNoise
+from uedp.mechanism.release import ROOM, Reach, release
+from uedp.training.plan import Plan
+from uedp.training.tasks import Task
+
+Precision = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What a round hands to the optimiser, and how far the clips reached (private)."""
+
+    values: list[Tensor]
+    deviation: float
+    reach: Reach
+
+
+class Method(Protocol):
+    """One way to spend a round."""
+
+    parameters: list[nn.Parameter]
+
+    def round(self, number: int) -> Gradient: ...
+
+
+class Randomness:
+    """Draws, coins and noise of each round: fresh from the operating system, never kept.
+
+    Guarantees:
+      - without a seed, no two rounds share anything, over restarts too
+      - with a seed, a round's randomness depends on the seed and its number alone
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._seed = plan.config.privacy.seed
+        self._secure = plan.config.privacy.noise_source == "cryptographic"
+
+    def of(self, number: int) -> tuple[np.random.Generator, int, Noise]:
+        """For a round: a generator for draws and coins, a key for lending, and noise."""
+        if self._seed is None:
+            noise: Noise = SecureNoise() if self._secure else SystemNoise()
+            return np.random.default_rng(secrets.randbits(256)), secrets.randbits(62), noise
+        generator = np.random.default_rng([self._seed, number])
+        key, noise_seed = (int(n) for n in generator.integers(0, 2**62, 2))
+        return generator, key, SystemNoise(noise_seed)
+
+
+class Clipped:
+    """Rotation, and user-level privacy, which is rotation that disregards entities."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        incidence: Incidence,
+        model: nn.Module,
+        task: Task,
+        precision: Precision,
+    ) -> None:
+        self._plan, self._incidence, self._model = plan, incidence, model
+        self._task, self._precision = task, precision
+        self._engine = Engine(model)
+        self._randomness = Randomness(plan)
+        self.parameters = self._engine.parameters
+        self._draw = draw if plan.config.privacy.method == "rotation" else draw_whole
+        self._engine.check(self._losses_of_shortest(), 2)
+
+    def _losses(self, sentences: Ints) -> Tensor:
+        with self._precision():
+            return self._task.losses(self._model, sentences)
+
+    def _losses_of_shortest(self) -> Callable[[Any], Tensor]:
+        """Of two short sentences that are not empty, to try the model with."""
+        order = np.argsort(self._task.lengths, kind="stable")
+        middle = order[len(order) // 2 :][:2]
+        few = middle if len(middle) == 2 else np.repeat(middle, 2)
+        return lambda which: self._losses(few[list(which)])
+
+    def round(self, number: int) -> Gradient:
+        plan = self._plan
+        generator, key, noise = self._randomness.of(number)
+        participants = self._draw(self._incidence, plan.sampling, generator, key)
+        found = release(
+            self._engine,
+            participants,
+            self._losses,
+            self._task.lengths[participants.sentences.values],
+            plan.clips,
+            plan.weights[participants.users],
+            noise,
+            plan.noise,
+            plan.config.run.tokens_at_once,
+        )
+        scale = 1 / plan.expected_weight
+        torch._foreach_mul_(found.sums, scale)
+        return Gradient(found.sums, plan.noise * plan.clips.update * scale, found.reach)
+
+
+class Plain:
+    """No clipping, no noise: the mean gradient over the drawn users' sentences."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        incidence: Incidence,
+        model: nn.Module,
+        task: Task,
+        precision: Precision,
+    ) -> None:
+        self._plan, self._incidence, self._model = plan, incidence, model
+        self._task, self._precision = task, precision
+        self._randomness = Randomness(plan)
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def round(self, number: int) -> Gradient:
+        generator, key, _ = self._randomness.of(number)
+        who = draw_whole(self._incidence, self._plan.sampling, generator, key)
+        sentences = who.sentences.values
+        gradients = [torch.zeros_like(p) for p in self.parameters]
+        for some in self._pieces(sentences):
+            with self._precision():
+                total = self._task.losses(self._model, some).sum()
+            found = torch.autograd.grad(total, self.parameters, allow_unused=True)
+            for sum_, part in zip(gradients, found, strict=True):
+                if part is not None:
+                    sum_.add_(part, alpha=1 / len(sentences))
+        return Gradient(gradients, 0.0, _untouched(who))
+
+    def _pieces(self, sentences: Ints) -> list[Ints]:
+        if not len(sentences):
+            return []
+        device = self.parameters[0].device.type
+        room = self._plan.config.run.tokens_at_once or ROOM.get(device, ROOM["cpu"])
+        ordered = sentences[np.argsort(self._task.lengths[sentences], kind="stable")]
+        each = max(1, room // int(self._task.lengths[ordered].max()))
+        return np.array_split(ordered, -(-len(ordered) // each))
+
+
+def _untouched(who: Participants) -> Reach:
+    return Reach(len(who.users), len(who.sentences.values), 0.0, 0.0, 0.0)
+
+
+def build(
+    plan: Plan, incidence: Incidence, model: nn.Module, task: Task, precision: Precision
+) -> Method:
+    kind = plan.config.privacy.method
+    if kind in ("rotation", "user-level"):
+        return Clipped(plan, incidence, model, task, precision)
+    if kind == "uedp-alg":
+        from uedp.training.alg import UedpAlg
+
+        return UedpAlg(plan, incidence, model, task, precision)
+    return Plain(plan, incidence, model, task, precision)

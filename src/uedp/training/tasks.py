@@ -1,0 +1,245 @@
+"""Tasks: sentences as tensors, a loss for each, and what is measured on held-out users."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp.errors import UserError
+from uedp.incidence import Ints
+from uedp.progress import SILENT, Progress
+
+Precision = Callable[[], AbstractContextManager[Any]]
+IGNORED = -100  # cross entropy's mark for tokens that do not count
+
+
+class Task(Protocol):
+    """Sentences of one corpus, ready for a model.
+
+    Guarantees:
+      - the loss of a sentence depends on that sentence and the weights alone: it is normalised by
+        its own tokens, and padding counts for nothing
+      - an empty sentence has loss zero and gradient zero
+    """
+
+    lengths: Ints
+
+    def batch(self, sentences: Ints) -> dict[str, Tensor]:
+        """These sentences, padded: what `sentence_losses` reads."""
+
+    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+        """The loss of each of these sentences."""
+
+    @staticmethod
+    def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of each sentence of a batch."""
+
+    def evaluate(
+        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+    ) -> Mapping[str, float]:
+        """Measures over all sentences."""
+
+
+class NextWord:
+    """Predict every token from those before it, the first and an end token included."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Any, max_tokens: int) -> None:
+        self._ids, self._first = encoded(texts, tokenizer, max_tokens)
+        self._words = np.array([len(text.split()) for text in texts])
+        self.lengths = np.array([max(len(ids), 2) for ids in self._ids])
+
+    def batch(self, sentences: Ints) -> dict[str, Tensor]:
+        """Ids, mask and labels; label `t` is what position `t` should predict."""
+        chosen = [self._ids[i] for i in sentences]
+        width = max(2, max((len(ids) for ids in chosen), default=2))
+        ids = np.full((len(chosen), width), self._first)
+        labels = np.full((len(chosen), width - 1), IGNORED)
+        mask = np.zeros((len(chosen), width), dtype=np.int64)
+        mask[:, 0] = 1  # attention over nothing at all is not defined
+        for row, own in enumerate(chosen):
+            ids[row, : len(own)] = own
+            labels[row, : max(len(own) - 1, 0)] = own[1:]
+            mask[row, : len(own)] = 1
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(mask),
+            "labels": torch.from_numpy(labels),
+        }
+
+    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+        batch = _to_device(self.batch(sentences), model)
+        return self.sentence_losses(model, batch)
+
+    @staticmethod
+    def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+        found = _token_losses(model, batch)
+        return found.sum(1) / (batch["labels"] != IGNORED).sum(1).clamp(min=1)
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+    ) -> Mapping[str, float]:
+        total = 0.0
+        tokens = sum(max(len(ids) - 1, 0) for ids in self._ids)
+        if not tokens:
+            raise UserError("there is nothing to evaluate: every sentence is empty")
+        for rows in _batches(self.lengths, room, progress):
+            with precision():
+                found = _token_losses(model, _to_device(self.batch(rows), model))
+            total += float(found.double().sum())
+        return {
+            "perplexity": math.exp(min(total / tokens, 700)),
+            "perplexity per word": math.exp(min(total / max(int(self._words.sum()), 1), 700)),
+            "bits per token": total / tokens / math.log(2),
+            "tokens": float(tokens),
+        }
+
+
+class Classification:
+    """Tell which of a fixed list of labels a sentence has."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[str | None],
+        names: Sequence[str],
+        tokenizer: Any,
+        max_tokens: int,
+    ) -> None:
+        number = {name: place for place, name in enumerate(names)}
+        unknown = sorted({str(label) for label in labels if label not in number})
+        if unknown:
+            raise UserError(f"label {unknown[0]!r}: not one of {', '.join(names)}")
+        self._labels = np.array([number[str(label)] for label in labels], dtype=np.int64)
+        self._pad = tokenizer.pad_token_id
+        self._ids = (
+            tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
+            if texts
+            else []
+        )
+        self._empty = np.array([not text.strip() for text in texts], dtype=np.bool_)
+        self.lengths = np.array([max(len(ids), 1) for ids in self._ids])
+
+    def batch(self, sentences: Ints) -> dict[str, Tensor]:
+        chosen = [self._ids[i] for i in sentences]
+        width = max(max((len(ids) for ids in chosen), default=1), 1)
+        ids = np.full((len(chosen), width), self._pad)
+        mask = np.zeros((len(chosen), width), dtype=np.int64)
+        mask[:, 0] = 1
+        for row, own in enumerate(chosen):
+            ids[row, : len(own)] = own
+            mask[row, : len(own)] = 1
+        labels = np.where(self._empty[sentences], IGNORED, self._labels[sentences])
+        return {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(mask),
+            "labels": torch.from_numpy(labels),
+        }
+
+    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+        return self.sentence_losses(model, _to_device(self.batch(sentences), model))
+
+    @staticmethod
+    def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        return nn.functional.cross_entropy(
+            logits.float(), batch["labels"], ignore_index=IGNORED, reduction="none"
+        )
+
+    @torch.no_grad()
+    def evaluate(
+        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+    ) -> Mapping[str, float]:
+        wrong = total = loss = 0.0
+        for rows in _batches(self.lengths, room, progress):
+            batch = _to_device(self.batch(rows), model)
+            with precision():
+                logits = model(
+                    input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
+                ).logits.float()
+            counted = batch["labels"] != IGNORED
+            wrong += float(((logits.argmax(1) != batch["labels"]) & counted).sum())
+            loss += float(
+                nn.functional.cross_entropy(
+                    logits, batch["labels"], ignore_index=IGNORED, reduction="sum"
+                )
+            )
+            total += float(counted.sum())
+        if not total:
+            raise UserError("there is nothing to evaluate: no sentence has text and a label")
+        return {"error rate": wrong / total, "loss": loss / total, "sentences": total}
+
+
+def build(
+    kind: str,
+    texts: Sequence[str],
+    labels: Sequence[str | None],
+    names: Sequence[str],
+    tokenizer: Any,
+    max_tokens: int,
+) -> Task:
+    """The task on sentences, in their order; `names` are the labels there are."""
+    if kind == "next-word":
+        return NextWord(texts, tokenizer, max_tokens)
+    return Classification(texts, labels, names, tokenizer, max_tokens)
+
+
+def encoded(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:
+    """Ids of each text between a start and an end token, and the start token.
+
+    A text is cut to a length that is the same for all; an empty one has no ids at all, so that
+    nothing, not even the end token, is learned from it.
+    """
+    start = tokenizer.bos_token_id
+    end = tokenizer.eos_token_id
+    start = end if start is None else start
+    if start is None:
+        raise UserError("the tokenizer has neither a start nor an end token; add one to it")
+    around = 1 if end is None else 2
+    plain = (
+        tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            truncation=True,
+            max_length=max(max_tokens - around, 1),
+        )["input_ids"]
+        if texts
+        else []
+    )
+    finish = [] if end is None else [end]
+    return [[start, *ids, *finish] if ids else [] for ids in plain], start
+
+
+def _token_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+    """(sentences, positions): what each prediction cost, zero where there is none to make."""
+    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[
+        :, :-1
+    ]
+    labels = batch["labels"]
+    found = nn.functional.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    return found.view(labels.shape)
+
+
+def _to_device(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    device = next(model.parameters()).device
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
+def _batches(lengths: Ints, room: int, progress: Progress) -> Iterator[Ints]:
+    """Sentences of like length together, about `room` tokens at a time."""
+    order = np.argsort(lengths, kind="stable")
+    with progress.stage("evaluating", len(order), "sentences") as meter:
+        start = 0
+        while start < len(order):
+            end = start + 1
+            while end < len(order) and (end + 1 - start) * lengths[order[end]] <= room:
+                end += 1
+            yield order[start:end]
+            meter.advance(end - start)
+            start = end
