@@ -374,6 +374,7 @@ _SIGNS = (
     "vmap",
     "functorch",
     "torch.func",
+    "etc) transform",
     "doesn't have storage",
     "doesn't match the broadcast shape",
     "have the same dtype",

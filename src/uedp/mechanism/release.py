@@ -153,8 +153,9 @@ def clipped_sums(
             add(rows[first], room)
             add(rows[~first], room)
 
-    for rows in _chunks(participants, lengths, room):
-        add(rows, room)
+    with engine.one_round():  # or who else was drawn would decide which masks a user meets
+        for rows in _chunks(participants, lengths, room):
+            add(rows, room)
     return sums, _reach(participants, bounds, sentence_norms, update_norms / clips.update)
 
 

@@ -19,6 +19,7 @@ from uedp.errors import UserError
 from uedp.mechanism.clip.kernels import norm_gradients
 from uedp.mechanism.clip.kinds import PRODUCTS, epsilon_of, kind_of, trainable_layers
 from uedp.mechanism.clip.layout import Grams, Layout
+from uedp.mechanism.clip.masked import MaskedProduct
 from uedp.mechanism.clip.recording import OverwrittenError, Record, recording
 from uedp.mechanism.clip.rules import (
     Explicit,
@@ -29,6 +30,7 @@ from uedp.mechanism.clip.rules import (
     TiedLookup,
     Weight,
 )
+from uedp.mechanism.clip.shared import held_masks, mask_of, refuse_unheld, shared_masks
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Engine:
       - a model that cannot be clipped is refused before anything is computed
       - the sum is that of `reference.clipped_sum`, up to rounding
       - a sentence whose gradient is not finite contributes nothing
+      - chunks whose sentences share a dropout mask are refused outside of `one_round`
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -61,6 +64,11 @@ class Engine:
             p for layer in self._layers.values() for p in layer.parameters(recurse=False)
         )
         self._hooked: set[str] = set()
+        self._shared = shared_masks(model)
+
+    def one_round(self) -> AbstractContextManager[None]:
+        """Within, chunks belong to one round: masks that sentences share are drawn once."""
+        return held_masks(self._model)
 
     def clipped_sum(
         self,
@@ -74,6 +82,7 @@ class Engine:
 
         `owners[i]` is the user of sentence `i`, `user_weights[u]` (at most 1) that of user `u`.
         """
+        refuse_unheld(self._shared)
         layout = Layout.of(owners)
         # every index is made before the pass, so that nothing has to wait for the device after it
         device = self.parameters[0].device
@@ -184,7 +193,10 @@ class Engine:
                 explicit.add(bias, grad.sum(1, dtype=torch.float32))
             if not _trains(weight):
                 continue
-            if kind in PRODUCTS:
+            mask = mask_of(module)
+            if mask is not None:
+                rules.append(MaskedProduct(weight, x, grad, mask))
+            elif kind in (*PRODUCTS, "masked"):
                 part = Weight(weight, grad, inputs_first=kind == "conv1d")
                 if self._uses[weight] > 1:
                     tied[weight].append(MatrixProducts(x, [part]))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from uedp.errors import UserError
+from uedp.mechanism.clip.shared import SharedMask
 
 PRODUCTS = ("linear", "conv1d")
 TIED = ["embedding", "linear"]
@@ -26,6 +27,8 @@ def kind_of(module: nn.Module) -> str | None:
         return "conv1d"
     if type(module).__name__.endswith("RMSNorm"):
         return "rms norm"
+    if isinstance(getattr(module, "clip_mask", None), SharedMask):
+        return "masked"
     return None
 
 

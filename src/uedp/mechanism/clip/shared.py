@@ -1,0 +1,89 @@
+"""Dropout masks that all sentences share, and a round that holds them.
+
+With such masks drawn anew for every pass, the chunk a user falls into would decide which mask it
+meets, and chunks depend on who else was drawn and on the lengths of their texts. Then one user's
+text would move the updates of others. So a round draws them once (`docs/privacy.md`, section 5:
+nobody's update depends on anybody else). Masks that each sentence draws for itself need no care.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from uedp.errors import UserError
+
+
+def draw_mask(shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
+    """Zeros with probability `rate`, and elsewhere what keeps the mean at one.
+
+    Depends on nothing but the shape.
+    """
+    return nn.functional.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), rate)
+
+
+class SharedMask(nn.Module):
+    """A mask for all sentences: drawn for each pass, or once within `held_masks`.
+
+    A layer whose weight is multiplied by one calls it `clip_mask`, which tells clipping so.
+    """
+
+    def __init__(self, rate: float) -> None:
+        super().__init__()
+        self.rate = rate
+        self.held = False
+        self.kept: Tensor | None = None
+        self.last: Tensor | None = None
+
+    @property
+    def drops(self) -> bool:
+        return self.training and self.rate > 0
+
+    def forward(self, shape: Sequence[int], like: Tensor) -> Tensor | None:
+        """The mask of this pass, None if nothing is dropped."""
+        if not self.drops:
+            self.last = None
+            return None
+        if torch._C._are_functorch_transforms_active():
+            # a mask per user; it is not to be had outside of the transform
+            return draw_mask(shape, self.rate, like)
+        self.last = draw_mask(shape, self.rate, like) if self.kept is None else self.kept
+        self.kept = self.last if self.held else None
+        return self.last.to(like)
+
+
+def mask_of(layer: nn.Module) -> Tensor | None:
+    """What a layer's weight was multiplied by in the last pass, if it was."""
+    mask = getattr(layer, "clip_mask", None)
+    return mask.last if isinstance(mask, SharedMask) else None
+
+
+def shared_masks(model: nn.Module) -> list[SharedMask]:
+    return [module for module in model.modules() if isinstance(module, SharedMask)]
+
+
+@contextmanager
+def held_masks(model: nn.Module) -> Iterator[None]:
+    """Hold the masks that sentences share, from when they are first drawn.
+
+    Guarantees:
+      - within, all passes use the same shared masks; after, they are drawn anew
+      - masks of single sentences are always drawn anew
+    """
+    masks = shared_masks(model)
+    for mask in masks:
+        mask.held, mask.kept = True, None
+    try:
+        yield
+    finally:
+        for mask in masks:
+            mask.held, mask.kept = False, None
+
+
+def refuse_unheld(masks: Sequence[SharedMask]) -> None:
+    if any(mask.drops and not mask.held for mask in masks):
+        raise UserError(
+            "dropout masks that all sentences share would change from chunk to chunk; compute the "
+            "chunks of a round within `engine.one_round()`"
+        )

@@ -1,0 +1,153 @@
+"""An LSTM's steps over whole sentences, with a backward pass of their own.
+
+Left to autograd, every step would record a dozen operations. Here the steps run without a graph,
+and the backward pass leaves for each of them one matrix product and a few elementwise operations;
+on an accelerator, one product and one kernel, forward and backward.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def recurrence(gates: Tensor, weight: Tensor, tap: Callable[[Tensor], Tensor]) -> Tensor:
+    """The states of an LSTM that starts from zero: (sentences, tokens, units).
+
+    `gates`, (sentences, tokens, 4 x units), is what the inputs give to the input, forget, cell
+    and output gates; `weight`, (4 x units, units), what the state before gives, times that state.
+
+    `tap` is for book-keeping: it is called once with all those states before, and returns zeros
+    shaped like `gates`, to which the gradient of the gates is sent as if they had been added.
+    The product itself is made step by step, so there is no one call that a hook could record.
+
+    Guarantees:
+      - values and gradients are those of `stepwise`
+      - a state depends on no later token and on no other sentence
+    """
+    if torch._C._are_functorch_transforms_active():  # they cannot look into our backward pass
+        return stepwise(gates, weight)
+    weight = weight.to(gates.dtype)  # under autocast: as its products are
+    steps = _fused_steps if gates.is_cuda else _steps
+    with torch.no_grad(), torch.autocast(gates.device.type, enabled=False):
+        hidden, kept = steps(gates, weight)
+    if not torch.is_grad_enabled():
+        return hidden
+    before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
+    found: Tensor = _Recurrence.apply(  # type: ignore[no-untyped-call]
+        gates, tap(before), weight, hidden, *kept
+    )
+    return found
+
+
+def stepwise(gates: Tensor, weight: Tensor) -> Tensor:
+    """The same, plainly: for transforms of `torch.func`, and to test the rest against."""
+    state = cell = gates.new_zeros(gates.shape[0], weight.shape[1])
+    states = []
+    for step in gates.unbind(1):
+        enter, forget, value, leave = (step + state @ weight.t()).chunk(4, 1)
+        cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(value)
+        state = torch.sigmoid(leave) * torch.tanh(cell)
+        states.append(state)
+    return torch.stack(states, 1)
+
+
+class _Recurrence(torch.autograd.Function):
+    """Gives out states that were computed before, and takes in their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gates: Tensor, tapped: Tensor, weight: Tensor, hidden: Tensor, *kept: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(weight, hidden, *kept)
+        return hidden.view_as(hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        weight, hidden, *kept = ctx.saved_tensors
+        steps_back = _fused_steps_back if grad.is_cuda else _steps_back
+        with torch.autocast(grad.device.type, enabled=False):
+            gates = steps_back(grad, weight, kept)
+            into_weight = None
+            if ctx.needs_input_grad[2]:  # the state before the first step is zero
+                after, before = gates[:, 1:].flatten(0, 1), hidden[:, :-1].flatten(0, 1)
+                into_weight = after.t() @ before
+        # a second name for the same numbers: autograd copies what it meets twice under one
+        return gates, gates.detach(), into_weight, None, *(None for _ in kept)
+
+
+def _steps(gates: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """States; and kept for the way back, the open gates and the cells of all steps."""
+    units = weight.shape[1]
+    opened = torch.empty_like(gates)
+    states, cells = (gates.new_empty(*gates.shape[:2], units) for _ in range(2))
+    state = cell = gates.new_zeros(gates.shape[0], units)
+    for t, step in enumerate(gates.unbind(1)):
+        now = torch.addmm(step, state, weight.t(), out=opened[:, t])
+        now[:, : 2 * units].sigmoid_()
+        now[:, 2 * units : 3 * units].tanh_()
+        now[:, 3 * units :].sigmoid_()
+        enter, forget, value, leave = now.chunk(4, 1)
+        cell = torch.mul(forget, cell, out=cells[:, t]).addcmul_(enter, value)
+        state = torch.tanh(cell, out=states[:, t]).mul_(leave)
+    return states, [opened, cells]
+
+
+def _steps_back(grad: Tensor, weight: Tensor, kept: list[Tensor]) -> Tensor:
+    """Gradients of the gates from those of the states."""
+    opened, cells = kept
+    enter, forget, value, leave = opened.chunk(4, 2)
+    out = torch.tanh(cells)
+    # what each gate passes on of the gradient of its cell, or of its state, for all steps at once
+    gates = torch.empty_like(opened)
+    into_enter, into_forget, into_value, into_leave = gates.chunk(4, 2)
+    torch.mul(_slope(enter), value, out=into_enter)
+    into_forget[:, :1] = 0
+    torch.mul(_slope(forget[:, 1:]), cells[:, :-1], out=into_forget[:, 1:])
+    torch.mul(enter, 1 - value * value, out=into_value)
+    torch.mul(_slope(leave), out, out=into_leave)
+    into_cell = leave * (1 - out * out)
+    state, cell = grad[:, -1], torch.zeros_like(cells[:, 0])
+    for t in range(grad.shape[1] - 1, -1, -1):
+        cell = torch.addcmul(cell, state, into_cell[:, t])
+        now = gates[:, t]
+        now.unflatten(1, (4, -1))[:, :3].mul_(cell[:, None])
+        now.unflatten(1, (4, -1))[:, 3].mul_(state)
+        if t:
+            cell = cell.mul_(forget[:, t])
+            state = torch.addmm(grad[:, t - 1], now, weight)
+    return gates
+
+
+def _slope(sigmoid: Tensor) -> Tensor:
+    return sigmoid * (1 - sigmoid)
+
+
+def _fused_steps(gates: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """As `_steps`, each step's elementwise part in the one kernel that `nn.LSTMCell` uses."""
+    state = cell = gates.new_zeros(gates.shape[0], weight.shape[1])
+    states, cells, opened = [], [cell], []
+    for step in gates.unbind(1):
+        state, cell, now = torch.ops.aten._thnn_fused_lstm_cell(step, state @ weight.t(), cell)
+        states.append(state)
+        cells.append(cell)
+        opened.append(now)
+    return torch.stack(states, 1), [*opened, *cells]
+
+
+def _fused_steps_back(grad: Tensor, weight: Tensor, kept: list[Tensor]) -> Tensor:
+    tokens = grad.shape[1]
+    opened, cells = kept[:tokens], kept[tokens:]
+    state, cell = grad[:, -1], torch.zeros_like(cells[0])
+    found: list[Tensor] = []
+    for t in range(tokens - 1, -1, -1):
+        now, cell, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(
+            state, cell, cells[t], cells[t + 1], opened[t], False
+        )
+        found.append(now)
+        if t:
+            state = torch.addmm(grad[:, t - 1], now, weight)
+    return torch.stack(found[::-1], 1)
