@@ -26,7 +26,7 @@ BASE: dict[str, dict[str, Any]] = {
     "privacy": {"method": "rotation", "delta": 1e-5, "rounds": 200, "user_rate": 0.1},
     "model": {"train": "lora", "rank": 8, "max_tokens": 128},
     "optimiser": {"name": "adam", "rate": 1e-3},
-    "run": {"evaluate_every": 50, "checkpoint_seconds": 600},
+    "run": {"evaluate_every": 50, "checkpoint_seconds": 600, "tokens_at_once": 1 << 14},
 }
 
 
