@@ -241,8 +241,10 @@ def _tied(parts: Sequence[Lookup | MatrixProducts]) -> Rule:
     return TiedLookup(lookup, head)
 
 
-# Multiplications that take as long as moving one number to memory and back.
+# Multiplications that take as long as moving one number to memory and back, and as starting one
+# small operation after another.
 _TRAFFIC = {"cuda": 500, "cpu": 20}
+_START = {"cuda": 5e9, "cpu": 5e5}
 
 Way = Literal["grams", "by user", "explicit"]
 
@@ -254,9 +256,12 @@ def _cheapest(inputs: Tensor, weights: Sequence[Weight], layout: Layout) -> Way:
     sentences = layout.sentences / len(layout.users)
     tokens = sentences * each
     traffic = _TRAFFIC.get(inputs.device.type, 100)
+    starts = len(weights) * _START.get(inputs.device.type, 5e5)  # users come one by one
     costs: dict[Way, float] = {
         "grams": tokens**2 * (width + outputs + traffic),
-        "by user": tokens * each * (width + outputs) + width * outputs * (tokens + traffic),
+        "by user": tokens * each * (width + outputs)
+        + width * outputs * (tokens + traffic)
+        + starts,
         "explicit": width * outputs * (tokens + sentences * (traffic + sentences)),
     }
     return min(costs, key=lambda way: costs[way])

@@ -1,4 +1,4 @@
-"""Three memory-bound steps for which PyTorch reads its data several times, here once each.
+"""Two memory-bound steps for which PyTorch reads its data several times, here once each.
 
 On an accelerator with Triton each is one kernel; elsewhere the same in plain PyTorch.
 """
@@ -57,26 +57,9 @@ def norm_gradients(x: Tensor, grads: Tensor, epsilon: float | None, centred: boo
     return normalised.mul_(grads).sum(1)
 
 
-def add_sentence_grams(total: Tensor, gradients: Tensor) -> None:
-    """Add inner products of rows: `total` (users, n, n), `gradients` (users, n, width), float32."""
-    users, count, width = gradients.shape
-    if not _fused(gradients) or count > _MOST_ROWS:
-        total.baddbmm_(gradients, gradients.transpose(1, 2))
-        return
-    rows = max(16, triton.next_power_of_2(count))
-    parts = triton.cdiv(width, _STRETCH)
-    partial = torch.empty(users, parts, rows, rows, device=total.device, dtype=torch.float32)
-    _sentence_grams[(users, parts)](
-        gradients.contiguous(), partial, count, width, parts, rows=rows, stretch=_STRETCH, block=64
-    )
-    total.add_(partial.sum(1)[:, :count, :count])
-
-
 _ROWS = torch.contiguous_format
 _BLOCK = 4096
 _WIDEST = 8192  # features of a token that one program holds
-_MOST_ROWS = 64  # sentences of a user that one program holds
-_STRETCH = 4096  # entries of a gradient that one program reads
 
 
 def _fused(values: Tensor) -> bool:
@@ -115,28 +98,3 @@ if triton is not None:
             grad = tl.load(grads + row, mask=inside, other=0.0).to(tl.float32)
             total += grad * value * scale
         tl.store(result + sentence * width + column, total, mask=inside)
-
-    @triton.jit  # type: ignore[untyped-decorator]
-    def _sentence_grams(  # type: ignore[no-untyped-def]
-        values,
-        partial,
-        count,
-        width,
-        parts,
-        rows: tl.constexpr,
-        stretch: tl.constexpr,
-        block: tl.constexpr,
-    ) -> Any:
-        user = tl.program_id(0).to(tl.int64)
-        part = tl.program_id(1)
-        row = tl.arange(0, rows)
-        total = tl.zeros((rows, rows), dtype=tl.float32)
-        start = user * count * width
-        for offset in range(0, stretch, block):
-            column = part * stretch + offset + tl.arange(0, block)
-            inside = (row[:, None] < count) & (column[None, :] < width)
-            place = start + row[:, None].to(tl.int64) * width + column[None, :]
-            tile = tl.load(values + place, mask=inside, other=0.0)
-            total += tl.dot(tile, tl.trans(tile), input_precision="ieee")
-        place = ((user * parts + part) * rows + row[:, None]) * rows + row[None, :]
-        tl.store(partial + place, total)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uedp.mechanism.clip.kernels import add_sentence_grams, scaled_rows
+from uedp.mechanism.clip.kernels import scaled_rows
 from uedp.mechanism.clip.layout import Grams, Layout
 
 Gradients = Mapping[nn.Parameter, Tensor]
@@ -64,7 +64,8 @@ class Explicit(Rule):
         self._lay_side_by_side()
         for _, block in self._blocks:
             for bucket, gram in grams.sentences():
-                add_sentence_grams(gram, bucket.split(block))
+                own = bucket.split(block)
+                gram.baddbmm_(own, own.transpose(1, 2))
 
     def weighted(self, weights: Tensor) -> Gradients:
         total: dict[nn.Parameter, Tensor] = {}
