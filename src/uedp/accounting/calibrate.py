@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from uedp.accounting.losses import most_rounds
-from uedp.accounting.proven import MOST_NOISE, Profile, check_delta, epsilon
+from uedp.accounting.proven import MOST_NOISE, Profile, Rounds, check_delta, epsilon
 from uedp.errors import UserError
 
 _PRECISION = 2e-4  # of the noise or the share found
@@ -17,17 +17,21 @@ _MOST_ROUNDS = 10_000_000
 
 
 def noise_for(
-    target: float, delta: float, rounds: int, profile: Callable[[float], Profile]
+    target: float,
+    delta: float,
+    rounds: int,
+    profile: Callable[[float], Profile],
+    beside: Rounds = (),
 ) -> float:
-    """The least noise (to 0.02%) whose rounds stay within the target.
+    """The least noise (to 0.02%) whose rounds, and others beside them, stay within the target.
 
     Guarantees:
-      - `epsilon(profile(noise), rounds, delta) <= target` for the noise returned
+      - `epsilon(profile(noise), rounds, delta, *beside) <= target` for the noise returned
     """
     _check(target, delta, rounds)
 
     def spent(noise: float) -> float:
-        return epsilon(profile(noise), rounds, delta)
+        return epsilon(profile(noise), rounds, delta, *beside)
 
     low, high = 0.0, 1.0
     while (at_high := spent(high)) > target:

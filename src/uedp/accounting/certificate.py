@@ -19,8 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import uedp
 from uedp.accounting.chain import read
-from uedp.accounting.ledger import RUN_LEDGER, from_record, spent_rounds
+from uedp.accounting.ledger import RUN_LEDGER, from_record, planned_vocabulary, spent_rounds
 from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.vocabulary import MissedInVocabulary, VocabularyRelease
 from uedp.errors import UserError
 
 CERTIFICATE = "certificate.json"
@@ -49,6 +50,9 @@ NOT_PROTECTED = (
     "what other runs on the same corpus add (the ledger of the corpus keeps the sum)",
 )
 
+Origin = Literal["public", "from the corpus, not covered", "differentially private"]
+PRIVATE_VOCABULARY: Origin = "differentially private"
+
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -57,10 +61,11 @@ class _Strict(BaseModel):
 
 
 class Setup(_Strict):
-    """What cannot be recomputed and must be stated. Anything but the default is a caveat."""
+    """What cannot be recomputed and must be stated. What is not covered is a caveat."""
 
     noise_source: Literal["operating system", "cryptographic", "fixed seed"] = "operating system"
-    vocabulary: Literal["public", "from the corpus, not covered"] = "public"
+    # differentially private exactly if one is in the ledger, where it is charged
+    vocabulary: Origin = "public"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # for missed mentions; null: nothing bounds the sentences, or the share is the entity's
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None
@@ -191,14 +196,20 @@ def _compute(
         raise UserError(f"{folder / RUN_LEDGER}: holds no plan; the run never began")
     try:
         profile, rounds, spent = from_record(plan["profile"]), plan["rounds"], spent_rounds(records)
-        run, digest = plan["run"], plan["incidence"]
+        run, digest, vocabulary = plan["run"], plan["incidence"], planned_vocabulary(plan)
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder / RUN_LEDGER}: not the ledger of a run: {error}") from None
     if digest != shape.digest:
         raise UserError(f"{folder / CERTIFICATE}: incidence.digest is not the one in the ledger")
     if spent > rounds:
         raise UserError(f"{folder / RUN_LEDGER}: {spent} rounds spent, {rounds} planned")
-    value = epsilon(profile, rounds, delta)
+    if (setup.vocabulary == PRIVATE_VOCABULARY) != (vocabulary is not None):
+        planned = "no private vocabulary" if vocabulary is None else "a private vocabulary"
+        raise UserError(
+            f"{folder / CERTIFICATE}: setup.vocabulary is {setup.vocabulary!r}, but the ledger has "
+            f"{planned}"
+        )
+    value = epsilon(profile, rounds, delta, *_once(vocabulary))
     method = plan["profile"]["method"]
     caveats = _caveats(setup)
     private = value < float("inf") and setup.noise_source != "fixed seed"
@@ -211,10 +222,10 @@ def _compute(
         caveats=caveats,
         delta=delta,
         epsilon=_finite(value),
-        epsilon_user_alone=_finite(_user_alone(profile, rounds, delta)),
-        missed_mentions=_missed(profile, rounds, delta, setup),
+        epsilon_user_alone=_finite(_user_alone(profile, rounds, delta, vocabulary)),
+        missed_mentions=_missed(profile, rounds, delta, setup, vocabulary),
         method=method,
-        parameters={key: v for key, v in plan["profile"].items() if key != "method"},
+        parameters=_parameters(plan),
         rounds_planned=rounds,
         rounds_spent=spent,
         setup=setup,
@@ -239,30 +250,49 @@ def rounded(value: float, digits: int = 4, down: bool = False) -> str:
     return f"{float(context.create_decimal(repr(value))):.{digits}g}"
 
 
-def _user_alone(profile: Profile, rounds: int, delta: float) -> float:
+def _once(release: Profile | None) -> tuple[tuple[Profile, int], ...]:
+    return () if release is None else ((release, 1),)
+
+
+def _parameters(plan: dict[str, Any]) -> dict[str, float | int | bool | None]:
+    rounds = {key: value for key, value in plan["profile"].items() if key != "method"}
+    words = plan.get("vocabulary", {})
+    # "words per user" says by itself what it is of
+    return rounds | {k if "words" in k else f"vocabulary_{k}": v for k, v in words.items()}
+
+
+def _user_alone(
+    profile: Profile, rounds: int, delta: float, vocabulary: VocabularyRelease | None
+) -> float:
     if isinstance(profile, Alg):
         alone: Profile = dataclasses.replace(profile, holders=0)
     elif isinstance(profile, Rotation | UserLevel):
         alone = UserLevel(profile.noise, profile.user_rate)
     else:
         raise TypeError(type(profile).__name__)
-    return epsilon(alone, rounds, delta)
+    return epsilon(alone, rounds, delta, *_once(vocabulary and vocabulary.user_alone()))
 
 
-def _missed(profile: Profile, rounds: int, delta: float, setup: Setup) -> tuple[MissedMention, ...]:
+def _missed(
+    profile: Profile,
+    rounds: int,
+    delta: float,
+    setup: Setup,
+    vocabulary: VocabularyRelease | None,
+) -> tuple[MissedMention, ...]:
     if not isinstance(profile, Rotation):
         return ()
     # without a bound, a user's update may turn around: a shift of 2
     per_user = setup.sentences_per_user or 1
     share = 2.0 if setup.sentences_per_user is None else setup.sentence_share
     share = profile.entity_share if share is None else share
-    return tuple(
-        MissedMention(
-            users=users,
-            epsilon=_finite(epsilon(Missed(profile, users, per_user, share), rounds, delta)),
-        )
-        for users in MISSED_HOLDERS
-    )
+    table = []
+    for users in MISSED_HOLDERS:
+        missed = Missed(profile, users, per_user, share)
+        words = vocabulary and MissedInVocabulary(vocabulary, users)
+        value = epsilon(missed, rounds, delta, *_once(words))
+        table.append(MissedMention(users=users, epsilon=_finite(value)))
+    return tuple(table)
 
 
 def _caveats(setup: Setup) -> tuple[str, ...]:

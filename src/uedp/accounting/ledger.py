@@ -4,7 +4,7 @@ A run first *reserves* its planned rounds in the ledger of its corpus, where a b
 would exceed is refused. It then *spends* rounds in its own ledger, a block at a time and always
 before the block's noisy sums are used; more than was reserved is refused. What a run reserved
 stays reserved if it stops early: the plan is what is certified, because stopping may depend on
-the data.
+the data. A plan may have a private vocabulary beside its rounds.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,6 +15,7 @@ from typing import Any
 
 from uedp.accounting.chain import Chain, read
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, guarantee
+from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
 RUN_LEDGER = "ledger.jsonl"
@@ -40,16 +41,30 @@ def from_record(record: Mapping[str, Any]) -> Profile:
     return profile
 
 
-def _planned(kind: str, run: str, digest: str, profile: Profile, rounds: int) -> dict[str, Any]:
+def _planned(
+    kind: str,
+    run: str,
+    digest: str,
+    profile: Profile,
+    rounds: int,
+    vocabulary: VocabularyRelease | None,
+) -> dict[str, Any]:
     if rounds < 1:
         raise UserError(f"rounds {rounds}: a run has at least 1")
-    return {
+    plan = {
         "kind": kind,
         "run": run,
         "incidence": digest,
         "profile": to_record(profile),
         "rounds": rounds,
     }
+    return plan if vocabulary is None else {**plan, "vocabulary": asdict(vocabulary)}
+
+
+def planned_vocabulary(record: Mapping[str, Any]) -> VocabularyRelease | None:
+    """The private vocabulary of a plan or a reservation, if it has one."""
+    fields = record.get("vocabulary")
+    return None if fields is None else VocabularyRelease(**fields)
 
 
 @dataclass(frozen=True)
@@ -73,9 +88,15 @@ class CorpusLedger:
         self.path = folder / CORPUS_LEDGER
 
     def reserve(
-        self, run: str, digest: str, profile: Profile, rounds: int, budget: Budget | None = None
+        self,
+        run: str,
+        digest: str,
+        profile: Profile,
+        rounds: int,
+        budget: Budget | None = None,
+        vocabulary: VocabularyRelease | None = None,
     ) -> None:
-        entry = _planned("reserved", run, digest, profile, rounds)
+        entry = _planned("reserved", run, digest, profile, rounds, vocabulary)
         with Chain(self.path) as chain:
             if entry in chain.records:
                 return
@@ -101,12 +122,12 @@ class CorpusLedger:
 
     @staticmethod
     def _epsilon(records: list[dict[str, Any]], digest: str, delta: float) -> float:
-        rounds = [
-            (from_record(record["profile"]), record["rounds"])
-            for record in records
-            if record.get("incidence") == digest
+        ours = [record for record in records if record.get("incidence") == digest]
+        rounds: list[tuple[Profile, int]] = [
+            (from_record(record["profile"]), record["rounds"]) for record in ours
         ]
-        return guarantee(rounds).epsilon(delta)
+        vocabularies = [found for record in ours if (found := planned_vocabulary(record))]
+        return guarantee([*rounds, *((one, 1) for one in vocabularies)]).epsilon(delta)
 
 
 class RunLedger:
@@ -114,7 +135,7 @@ class RunLedger:
 
     Guarantees:
       - a block of rounds is on disk before `spend` returns
-      - no more rounds are spent than were planned
+      - no more rounds are spent than were planned, nor a vocabulary twice
       - opening an existing ledger continues it; a plan that differs is refused
     """
 
@@ -125,9 +146,15 @@ class RunLedger:
     @classmethod
     @contextmanager
     def open(
-        cls, folder: Path, run: str, digest: str, profile: Profile, rounds: int
+        cls,
+        folder: Path,
+        run: str,
+        digest: str,
+        profile: Profile,
+        rounds: int,
+        vocabulary: VocabularyRelease | None = None,
     ) -> Iterator["RunLedger"]:
-        plan = _planned("plan", run, digest, profile, rounds)
+        plan = _planned("plan", run, digest, profile, rounds, vocabulary)
         with Chain(folder / RUN_LEDGER) as chain:
             planned = [record for record in chain.records if record["kind"] == "plan"]
             if not planned:
@@ -159,6 +186,22 @@ class RunLedger:
                 "spent; no more may be run"
             )
         self._chain.append({"kind": "rounds", "first": self.spent, "count": rounds})
+
+    @property
+    def vocabulary_spent(self) -> bool:
+        """Whether the private vocabulary may have been made."""
+        return any(record["kind"] == "vocabulary" for record in self._chain.records)
+
+    def spend_vocabulary(self) -> None:
+        """Enter the private vocabulary before its noisy counts are used."""
+        if planned_vocabulary(self._plan) is None:
+            raise UserError(f"{self._chain.path}: no private vocabulary was planned")
+        if self.vocabulary_spent:
+            raise UserError(
+                f"{self._chain.path}: the private vocabulary was made before, and making it again "
+                "would cost again; use the one that was saved, or start a new run"
+            )
+        self._chain.append({"kind": "vocabulary"})
 
 
 def spent_rounds(records: list[dict[str, Any]]) -> int:

@@ -29,7 +29,7 @@ from uedp.errors import UserError
 _RARE = 1e-18
 _MOST_OUTCOMES = 400
 _TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
-_NO_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
+LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
 MOST_NOISE = 1e7
 
 
@@ -229,7 +229,7 @@ def guarantee(rounds: Rounds) -> Guarantee:
     rounds = [(profile, count) for profile, count in rounds if count and profile.user_rate]
     if not rounds:
         return Guarantee({"nothing happened": (_NO_LOSS, _NO_LOSS)}, 0)
-    if any(profile.noise < _NO_NOISE for profile, _ in rounds):
+    if any(profile.noise < LEAST_NOISE for profile, _ in rounds):
         return Guarantee({"no noise": (_ALL_LOST, _ALL_LOST)}, 0)
     kinds = [profile.pairs() for profile, _ in rounds]
     if len({tuple(kind) for kind in kinds}) > 1:
@@ -254,9 +254,9 @@ def _composed(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[Losses, Los
     )
 
 
-def epsilon(profile: Profile, rounds: int, delta: float) -> float:
-    """The proven epsilon of equal rounds."""
-    return guarantee([(profile, rounds)]).epsilon(delta)
+def epsilon(profile: Profile, rounds: int, delta: float, *beside: tuple[Profile, int]) -> float:
+    """The proven epsilon of equal rounds, and of others beside them."""
+    return guarantee([(profile, rounds), *beside]).epsilon(delta)
 
 
 def check_delta(delta: float) -> None:

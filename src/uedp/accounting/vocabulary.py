@@ -1,0 +1,196 @@
+"""What a vocabulary taken privately from the corpus costs (Theorem 4 of `docs/privacy.md`).
+
+Words are counted by the users who give them, noise is added, and those that stay at or above a
+threshold are released. `k` is the most words of a user, `k_s` the most of a sentence, `z` the noise
+in units of `sqrt(k)` (how far a user can move the counts), `tau` the threshold, in users.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy import special
+
+from uedp.accounting.calibrate import noise_for
+from uedp.accounting.divergence import Floats, Pair, Revealed, Shifted
+from uedp.accounting.proven import LEAST_NOISE, MOST_NOISE, Profile
+from uedp.errors import UserError
+
+# Of delta, for words that cross the threshold by chance. Ten times as much would lower the
+# threshold by 6% only, and mentions that were missed need more of it.
+_FAILURE_SHARE = 0.01
+
+
+@dataclass(frozen=True)
+class VocabularyRelease:
+    """One private vocabulary: noise, threshold, and how many words one may give.
+
+    With `words_per_sentence` an entity is protected together with a user: it is lent to one user,
+    one of whose selected sentences mentions it. Without, users alone are protected.
+
+    Guarantees:
+      - rounds of `Rotation` (with `words_per_sentence`) or of `UserLevel` (without) and this
+        release add up
+      - what crosses the threshold by chance is in its pairs, as a probability that all is lost:
+        whoever composes them has it in delta
+    """
+
+    noise: float
+    threshold: float
+    words_per_user: int
+    words_per_sentence: int | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise <= MOST_NOISE:
+            raise UserError(f"vocabulary noise {self.noise}: must lie in 0..{MOST_NOISE:g}")
+        if not 0 <= self.threshold < math.inf:
+            raise UserError(f"vocabulary threshold {self.threshold}: must be a number of users")
+        if self.words_per_user < 1:
+            raise UserError(f"words per user {self.words_per_user}: must be at least 1")
+        of_sentence = self.words_per_sentence
+        if of_sentence is not None and not 1 <= of_sentence <= self.words_per_user:
+            raise UserError(
+                f"words per sentence {of_sentence}: must lie in 1..{self.words_per_user}, the "
+                "words per user"
+            )
+
+    @property
+    def user_rate(self) -> float:
+        """Everyone takes part."""
+        return 1.0
+
+    @property
+    def deviation(self) -> float:
+        """Of the noise on a count, in users."""
+        return self.noise * math.sqrt(self.words_per_user)
+
+    @property
+    def failure(self) -> float:
+        """The most probable it can be that a word of those protected alone is released."""
+        return _failure(self, self._moved())
+
+    def pairs(self) -> Mapping[str, Pair]:
+        pair = _pair(self, self._moved())
+        if self.words_per_sentence is None:
+            return {"user": pair}
+        return {"user and entity": pair, "user and sentence": pair}
+
+    def user_alone(self) -> "VocabularyRelease":
+        """The same release, asked about a user without an entity."""
+        return replace(self, words_per_sentence=None)
+
+    def _moved(self) -> tuple[int, ...]:
+        of_sentence = self.words_per_sentence
+        return (self.words_per_user,) + (() if of_sentence is None else (of_sentence,))
+
+
+@dataclass(frozen=True)
+class MissedInVocabulary:
+    """A release for an entity whose mention was missed, or has another id, in `holders` more users.
+
+    Each of these may have given words from such sentences only.
+    """
+
+    release: VocabularyRelease
+    holders: int
+
+    @property
+    def noise(self) -> float:
+        return self.release.noise
+
+    @property
+    def user_rate(self) -> float:
+        return 1.0
+
+    def pairs(self) -> Mapping[str, Pair]:
+        moved = (self.release.words_per_user,) * self.holders + self.release._moved()
+        return {"user and missed entity": _pair(self.release, moved)}
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """Two outputs that never agree."""
+
+    def full(self, epsilons: Floats) -> Floats:
+        return np.ones_like(epsilons)
+
+    def emptied(self, epsilons: Floats) -> Floats:
+        return np.ones_like(epsilons)
+
+    def loss_range(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def loss_spread(self) -> float:
+        return 0.0
+
+
+def _pair(release: VocabularyRelease, moved: Sequence[int]) -> Pair:
+    """For sets of words, each moved by one user, of at most these sizes, largest first."""
+    # a word on which the n-th set falls already moved by n - 1 at most: n^2 - (n - 1)^2 more
+    squares = sum((2 * n - 1) * size for n, size in enumerate(moved, 1))
+    shift = math.sqrt(squares / release.words_per_user)
+    failure = _failure(release, moved)
+    return Revealed((1 - failure, failure), (Shifted(release.noise, (shift,), (1.0,)), _Lost()))
+
+
+def _failure(release: VocabularyRelease, moved: Sequence[int]) -> float:
+    """The most probable it can be that a word which only these sets hold is released."""
+    if release.noise < LEAST_NOISE:
+        return 1.0
+    # the logarithm of the probability that a word of so many users stays below
+    stays = special.log_ndtr((release.threshold - np.arange(len(moved) + 1)) / release.deviation)
+    # a word of the n-th set is of this set alone, or at most n - 1 others hold it too
+    costs = np.minimum(stays[1], np.diff(stays))
+    return float(-np.expm1(np.dot(moved, costs)))
+
+
+def with_threshold(
+    noise: float, words_per_user: int, words_per_sentence: int | None, failure: float
+) -> VocabularyRelease:
+    """The release of least threshold (to 1e-9 of it) that fails with at most this probability."""
+    if not 0 < failure < 1:
+        raise UserError(f"failure probability {failure}: must lie in 0..1, without 0 and 1")
+    if noise < LEAST_NOISE:
+        raise UserError(f"vocabulary noise {noise}: no threshold hides a word; choose more")
+
+    def at(threshold: float) -> VocabularyRelease:
+        return VocabularyRelease(noise, threshold, words_per_user, words_per_sentence)
+
+    low, high = 0.0, 2.0
+    while at(high).failure > failure:
+        low, high = high, 2 * high
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        if at(middle).failure > failure:
+            low = middle
+        else:
+            high = middle
+    return at(high)
+
+
+def release_for(
+    target: float,
+    delta: float,
+    share: float = 0.3,
+    words_per_user: int = 64,
+    words_per_sentence: int | None = 16,
+    failure_share: float = _FAILURE_SHARE,
+) -> VocabularyRelease:
+    """The vocabulary's part of a budget: alone, it has `share` of the target epsilon at delta.
+
+    Epsilons of Gaussians compose like the root of their squares, not like their sum: a share of 0.3
+    costs the rounds about a twentieth. `noise_for` with this release `beside` finds their noise.
+
+    Guarantees:
+      - the release alone has an epsilon of at most `share * target` at `delta`
+      - it fails with a probability of at most `failure_share * delta`, which delta includes
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"vocabulary share {share}: must lie in 0..1, without 0")
+
+    def release(noise: float) -> Profile:
+        return with_threshold(noise, words_per_user, words_per_sentence, failure_share * delta)
+
+    noise = noise_for(share * target, delta, 1, release)
+    return with_threshold(noise, words_per_user, words_per_sentence, failure_share * delta)

@@ -1,0 +1,471 @@
+"""Words for word-level models: the tokenizer, the sources, and attacks on the private one."""
+
+import itertools
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+from tokenizers import Tokenizer, decoders, pre_tokenizers
+from tokenizers import models as kinds
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from uedp.accounting.certificate import PRIVATE_VOCABULARY, Setup
+from uedp.accounting.vocabulary import VocabularyRelease
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.mechanism.noise import SecureNoise, SystemNoise
+from uedp.training import vocabulary as module
+from uedp.training.vocabulary import (
+    allowances,
+    contributions,
+    private_words,
+    splitter,
+    word_tokenizer,
+    words_in_file,
+    words_of_corpus,
+    words_of_tokenizer,
+)
+
+split = splitter()
+
+
+# --- the tokenizer --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return word_tokenizer(["the", "Cat", "don't", ",", "..."], max_length=16)
+
+
+def test_words_are_tokens_and_the_rest_is_unknown(tokenizer):
+    ids = tokenizer("The CAT, the dog... don't")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == [
+        *("the", "cat", ",", "the", "<unk>", "...", "don", "'", "t")
+    ]
+    assert tokenizer.decode(ids[:3]) == "the cat ,"
+    assert len(tokenizer) == 4 + 7  # the pieces of don't are words
+
+
+@given(st.text())
+def test_the_tokenizer_splits_as_the_counters_do(text):
+    words = split(text)
+    made = word_tokenizer([*words, "another"])
+    assert made.convert_ids_to_tokens(made(text)["input_ids"]) == words
+
+
+def test_case_is_kept_on_request():
+    made = word_tokenizer(["Cat"], lowercase=False)
+    assert made("Cat cat")["input_ids"] == [4, made.unk_token_id]
+    assert splitter(lowercase=False)("The Cat") == ["The", "Cat"]
+
+
+def test_an_accent_is_one_letter_however_it_is_written():
+    assert split("Cafe\u0301") == split("Caf\u00e9") == ["caf\u00e9"]
+
+
+def test_no_token_is_added(tokenizer):
+    assert tokenizer("")["input_ids"] == []
+    assert tokenizer("  \n")["input_ids"] == []
+    assert len(tokenizer("the")["input_ids"]) == 1
+
+
+@pytest.mark.parametrize("special", ["<unk>", "<pad>", "<bos>", "<eos>"])
+def test_a_text_cannot_spell_a_special_token(tokenizer, special):
+    ids = tokenizer(f"the {special} the{special}")["input_ids"]
+    assert not {tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id} & set(ids)
+    assert len(ids) == 2 + 2 * 3
+
+
+def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    again = AutoTokenizer.from_pretrained(tmp_path)
+    texts = ["The cat, <pad> the dog", "", "don't " * 30]
+    for made in (tokenizer, again):
+        made.encode("the")  # neither remembers what was asked before
+    assert again(texts)["input_ids"] == tokenizer(texts)["input_ids"]
+    assert again.get_vocab() == tokenizer.get_vocab()
+    for name in ("pad", "unk", "bos", "eos"):
+        assert getattr(again, f"{name}_token_id") == getattr(tokenizer, f"{name}_token_id")
+    assert (again.model_max_length, again.padding_side) == (16, "right")
+    cut = again(texts, truncation=True, padding=True)
+    assert set(cut) == {"input_ids", "attention_mask"}
+    assert {len(ids) for ids in cut["input_ids"]} == {16}
+
+
+@pytest.mark.parametrize("nothing", [[], ["", " "]])
+def test_no_words_are_refused(nothing):
+    with pytest.raises(UserError, match="no words"):
+        word_tokenizer(nothing)
+
+
+# --- public words ---------------------------------------------------------------------------------
+
+
+def test_a_file_of_words(tmp_path):
+    path = tmp_path / "words.txt"
+    path.write_text("The\ncat\n\nthe\ndon't\n", encoding="utf-8")
+    found = words_in_file(path)
+    assert found.words == ("the", "cat", "don", "'", "t")
+    assert found.origin == "public"
+    assert words_in_file(path, lowercase=False).words[0] == "The"
+
+
+@pytest.mark.parametrize(("content", "words"), [(b"", "no words"), (b"\xff\xfe\x00", "UTF-8")])
+def test_a_file_that_is_no_word_list(tmp_path, content, words):
+    path = tmp_path / "words.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        words_in_file(path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UserError, match=r"nothing\.txt: cannot be read"):
+        words_in_file(tmp_path / "nothing.txt")
+
+
+def wrapped(backend, **special):
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def byte_level():
+    tokens = [
+        *("<|end|>", "t", "h", "e", ",", "1", "\u0120", "\u00c3", "Ġ1", "Ġ19"),
+        *("th", "the", "Ġthe", "Ġcat", "ĠThe", "Ġ,", "Ġ(-", "Ġc4t", "ĠÃ", "ĠÃ©", "Ċ"),
+    ]
+    backend = Tokenizer(kinds.BPE({token: n for n, token in enumerate(tokens)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return wrapped(backend, eos_token="<|end|>")
+
+
+def test_whole_words_of_a_byte_level_tokenizer():
+    found = words_of_tokenizer(byte_level())
+    assert found.words == (",", "1", "19", "the", "cat", "(-", "é")
+    assert found.origin == "public"
+
+
+def test_whole_words_of_other_tokenizers():
+    pieces = [("<unk>", 0.0), ("▁the", -1.0), ("▁cat", -2.0), ("s", -3.0), (".", -3.0)]
+    backend = Tokenizer(kinds.Unigram(pieces, 0, False))
+    backend.decoder = decoders.Metaspace()
+    assert words_of_tokenizer(wrapped(backend, unk_token="<unk>")).words == ("the", "cat", ".")
+    vocabulary = {"[UNK]": 0, "the": 1, "##s": 2, "cat": 3, "!": 4, "[unused1]": 5}
+    backend = Tokenizer(kinds.WordPiece(vocabulary, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece()
+    assert words_of_tokenizer(wrapped(backend, unk_token="[UNK]")).words == ("the", "cat", "!")
+
+
+def test_a_tokenizer_without_whole_words():
+    backend = Tokenizer(kinds.BPE({"a": 0, "b": 1, "Ġ": 2}, []))
+    backend.decoder = decoders.ByteLevel()
+    with pytest.raises(UserError, match="word list"):
+        words_of_tokenizer(wrapped(backend))
+
+
+# --- from the corpus ------------------------------------------------------------------------------
+
+
+def test_words_of_the_corpus_are_marked():
+    found = words_of_corpus(["the cat the", "a cat", "the end"], 3)
+    assert found.words == ("the", "cat", "a")
+    assert found.origin == "from the corpus, not covered"
+    assert Setup(vocabulary=found.origin)
+
+
+# --- what users give ------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 50), st.integers(1, 40), st.data())
+def test_allowances(sentences, of_user, data):
+    of_sentence = data.draw(st.integers(1, of_user))
+    given_ = allowances(sentences, of_user, of_sentence)
+    assert len(given_) == sentences
+    assert all(0 <= most <= of_sentence for most in given_)
+    assert sum(given_) == min(of_user, sentences * of_sentence)
+
+
+LETTERS = "abcdefghij"
+
+
+@st.composite
+def corpora(draw_from):
+    """A few users, entities and words; a text is a string of letters, each a word."""
+    users, entities = draw_from(st.integers(1, 4)), draw_from(st.integers(1, 3))
+    owners = draw_from(st.lists(st.integers(0, users - 1), min_size=1, max_size=9))
+    mentions = [
+        (sentence, entity)
+        for sentence in range(len(owners))
+        for entity in draw_from(st.sets(st.integers(0, entities - 1), max_size=2))
+    ]
+    texts = [" ".join(draw_from(st.lists(st.sampled_from(LETTERS), max_size=6))) for _ in owners]
+    return texts, build(owners, mentions, users, entities)
+
+
+def build(owners, mentions, users, entities) -> Incidence:
+    pairs = np.array(mentions, dtype=np.int64).reshape(-1, 2)
+    return Incidence.build(np.array(owners), pairs[:, 0], pairs[:, 1], users, entities)
+
+
+releases = st.integers(1, 8).flatmap(
+    lambda of_user: st.builds(
+        VocabularyRelease,
+        noise=st.just(1.0),
+        threshold=st.just(3.0),
+        words_per_user=st.just(of_user),
+        words_per_sentence=st.integers(1, of_user),
+    )
+)
+
+
+def protected(incidence):
+    """Each thing of E and S, as the sentences emptied with it."""
+    for entity in range(incidence.entities):
+        yield set(incidence.entity_sentences[entity].tolist())
+    for sentence in np.flatnonzero(incidence.extended).tolist():
+        yield {sentence}
+
+
+def neighbours(texts, incidence):
+    """The corpus without a user, and without an entity of anyone's, for every pair of them."""
+    for user, sentences in itertools.product(range(incidence.users), protected(incidence)):
+        gone = sentences | set(incidence.user_sentences[user].tolist())
+        yield user, ["" if n in gone else text for n, text in enumerate(texts)]
+
+
+def given_words(texts, incidence, release, key, known=frozenset()):
+    return list(contributions(texts, incidence, release, key, split, known))
+
+
+def moved(full, emptied):
+    counts = [Counter(word for words in all_ for word in words) for all_ in (full, emptied)]
+    return {word: counts[0][word] - counts[1][word] for word in {*counts[0], *counts[1]}}
+
+
+def most_moved(release):
+    """Theorem 4: the square of how far the counts may move."""
+    return release.words_per_user + 3 * (release.words_per_sentence or 0)
+
+
+@settings(max_examples=300, deadline=None)
+@given(corpora(), releases, st.integers(0, 2**60))
+def test_no_neighbour_moves_the_counts_farther_than_the_theorem_says(corpus, release, key):
+    texts, incidence = corpus
+    full = given_words(texts, incidence, release, key)
+    assert all(len(words) <= release.words_per_user for words in full)
+    for user, others in neighbours(texts, incidence):
+        emptied = given_words(others, incidence, release, key)
+        assert emptied[user] == set()
+        changed = [n for n in range(incidence.users) if n != user and full[n] != emptied[n]]
+        assert len(changed) <= 1  # whom the entity is lent to
+        for n in changed:
+            assert emptied[n] < full[n]  # no word takes the place of another
+            assert len(full[n] - emptied[n]) <= release.words_per_sentence
+        changes = moved(full, emptied).values()
+        assert min(changes, default=0) >= 0
+        assert sum(change**2 for change in changes) <= most_moved(release)
+
+
+@settings(max_examples=50, deadline=None)
+@given(corpora(), st.integers(1, 8), st.integers(0, 2**60))
+def test_without_entities_one_user_moves_its_own_words(corpus, of_user, key):
+    texts, incidence = corpus
+    release = VocabularyRelease(1.0, 3.0, of_user, None)
+    full = given_words(texts, incidence, release, key)
+    for user in range(incidence.users):
+        own = {w for s in incidence.user_sentences[user].tolist() for w in split(texts[s])}
+        assert full[user] <= own
+        assert len(full[user]) == min(of_user, len(own))
+        gone = set(incidence.user_sentences[user].tolist())
+        others = ["" if n in gone else text for n, text in enumerate(texts)]
+        emptied = given_words(others, incidence, release, key)
+        assert emptied[user] == set()
+        assert all(full[n] == emptied[n] for n in range(incidence.users) if n != user)
+
+
+@settings(max_examples=50, deadline=None)
+@given(corpora(), releases, st.integers(0, 2**60), st.sets(st.sampled_from(LETTERS)))
+def test_known_words_are_not_given(corpus, release, key, known):
+    texts, incidence = corpus
+    assert not known & set().union(*given_words(texts, incidence, release, key, frozenset(known)))
+
+
+def violated(give, release, texts, incidence):
+    """Whether some neighbour moves what `give` counts farther than the theorem says."""
+    full = give(texts)
+    return any(
+        sum(change**2 for change in moved(full, give(others)).values()) > most_moved(release)
+        for _, others in neighbours(texts, incidence)
+    )
+
+
+def test_without_lending_it_is_violated():
+    """Three users write of one entity: all of them move."""
+    release = VocabularyRelease(1.0, 3.0, 2, 1)
+    texts = ["a b", "a b", "a b"]
+    incidence = build([0, 1, 2], [(0, 0), (1, 0), (2, 0)], 3, 1)
+
+    def everyone(texts):
+        return [set(split(text)[:2]) for text in texts]
+
+    assert violated(everyone, release, texts, incidence)
+    assert not violated(
+        lambda texts: given_words(texts, incidence, release, 1), release, texts, incidence
+    )
+
+
+def test_filling_up_from_other_sentences_is_violated():
+    """The first words of all sentences, up to the user's limit: an emptied one makes room."""
+    release = VocabularyRelease(1.0, 3.0, 2, 1)
+    texts = ["a", "b", "a", "c", "d"]
+    incidence = build([0, 0, 1, 1, 1], [(2, 0)], 2, 1)
+
+    def filling(texts):
+        own = (incidence.user_sentences[user].tolist() for user in range(incidence.users))
+        return [set([word for s in mine for word in split(texts[s])[:1]][:2]) for mine in own]
+
+    assert violated(filling, release, texts, incidence)
+    for key in range(20):
+        assert not violated(
+            lambda texts, key=key: given_words(texts, incidence, release, key),
+            release,
+            texts,
+            incidence,
+        )
+
+
+def test_without_a_limit_per_sentence_it_is_violated(monkeypatch):
+    """As when a sentence may give whatever the user has left."""
+    release = VocabularyRelease(1.0, 3.0, 4, 1)
+    texts = ["a b c d", "a b c d"]
+    incidence = build([0, 1], [(1, 0)], 2, 1)
+
+    def give(texts):
+        return given_words(texts, incidence, release, 1)
+
+    assert not violated(give, release, texts, incidence)
+    monkeypatch.setattr(module, "allowances", lambda sentences, most, _: [most] * sentences)
+    assert violated(give, release, texts, incidence)
+
+
+def test_users_with_many_sentences_give_many_words():
+    """Not one word of each of a thousand sentences, and the same one."""
+    texts = ["a b c d e f g h i j"] * 1000
+    incidence = build([0] * 1000, [], 1, 0)
+    (words,) = given_words(texts, incidence, VocabularyRelease(1.0, 3.0, 16, 8), 1)
+    assert len(words) > 4
+
+
+# --- what is released -----------------------------------------------------------------------------
+
+
+def a_word_each(counts: dict[str, int]) -> tuple[list[str], Incidence]:
+    """So many users give each word; a user gives one."""
+    texts = [word for word, count in counts.items() for _ in range(count)]
+    return texts, build(range(len(texts)), [], len(texts), 0)
+
+
+def test_words_come_public_first_then_by_noisy_count():
+    texts, incidence = a_word_each({"often": 900, "sometimes": 500, "rarely": 3, "public": 900})
+    release = VocabularyRelease(2.0, 100.0, 4, 4)
+    found = private_words(texts, incidence, release, SecureNoise(), 1, ["public", "more"])
+    assert found.words == ("public", "more", "often", "sometimes")
+    assert found.origin == PRIVATE_VOCABULARY
+
+
+def test_the_order_of_the_corpus_does_not_show():
+    counts = {"b": 50, "a": 50, "c": 50}
+    release = VocabularyRelease(1.0, 5.0, 1, 1)
+    forward = private_words(*a_word_each(counts), release, SystemNoise(seed=3), 1)
+    backward = private_words(
+        *a_word_each(dict(reversed(counts.items()))), release, SystemNoise(seed=3), 1
+    )
+    assert forward == backward
+
+
+def test_nothing_to_release():
+    texts, incidence = a_word_each({})
+    release = VocabularyRelease(1.0, 5.0, 1, 1)
+    assert private_words(texts, incidence, release, SecureNoise(), 1).words == ()
+    incidence = build([0], [], 1, 0)
+    assert private_words([""], incidence, release, SecureNoise(), 1).words == ()
+
+
+def rate(successes: int, trials: int, expected: float, off: float) -> None:
+    """The right law passes (false alarm 6e-7, five deviations), a law off by a third fails."""
+    deviation = np.sqrt(expected * (1 - expected) / trials)
+    assert abs(successes / trials - expected) < 5 * deviation
+    assert abs(off - expected) > 10 * deviation
+
+
+@pytest.mark.parametrize("source", [SecureNoise, SystemNoise])
+def test_a_word_is_released_with_the_probability_of_its_count(source):
+    """And none that no one gives; counts are whole users, noise is Gaussian."""
+    counts = {f"w{n}": n for n in (1, 4, 8, 12, 20)}
+    texts, incidence = a_word_each(counts)
+    release = VocabularyRelease(5.0, 8.0, 1, 1)
+    trials = 2500
+    seen: Counter[str] = Counter()
+    noise = source()
+    for key in range(trials):
+        seen.update(private_words(texts, incidence, release, noise, key).words)
+    assert set(seen) <= set(counts)
+    for word, count in counts.items():
+        expected = special.ndtr((count - release.threshold) / release.deviation)
+        wrong = special.ndtr((count - release.threshold) / (release.deviation * 4 / 3))
+        deviation = math.sqrt(expected * (1 - expected) / trials)
+        assert abs(seen[word] / trials - expected) < 5 * deviation
+        if count in (1, 20):  # far enough from the threshold for a third more noise to show
+            assert abs(wrong - expected) > 8 * deviation
+
+
+@pytest.mark.parametrize(
+    ("of_sentence", "of_entity"),
+    [(None, ""), (4, "u v w x"), (4, "a b c d")],
+    ids=["user alone", "other words", "the same words"],
+)
+def test_new_words_are_released_as_rarely_as_the_failure_says(of_sentence, of_entity):
+    """All words are the user's or the entity's, as many as may be: one of the two is the worst."""
+    release = VocabularyRelease(1.0, 4.5, 6, of_sentence)
+    texts = ["a b c", "d e f", of_entity]
+    incidence = build([0, 0, 1], [(2, 0)], 2, 1)
+    counts = Counter(w for words in given_words(texts, incidence, release, 1) for w in words)
+    assert sum(counts.values()) == 6 + (of_sentence or 0)
+    stays = special.ndtr((release.threshold - np.array([*counts.values()])) / release.deviation)
+    expected = 1 - float(np.prod(stays))
+    assert expected <= release.failure * (1 + 1e-12)
+    assert of_sentence or expected == pytest.approx(release.failure)
+    trials, noise = 3000, SecureNoise()
+    released = sum(
+        bool(private_words(texts, incidence, release, noise, 1).words) for _ in range(trials)
+    )
+    rate(released, trials, expected, off=expected * 4 / 3)
+
+
+def test_secure_noise_rounds_no_word_over_the_threshold():
+    """A count just below the threshold, noise of one grid step: rounding must not lift it."""
+    release = VocabularyRelease(1.0, 8.0, 1, 1)
+
+    class Up:
+        source = "secure"
+
+        def add_(self, sums, deviation):
+            for total in sums:
+                total += deviation * 2.0**-13  # the most that rounding to the grid adds
+
+    texts, incidence = a_word_each({"word": 8})
+    assert private_words(texts, incidence, release, Up(), 1).words == ()
+
+
+def test_it_makes_a_tokenizer(tmp_path):
+    texts, incidence = a_word_each({"often": 900, "rarely": 3})
+    release = VocabularyRelease(2.0, 100.0, 4, 4)
+    found = private_words(texts, incidence, release, SecureNoise(), 1)
+    made = word_tokenizer(found.words)
+    assert made("often rarely")["input_ids"] == [4, made.unk_token_id]
+    made.save_pretrained(tmp_path)
+    assert "rarely" not in json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()))
