@@ -7,7 +7,7 @@ clip factors on both sides those of users. One weighted product per layer then g
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
@@ -27,6 +27,7 @@ from uedp.mechanism.clip.rules import (
     MatrixProducts,
     ProductsByUser,
     Rule,
+    StackedProducts,
     TiedLookup,
     Weight,
 )
@@ -212,15 +213,20 @@ class Engine:
                 centred = kind == "layer norm"
                 explicit.add(weight, norm_gradients(x, grad, epsilon_of(module), centred))
         rules.extend(_tied(parts) for parts in tied.values())
+        alike: dict[tuple[Any, ...], list[MatrixProducts]] = defaultdict(list)
         for group in readers.values():
-            inputs, weights = group[0][0], [part for _, part in group]
-            way = _cheapest(inputs, weights, layout)
-            if way == "explicit":
-                MatrixProducts(inputs, weights).explicit(explicit)
-            else:
-                rules.append(
-                    (ProductsByUser if way == "by user" else MatrixProducts)(inputs, weights)
-                )
+            products = MatrixProducts(group[0][0], [part for _, part in group])
+            alike[products.signature].append(products)
+        for layers in alike.values():
+            way = _cheapest(layers[0].inputs, layers[0].weights, layout)
+            for some in _stacks(layers, way):
+                one = some[0] if len(some) == 1 else StackedProducts(some)
+                if way == "explicit":
+                    one.explicit(explicit)
+                elif way == "by user":
+                    rules.append(ProductsByUser(some[0].inputs, some[0].weights))
+                else:
+                    rules.append(one)
         return [*rules, explicit]
 
 
@@ -246,6 +252,11 @@ def _tied(parts: Sequence[Lookup | MatrixProducts]) -> Rule:
 _TRAFFIC = {"cuda": 500, "cpu": 20}
 _START = {"cuda": 5e9, "cpu": 5e5}
 
+# Inputs of a layer larger than this, in bytes, keep a device busy by themselves; more in a stack
+# than that would cost too much memory.
+_SMALL = {"cuda": 1 << 25, "cpu": 1 << 16}
+_STACK = {"cuda": 1 << 29, "cpu": 1 << 22}
+
 Way = Literal["grams", "by user", "explicit"]
 
 
@@ -265,3 +276,16 @@ def _cheapest(inputs: Tensor, weights: Sequence[Weight], layout: Layout) -> Way:
         "explicit": width * outputs * (tokens + sentences * (traffic + sentences)),
     }
     return min(costs, key=lambda way: costs[way])
+
+
+def _stacks(layers: Sequence[MatrixProducts], way: Way) -> Iterator[Sequence[MatrixProducts]]:
+    """Layers alike in groups to be computed together; one by one where that gains nothing."""
+    inputs = layers[0].inputs
+    size = inputs.numel() * inputs.element_size()
+    device = inputs.device.type if inputs.device.type in _SMALL else "cpu"
+    turned = way == "explicit" and any(weight.inputs_first for weight in layers[0].weights)
+    each = 1
+    if size <= _SMALL[device] and way != "by user" and not turned:
+        each = max(1, _STACK[device] // max(size, 1))
+    for start in range(0, len(layers), each):
+        yield layers[start : start + each]

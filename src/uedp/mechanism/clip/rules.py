@@ -6,7 +6,7 @@ large: the inner products between the gradients of a user's sentences, and one w
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,10 @@ class Explicit(Rule):
         self._size += gradients.numel()
         if self._size >= self._WIDE:
             self._lay_side_by_side()
+
+    def add_side_by_side(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
+        """Gradients of several parameters at once: (sentences, all their entries), float32."""
+        self._blocks.append((list(parameters), block))
 
     def _lay_side_by_side(self) -> None:
         if self._pending:
@@ -99,6 +103,12 @@ class MatrixProducts(Rule):
     def __init__(self, inputs: Tensor, weights: Sequence[Weight]) -> None:
         self.inputs, self.weights = inputs, weights
 
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """The same for layers that can be computed together."""
+        of_weights = ((w.grads.shape, w.grads.dtype, w.inputs_first) for w in self.weights)
+        return (self.inputs.shape, self.inputs.dtype, *of_weights)
+
     def add_products(self, grams: Grams) -> None:
         for bucket, total in grams.tokens(self.inputs.shape[1]):
             outputs = token_gram(bucket.tokens(self.weights[0].grads))
@@ -124,6 +134,57 @@ class MatrixProducts(Rule):
             self.weights, formed.split([g.shape[2] for g in grads], 1), strict=True
         ):
             into.add(weight.parameter, part.transpose(1, 2) if weight.inputs_first else part)
+
+
+class StackedProducts(Rule):
+    """The products of several layers alike, computed together: few operations, each of them large.
+
+    What a deep, narrow model costs on an accelerator is mostly to start its operations.
+    """
+
+    def __init__(self, layers: Sequence[MatrixProducts]) -> None:
+        self._weights = [layer.weights for layer in layers]
+        self._inputs = torch.stack([layer.inputs for layer in layers])
+        self._grads = [
+            torch.stack([weights[place].grads for weights in self._weights])
+            for place in range(len(self._weights[0]))
+        ]
+
+    def add_products(self, grams: Grams) -> None:
+        for bucket, total in grams.tokens(self._inputs.shape[2]):
+
+            def tokens(
+                values: Tensor, rows: slice = bucket.rows, size: int = total.shape[1]
+            ) -> Tensor:
+                return values[:, rows].reshape(-1, size, values.shape[3])
+
+            outputs = token_gram(tokens(self._grads[0]))
+            for grads in self._grads[1:]:
+                outputs = token_gram(tokens(grads), add_to=outputs)
+            products = token_gram(tokens(self._inputs)).mul_(outputs)
+            total.add_(products.view(-1, *total.shape).sum(0))
+
+    def weighted(self, weights: Tensor) -> Gradients:
+        layers = self._inputs.shape[0]
+        inputs = scaled_rows(self._inputs.flatten(0, 1), weights.repeat(layers))
+        inputs = inputs.view(layers, -1, inputs.shape[2])
+        total = {}
+        for place, stacked in enumerate(self._grads):
+            grads = stacked.flatten(1, 2)
+            first = self._weights[0][place].inputs_first
+            left, right = (inputs, grads) if first else (grads, inputs)
+            formed = exact_product(left.transpose(1, 2), right)
+            for own, gradient in zip(self._weights, formed.unbind(0), strict=True):
+                total[own[place].parameter] = gradient
+        return total
+
+    def explicit(self, into: Explicit) -> None:
+        """Form a gradient per sentence instead, for all layers in one product."""
+        together = self._grads[0] if len(self._grads) == 1 else torch.cat(self._grads, 3)
+        layers, sentences = together.shape[:2]
+        formed = exact_product(together.flatten(0, 1).transpose(1, 2), self._inputs.flatten(0, 1))
+        block = formed.view(layers, sentences, -1).transpose(0, 1).reshape(sentences, -1)
+        into.add_side_by_side([w.parameter for own in self._weights for w in own], block)
 
 
 class ProductsByUser(MatrixProducts):
