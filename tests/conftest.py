@@ -5,9 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 from uedp.cli import main
 from uedp.corpus.sentence import Sentence, Span
+
+torch.set_num_threads(1)  # threads that wait for each other cost small tests more than they gain
 
 
 @dataclass(frozen=True)

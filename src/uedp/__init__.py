@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from uedp.entities.detection import Detection, detect
     from uedp.errors import UserError
     from uedp.incidence import Incidence
+    from uedp.training.api import train
+    from uedp.training.config import Config
 
 # Imported when first asked for: one part should not pay for the libraries of another.
 _HOME = {
     "Columns": "uedp.corpus.readers",
+    "Config": "uedp.training.config",
     "Corpus": "uedp.corpus.store",
     "Detection": "uedp.entities.detection",
     "Incidence": "uedp.incidence",
@@ -31,10 +34,12 @@ _HOME = {
     "deidentify": "uedp.entities.deidentify",
     "detect": "uedp.entities.detection",
     "read": "uedp.corpus.readers",
+    "train": "uedp.training.api",
 }
 
 __all__ = [
     "Columns",
+    "Config",
     "Corpus",
     "Detection",
     "Incidence",
@@ -47,6 +52,7 @@ __all__ = [
     "deidentify",
     "detect",
     "read",
+    "train",
 ]
 
 

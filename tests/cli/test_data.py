@@ -165,6 +165,14 @@ REFUSED = {
     "deep and bad": (["detect", "bad.jsonl", "--out", "a/b/c"], "bad.jsonl:2:"),
     "sample into nowhere": (["sample", "--out", "nodir/x.jsonl"], "nodir: no such folder"),
     "sample onto a file": (["sample", "--out", "good.jsonl"], "exists already"),
+    "sample twice the same": (
+        ["sample", "--out", "x.jsonl", "--held-out", "x.jsonl"],
+        "--held-out x.jsonl: is --out too",
+    ),
+    "sample of few": (
+        ["sample", "--out", "x.jsonl", "--held-out", "y.jsonl", "--people", 4],
+        "at least 5 are needed",
+    ),
     "no workers": (["detect", "good.jsonl", "--workers", "0", "--out", "o"], "--workers 0"),
     "not a corpus": (["inspect", "taken"], "taken: not a corpus"),
     "plot format": (["inspect", "corpus", "--plot", "h.txt"], "h.txt"),

@@ -1,4 +1,5 @@
 import io
+import re
 import time
 
 import pytest
@@ -39,6 +40,28 @@ def test_rate_and_position_are_shown(screen):
     shown = screen.export_text()
     assert "6,000 records" in shown
     assert "/s" in shown
+
+
+def test_a_note_stands_under_the_bar(screen):
+    with terminal.TerminalProgress().stage("training", 60, "rounds") as meter:
+        time.sleep(0.3)
+        meter.advance(1)
+        meter.note("epsilon 3.2\n of 8")
+        time.sleep(0.2)
+    lines = screen.export_text().splitlines()
+    assert "  epsilon 3.2\\n of 8" in [line.rstrip() for line in lines]
+
+
+def test_what_was_done_before_does_not_count_as_speed(screen, monkeypatch):
+    shown = []
+    monkeypatch.setattr(terminal._Bars, "update", lambda *_, rate="", **others: shown.append(rate))
+    with terminal.TerminalProgress().stage("training", 2000, "rounds") as meter:
+        meter.advance(1000, 1000)
+        for done in range(1001, 1004):
+            time.sleep(0.15)
+            meter.advance(1, done)
+    assert shown[-1].startswith("1,003 rounds")
+    assert not re.search(r"\d{2}/s", shown[-1])
 
 
 def test_counting_many_items_is_cheap(screen):

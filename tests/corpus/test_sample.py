@@ -319,3 +319,18 @@ def test_write_leaves_nothing_when_it_fails(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         sample.write(tmp_path / "sample.jsonl", 5, 30)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_fifth_person_can_be_held_out(tmp_path):
+    whole, most, rest = (tmp_path / name for name in ("whole", "most", "rest"))
+    sample.write(whole, 5, 30)
+    counts = sample.write_split(most, rest, 5, 30)
+    users = [
+        {json.loads(line)["user"] for line in path.read_text().splitlines()}
+        for path in (most, rest)
+    ]
+    assert not users[0] & users[1]
+    assert [len(found) for found in users] == [24, 6]
+    both = most.read_text().splitlines() + rest.read_text().splitlines()
+    assert len(both) == sum(counts)
+    assert sorted(both) == sorted(whole.read_text().splitlines())

@@ -5,7 +5,7 @@ from types import FrameType
 
 import typer
 
-from uedp.cli import data, privacy
+from uedp.cli import data, privacy, train
 from uedp.cli.terminal import plain
 from uedp.errors import UserError
 from uedp.signals import handled_by
@@ -18,6 +18,7 @@ app = typer.Typer(
 )
 data.register(app)
 privacy.register(app)
+train.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

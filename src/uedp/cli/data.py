@@ -240,17 +240,30 @@ def sample(
     out: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file.")],
     seed: Annotated[int, typer.Option(help="Another seed, another corpus.")] = 0,
     people: Annotated[int, typer.Option(help="How many people write.")] = 300,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Put every fifth person into this file, not the other.")
+    ] = None,
 ) -> None:
     """Write the bundled sample: made-up people, their messages, and what is sensitive in them."""
-    from uedp.corpus.sample import write
+    from uedp.corpus.sample import write, write_split
 
-    if os.path.lexists(out):
-        raise UserError(f"{out}: exists already; choose another --out")
-    if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder; make it, or choose another --out")
-    if people < 2:
-        raise UserError(f"--people {people}: at least 2 are needed")
-    typer.echo(f"{out}: {write(out, seed, people):,} messages by {people} people")
+    for path in filter(None, (out, held_out)):
+        if os.path.lexists(path):
+            raise UserError(f"{path}: exists already; choose another name")
+        if not path.parent.is_dir():
+            raise UserError(f"{path.parent}: no such folder; make it, or choose another")
+    least = 2 if held_out is None else 5
+    if people < least:
+        raise UserError(f"--people {people}: at least {least} are needed")
+    if held_out is None:
+        typer.echo(f"{out}: {write(out, seed, people):,} messages by {people:,} people")
+        return
+    if held_out == out:
+        raise UserError(f"--held-out {held_out}: is --out too; choose another")
+    most, rest = write_split(out, held_out, seed, people)
+    others = people // 5
+    typer.echo(f"{out}: {most:,} messages by {people - others:,} people")
+    typer.echo(f"{held_out}: {rest:,} messages by {others:,} others")
 
 
 def categories(as_json: AsJson = False) -> None:

@@ -2,19 +2,31 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Timer
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from uedp.progress import SILENT, Meter
 from uedp.progress import Progress as ProgressProtocol
 
 _QUIET_SECONDS = 1.0  # work that is done sooner needs no bar
 _REFRESH_SECONDS = 0.1
+_SPEED_SECONDS = 600.0  # over which time left is estimated: a step may take a minute
+
+
+class _Bars(Progress):
+    """A bar, and under it what its stage notes: beside it there would be no room."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        for task in self.tasks:
+            if task.visible and task.fields["note"]:
+                yield Text(f"  {task.fields['note']}", style="dim", no_wrap=True)
 
 
 class _Bar:
@@ -24,21 +36,25 @@ class _Bar:
         self._bars, self._task, self._unit = bars, task, unit
         self._began = self._shown = time.monotonic()
         self._items = 0
-        self._note = ""
+        self._at_first: int | None = None
 
     def note(self, text: str) -> None:
-        self._note = text
+        self._bars.update(self._task, note=plain(text))
 
     def advance(self, items: int, position: int | None = None) -> None:
         self._items += items
         now = time.monotonic()
+        done = self._items if position is None else position
+        if self._at_first is None:  # a run that is resumed begins far along, and not by speed
+            self._at_first, self._began = self._items, now
+            self._bars.reset(self._task, completed=done)
         if now - self._shown < _REFRESH_SECONDS:  # showing every item would cost more than most
             return
         self._shown = now
-        rate = f"{self._items:,} {self._unit}, {self._items / (now - self._began):,.0f}/s"
-        done = self._items if position is None else position
-        if self._note:
-            rate = f"{done:,} {self._unit}, {self._note}"
+        speed = (self._items - self._at_first) / max(now - self._began, _REFRESH_SECONDS)
+        rate = f"{self._items:,} {self._unit}"
+        if speed >= 1:
+            rate += f", {speed:,.0f}/s"
         self._bars.update(self._task, completed=done, rate=rate)
 
 
@@ -56,8 +72,13 @@ class TerminalProgress:
             TextColumn("{task.fields[rate]}"),
             TimeRemainingColumn(),
         )
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-            task = bars.add_task(name, total=total, rate="", visible=False)
+        with _Bars(
+            *columns,
+            console=Console(stderr=True),
+            transient=True,
+            speed_estimate_period=_SPEED_SECONDS,
+        ) as bars:
+            task = bars.add_task(name, total=total, rate="", note="", visible=False)
             appear = Timer(_QUIET_SECONDS, bars.update, (task,), {"visible": True})
             appear.daemon = True
             appear.start()

@@ -117,17 +117,29 @@ def write(path: Path, seed: int = 0, people: int = 300) -> int:
       - the same seed and number of people give the same bytes
       - `path` appears complete or not at all
     """
-    lines = [
-        json.dumps(
-            {
-                "user": sentence.user,
-                "text": sentence.text,
-                "label": sentence.label,
-                "marks": [mark._asdict() for mark in sentence.marks],
-            }
-        )
-        for sentence in sentences(seed, people)
-    ]
+    return _write(path, [_line(sentence) for sentence in sentences(seed, people)])
+
+
+def write_split(path: Path, held_out: Path, seed: int = 0, people: int = 300) -> tuple[int, int]:
+    """The same in two files, every fifth person in the second; their lengths."""
+    parts: tuple[list[str], list[str]] = [], []
+    for sentence in sentences(seed, people):
+        parts[int(sentence.user[1:]) % 5 == 4].append(_line(sentence))
+    return _write(path, parts[0]), _write(held_out, parts[1])
+
+
+def _line(sentence: Sentence) -> str:
+    return json.dumps(
+        {
+            "user": sentence.user,
+            "text": sentence.text,
+            "label": sentence.label,
+            "marks": [mark._asdict() for mark in sentence.marks],
+        }
+    )
+
+
+def _write(path: Path, lines: Sequence[str]) -> int:
     data = "".join(f"{line}\n" for line in lines).encode()
     # gzip stamps the clock into its header unless told otherwise.
     data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from uedp.errors import UserError
+from uedp.models import scratch
 
 Task = Literal["next-word", "classification"]
 
@@ -46,8 +47,13 @@ def load(
     dropout: float | None = None,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    sizes: scratch.Sizes | None = None,
+    tokenizer: str | Path | None = None,
 ) -> Loaded:
     """The model in a folder or a `.gguf` file, in the local cache, or on the hub, in this order.
+
+    `awd-lstm` is a new model instead: of the paper's sizes but for `sizes`, with a public
+    `tokenizer`: a folder, a `tokenizer.json`, a name on the hub, or `bytes`.
 
     `labels` is how many classes a classifier tells apart (default: as many as the saved one).
     `dropout` replaces every dropout rate of the model; without it they stay as published.
@@ -57,13 +63,21 @@ def load(
       - no code that comes with a model is run
       - a next-word model sees only the words before the one it predicts
       - all weights come from the saved model, but for a classifier's head, which is drawn from
-        the seed if the saved model has none for this number of labels
+        the seed if the saved model has none for this number of labels; those of a new model are
+        drawn from the seed
       - the tokenizer has a padding token and pads on the right; no token is added for it
     """
     asked = f"model {str(model)!r}"
     _check(asked, task, labels, dropout)
     request = _Request(asked, task, labels, dropout, seed, dtype)
     path, name = Path(model).expanduser(), str(model)
+    if name in scratch.KINDS:
+        return _from_scratch(request, name, sizes or {}, tokenizer)
+    if sizes or tokenizer is not None:
+        raise UserError(
+            f"{asked}: model.sizes and model.tokenizer are for a new model "
+            f"({', '.join(scratch.KINDS)}); a saved one has its own"
+        )
     local: _Source | None = None
     if path.is_dir():
         local = _folder(path, asked)
@@ -147,18 +161,23 @@ def _folder(folder: Path, asked: str) -> _Source:
 
 
 def _cached(name: str, asked: str) -> _Source:
+    """A model in the local cache."""
+    folder = _snapshot(name, asked)
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(folder)
+    return _folder(folder, asked)
+
+
+def _snapshot(name: str, asked: str) -> Path:
     """The folder of a model in the local cache; by its name, Transformers would ask the hub for
     adapters even when told to stay local."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        folder = Path(snapshot_download(name, local_files_only=True))
+        return Path(snapshot_download(name, local_files_only=True))
     except HFValidationError as error:
         raise UserError(f"{asked}: no such folder, and no name the hub could know") from error
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(folder)
-    return _folder(folder, asked)
 
 
 def _ask_hub(name: str, asked: str) -> None:
@@ -280,6 +299,65 @@ def _weights(config: Any, request: _Request, source: _Source) -> tuple[Any, tupl
             f"it was not trained as a {type(model).__name__}"
         )
     return model, tuple(new)
+
+
+def _from_scratch(
+    request: _Request, kind: str, sizes: scratch.Sizes, tokenizer: str | Path | None
+) -> Loaded:
+    if tokenizer is None:
+        raise UserError(
+            f"{request.asked}: a new model needs a public tokenizer; name one as model.tokenizer: "
+            f"a folder, a tokenizer.json, a model on the hub, or `{scratch.BYTES}`"
+        )
+    words = _public_tokenizer(tokenizer)
+    config = scratch.configuration(kind, sizes, words)
+    classifies = request.task == "classification"
+    if classifies:
+        config.num_labels = _number_of_labels(config, request)
+    if request.dropout is not None:
+        _set_dropout(config, request.dropout)
+    model = scratch.new_model(config, classifies, request.seed, request.dtype)
+    _set_padding(model, words, request.asked)
+    new_weights = tuple(sorted(name for name, _ in model.named_parameters()))
+    return Loaded(model, words, _limit(model, words), new_weights)
+
+
+def _public_tokenizer(named: str | Path) -> Any:
+    """From a folder or a file, the local cache, or the hub, in this order."""
+    from transformers import AutoTokenizer
+
+    if named == scratch.BYTES:
+        return scratch.byte_tokenizer()
+    asked, path, name = f"tokenizer {str(named)!r}", Path(named).expanduser(), str(named)
+    if path.name == "tokenizer.json" and (path.parent / "tokenizer_config.json").is_file():
+        path = path.parent  # which also says which tokens start and end a text
+    alone = path / "tokenizer.json"
+    if alone.is_file() and not (path / "tokenizer_config.json").is_file():
+        path = alone
+    if path.is_file():
+        return scratch.tokenizer_in_file(path)
+    if not path.is_dir() and (isinstance(named, Path) or _is_path(name)):
+        raise UserError(f"{asked}: no such folder or file")
+
+    def read(source: _Source) -> Any:
+        with _quiet(source):
+            found = AutoTokenizer.from_pretrained(source.name, **source.options)
+        if len(found) <= len(set(found.all_special_ids)):
+            raise FileNotFoundError("it has no tokenizer.json")
+        return found
+
+    try:
+        try:
+            return read(_Source(str(path if path.is_dir() else _snapshot(name, asked))))
+        except OSError:
+            if path.is_dir():
+                raise
+        _ask_hub(name, asked)
+        return read(_Source(name, local=False))
+    except UserError:
+        raise
+    except Exception as error:
+        raise _unusable(asked, error) from error
 
 
 def _drop_strangers(tokenizer: Any, words: int) -> None:

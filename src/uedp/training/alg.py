@@ -2,17 +2,17 @@
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Floats
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
-from uedp.mechanism.local import Forward, LocalUpdate, Steps, shuffled
-from uedp.mechanism.noise import add_once_
+from uedp.mechanism.local import LocalUpdate, Steps, shuffled
+from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Reach
-from uedp.training.methods import Gradient, Precision, Randomness
+from uedp.training.methods import Gradient, Randomness
 from uedp.training.plan import Plan
-from uedp.training.tasks import Task
+from uedp.training.tasks import Precision, Task
 
 
 class UedpAlg:
@@ -32,14 +32,10 @@ class UedpAlg:
         kind = f_e if settings.estimator == "f_E" else f_e_plus
         weights = Weights.of(incidence, settings.user_cap, settings.entity_cap)
         self._estimator = kind(plan.sampling, weights, clip, plan.noise)
-
-        def losses(forward: Forward, batch: dict[str, Tensor]) -> Tensor:
-            with precision():
-                return task.sentence_losses(forward, batch)
-
+        self._precision = precision
         self._local = LocalUpdate(
             model,
-            losses,  # type: ignore[arg-type]  # any mapping will do
+            task.sentence_losses,
             Steps(
                 settings.local_rate,
                 settings.local_batch,
@@ -52,21 +48,25 @@ class UedpAlg:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def round(self, number: int) -> Gradient:
-        generator, _, noise = self._randomness.of(number)
+        with self._randomness.of(number, self.parameters[0].device) as (generator, _, noise):
+            return self._round(generator, noise)
+
+    def _round(self, generator: np.random.Generator, noise: Noise) -> Gradient:
         estimator = self._estimator
         who = estimator.draw(self._incidence, generator)
         user_weights = torch.from_numpy(estimator.weights.users[who.users]).float()
         sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
         norms = np.zeros(len(who.users))
         if len(who.sentences.values):
-            found = self._local.weighted_sum(
-                self._task.batch(who.sentences.values),
-                shuffled(who.sentences, generator),
-                torch.from_numpy(who.weights).float(),
-                user_weights,
-            )
+            with self._precision():  # around all of it: inside, vmap and autocast clash
+                found = self._local.weighted_sum(
+                    self._task.batch(who.sentences.values),
+                    shuffled(who.sentences, generator),
+                    torch.from_numpy(who.weights).float(),
+                    user_weights,
+                )
             sums = [found.updates[p].float() for p in self.parameters]
-            norms = found.norms.cpu().numpy() / self._clip
+            norms = np.nan_to_num(found.norms.cpu().numpy() / self._clip)
         # the noise of the paper's lemma, on the sum before it is divided
         add_once_(noise, sums, estimator.deviation_of_sum)
         torch._foreach_mul_(sums, -1 / estimator.denominator)

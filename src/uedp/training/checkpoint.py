@@ -5,6 +5,8 @@ ledger says decides what was spent; a checkpoint only says how far the weights h
 """
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +21,15 @@ from uedp.folders import scratch
 from uedp.signals import deferred
 
 FOLDER = "checkpoints"
+STATE, INFO = "state.safetensors", "state.json"
+_SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # how `scratch` names folders
 
 
 def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
     """Save after `done` rounds, then remove older checkpoints.
 
     Guarantees:
-      - a checkpoint is there in full or not at all, whenever the process is killed
+      - a checkpoint is there in full or not at all, whenever the process, or the machine, dies
       - the one before is removed only once the new one is in place
     """
     target = run / FOLDER / f"{done:08d}"
@@ -34,15 +38,33 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
     with scratch(target) as work, deferred():
         folder = work / "new"
         folder.mkdir()
-        save_file(
-            {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()},
-            folder / "state.safetensors",
-        )
-        (folder / "state.json").write_text(json.dumps({**info, "done": done}) + "\n")
+        # copies in memory of their own: weights may be tied, or views of one another
+        own = {
+            name: tensor.detach().to("cpu", copy=True).contiguous()
+            for name, tensor in tensors.items()
+        }
+        try:
+            save_file(own, folder / STATE)
+        except SafetensorError as error:  # in place of an OSError
+            raise UserError(
+                f"{target}: cannot be written ({error}); make room, and go on with --resume"
+            ) from None
+        (folder / INFO).write_text(json.dumps({**info, "done": done}) + "\n")
+        for path in (folder / STATE, folder / INFO, folder):
+            _sync(path)  # or the name could reach the disk before what it names
         folder.rename(target)
-    for older in sorted(target.parent.iterdir()):
+        _sync(target.parent)
+    for older in target.parent.iterdir():
         if older.name.isdigit() and int(older.name) < done:
             shutil.rmtree(older, ignore_errors=True)
+
+
+def clear(run: Path) -> None:
+    """Remove what a killed process was in the middle of writing; no other may be at work here."""
+    for folder in (run, run / FOLDER):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if _SCRATCH.fullmatch(path.name) and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def newest(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
@@ -52,10 +74,18 @@ def newest(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     if not found:
         return None
     try:
-        tensors = load_file(found[-1] / "state.safetensors")
-        info: dict[str, Any] = json.loads((found[-1] / "state.json").read_text())
+        tensors = load_file(found[-1] / STATE)
+        info: dict[str, Any] = json.loads((found[-1] / INFO).read_text())
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(
             f"{found[-1]}: damaged ({error}); remove it to go on from an older one"
         ) from None
     return tensors, info
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from uedp.errors import UserError
+from uedp.models.scratch import KINDS as NEW_MODELS
 
 Method = Literal["rotation", "user-level", "uedp-alg", "deidentified", "noiseless"]
 PRIVATE: tuple[Method, ...] = ("rotation", "user-level", "uedp-alg")
@@ -18,10 +19,11 @@ PRIVATE: tuple[Method, ...] = ("rotation", "user-level", "uedp-alg")
 Rate = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Privacy(_Section):
@@ -43,7 +45,7 @@ class Privacy(_Section):
     sentences_per_entity: Count | None = None
     sentences_per_user: Count | None = None
     noise_source: Literal["operating system", "cryptographic"] = "operating system"
-    seed: int | None = None
+    seed: Seed | None = None
     chosen_by: str | None = None
     corpus_budget: Positive | None = None
 
@@ -55,6 +57,12 @@ class Privacy(_Section):
             raise ValueError(f"{self.method} adds no noise; leave out epsilon and noise")
         if self.method == "uedp-alg" and self.noise is None:
             raise ValueError("uedp-alg takes the paper's z as noise; its epsilon follows")
+        bounded = self.sentences_per_entity or self.sentences_per_user
+        if self.method == "uedp-alg" and bounded:
+            raise ValueError(
+                "uedp-alg uses all sentences it samples; leave out sentences_per_entity and "
+                "sentences_per_user"
+            )
         return self
 
 
@@ -76,18 +84,47 @@ class Data(_Section):
 
 
 class Task(_Section):
+    """`labels` are those a classifier tells apart; without them, those of the corpus."""
+
+    model_config = ConfigDict(coerce_numbers_to_str=True)
+
     kind: Literal["next-word", "classification"] = "next-word"
+    labels: tuple[str, ...] = ()
+
+    @field_validator("labels")
+    @classmethod
+    def _two_at_least(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+        if labels and (len(labels) < 2 or len(set(labels)) < len(labels)):
+            raise ValueError("name at least two labels, each once")
+        return labels
 
 
 class Model(_Section):
+    """A saved model by folder or name; or a new one, of a kind, some sizes, a public tokenizer."""
+
     name: str
+    sizes: dict[str, bool | int | float] = {}
+    tokenizer: str | None = None
     train: Annotated[str, Field(pattern=r"^(full|lora|last:\d+)$")] = "lora"
     rank: Count = 8
     alpha: Positive | None = None
     targets: tuple[str, ...] = ()
     max_tokens: Annotated[int, Field(ge=2)] = 128
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    seed: int = 0
+    seed: Seed = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _new_ones_whole(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and values.get("name") in NEW_MODELS:
+            return {"train": "full", **values}
+        return values
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Model":
+        if self.name in NEW_MODELS and self.train == "lora":
+            raise ValueError(f"{self.name} is new and has nothing to adapt; train it `full`")
+        return self
 
 
 class Optimiser(_Section):
@@ -129,7 +166,7 @@ class Config(_Section):
 def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()) -> Config:
     """A config from nested values, after `section.field=value` changes."""
     nested: dict[str, Any] = {
-        section: dict(fields) if isinstance(fields, Mapping) else fields
+        section: dict(fields or {}) if isinstance(fields, Mapping | None) else fields
         for section, fields in values.items()
     }
     for change in changes:
@@ -138,9 +175,12 @@ def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[s
         if not (found and dot and field):
             raise UserError(f"--set {change}: write section.field=value, as privacy.epsilon=4")
         try:
-            nested.setdefault(section, {})[field] = yaml.safe_load(text)
-        except (yaml.YAMLError, TypeError):
+            value = yaml.safe_load(text)
+        except yaml.YAMLError:
             raise UserError(f"--set {change}: the value cannot be read") from None
+        fields = nested.setdefault(section, {})
+        if isinstance(fields, dict):  # if not, what is wrong with it is said below
+            fields[field] = value
     try:
         return Config.model_validate(nested)
     except ValidationError as error:
@@ -148,8 +188,11 @@ def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[s
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> Config:
+    """A config from a YAML file, after `section.field=value` changes."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

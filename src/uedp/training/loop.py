@@ -7,7 +7,6 @@ seen.
 
 import contextlib
 import json
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -23,22 +22,25 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
+from uedp.mechanism.release import Reach
 from uedp.models.load import load
 from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
-from uedp.training import checkpoint, methods, optimise, tasks
-from uedp.training.config import Config
-from uedp.training.config import load as load_config
+from uedp.training import checkpoint, folder, methods, optimise, tasks
+from uedp.training.config import PRIVATE, Config
 from uedp.training.material import Material, Texts
 from uedp.training.material import read as read_material
+from uedp.training.metrics import Metrics, finite
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan
 
-CONFIG = "config.yaml"
-METRICS = "metrics.jsonl"
-IDENTITY = "run.json"
-RESULT = "result.json"
+CONFIG = folder.CONFIG
+RESULT = "result.json"  # written last: a run that has one is finished
+
+_ROOM = {"cuda": 1 << 13, "cpu": 1 << 12}  # tokens evaluated at a time
+
+Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -62,66 +64,80 @@ def run(
     material: Material | None = None,
     resume: bool = False,
     progress: Progress = SILENT,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = lambda line: None,
 ) -> Outcome:
     """Train by a config into a folder, or go on with what the folder holds.
 
-    `material` stands in for the corpora that the config names.
+    `material` stands in for the corpora that the config names. Ctrl-C stops after the round it
+    comes in, with a checkpoint. Of a config, `run` may change when a run is resumed, nothing else.
 
     Guarantees:
       - nothing is trained before the guarantee was stated (`say`)
+      - what is refused leaves nothing behind, in the folder or in the corpus's ledger
       - a run killed at any moment and resumed spends the rounds of its plan, each once
+      - two processes are never at work in one folder
       - resuming a finished run does nothing
     """
-    material = material or read_material(config)
-    plan = build_plan(config, material.incidence)
-    identity = _begin(out, config, resume)
-    say(plan.statement)
-    with _ledger(plan, out, identity, material.ledger) as ledger:
-        return _Trainer(plan, material, out, ledger, progress, say).run()
+    with folder.alone(out) as identity:
+        name = folder.begun(identity, out, config, resume)
+        if (out / RESULT).is_file():
+            say("this run is finished; nothing is left to do")
+            return _finished(out, config)
+        material = material or read_material(config)
+        plan = build_plan(config, material.incidence)
+        say(plan.statement)
+        trainer = _Trainer(plan, material, out, progress, say)
+        begun = name is not None
+        name = name or folder.begin(identity)
+        try:
+            _reserve(plan, name, material.ledger)
+        except UserError:
+            if not begun:
+                identity.truncate(0)
+            raise
+        folder.write(out / CONFIG, config.to_yaml())
+        with _ledger(plan, out, name) as ledger:
+            return trainer.run(ledger)
 
 
-# --- the folder ----------------------------------------------------------------------------------
+# --- before the rounds, and after ----------------------------------------------------------------
 
 
-def _begin(out: Path, config: Config, resume: bool) -> str:
-    """Make the run's folder, or recognise it; gives the run's name."""
-    path = out / IDENTITY
-    if path.is_file():
-        if not resume:
-            raise UserError(f"{out}: holds a run already; add --resume to go on with it")
-        if load_config(out / CONFIG) != config:
-            raise UserError(
-                f"{out / CONFIG}: differs from what is asked for; resume a run as it was planned"
-            )
-        return str(json.loads(path.read_text())["run"])
-    if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out}: exists and is not a run; choose another --out")
-    if resume:
-        raise UserError(f"{out}: holds no run to resume; leave out --resume")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / CONFIG).write_text(config.to_yaml())
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps({"run": name}) + "\n")
-    partial.replace(path)  # from here on the folder is a run
-    return name
+def _finished(out: Path, config: Config) -> Outcome:
+    result = json.loads((out / RESULT).read_text())
+    loaded = load(out, config.task.kind)
+    issued = certificates.load(out) if config.privacy.method in PRIVATE else None
+    return Outcome(
+        folder=out,
+        model=loaded.model,
+        tokenizer=loaded.tokenizer,
+        certificate=issued,
+        before=result["before"],
+        after=result["after"],
+        rounds=result["rounds"],
+        finished=True,
+    )
+
+
+def _reserve(plan: Plan, name: str, corpus: Path) -> None:
+    """Enter the plan in the ledger of the corpus, unless that would exceed its budget."""
+    if plan.profile is not None:
+        privacy = plan.config.privacy
+        budget = privacy.corpus_budget
+        CorpusLedger(corpus).reserve(
+            name,
+            plan.shape.digest,
+            plan.profile,
+            plan.rounds,
+            None if budget is None else Budget(budget, privacy.delta),
+        )
 
 
 @contextmanager
-def _ledger(plan: Plan, out: Path, name: str, corpus: Path) -> Iterator[RunLedger | None]:
+def _ledger(plan: Plan, out: Path, name: str) -> Iterator[RunLedger | None]:
     if plan.profile is None:
         yield None
         return
-    privacy = plan.config.privacy
-    budget = privacy.corpus_budget
-    CorpusLedger(corpus).reserve(
-        name,
-        plan.shape.digest,
-        plan.profile,
-        plan.rounds,
-        None if budget is None else Budget(budget, privacy.delta),
-    )
     with RunLedger.open(out, name, plan.shape.digest, plan.profile, plan.rounds) as ledger:
         yield ledger
 
@@ -131,28 +147,32 @@ def _ledger(plan: Plan, out: Path, name: str, corpus: Path) -> Iterator[RunLedge
 
 class _Trainer:
     def __init__(
-        self,
-        plan: Plan,
-        material: Material,
-        out: Path,
-        ledger: RunLedger | None,
-        progress: Progress,
-        say: Callable[[str], None],
+        self, plan: Plan, material: Material, out: Path, progress: Progress, say: Say
     ) -> None:
-        self._plan, self._out, self._ledger = plan, out, ledger
-        self._progress, self._say = progress, say
+        self._plan, self._out, self._progress, self._say = plan, out, progress, say
+        self._ledger: RunLedger | None = None
         config = plan.config
-        self._device = torch.device(_device(config.run.device))
+        self._device = _device(config.run.device)
         self._precision = _precision(config.run.precision, self._device)
-        names = material.label_names() if config.task.kind == "classification" else []
+        names: list[str] = []
+        if config.task.kind == "classification":
+            names = list(config.task.labels) or material.label_names()
+            if plan.private and not config.task.labels:
+                say(
+                    f"labels found in the corpus: {', '.join(names)}; that there are these is not "
+                    "protected, unless task.labels names them"
+                )
         loaded = load(
             config.model.name,
             config.task.kind,
             labels=len(names) or None,
             dropout=config.model.dropout,
             seed=config.model.seed,
+            sizes=config.model.sizes,
+            tokenizer=config.model.tokenizer,
         )
         if names:
+            names = _in_the_order_of(loaded.model.config.id2label, names)
             loaded.model.config.id2label = dict(enumerate(names))
             loaded.model.config.label2id = {name: i for i, name in enumerate(names)}
         self._tokenizer = loaded.tokenizer
@@ -164,7 +184,6 @@ class _Trainer:
             targets=config.model.targets,
             seed=config.model.seed,
         ).to(self._device)
-        self._model.config.use_cache = False  # type: ignore[union-attr]
         longest = min(config.model.max_tokens, loaded.max_tokens)
 
         def task(found: Texts) -> tasks.Task:
@@ -174,41 +193,53 @@ class _Trainer:
 
         self._task = task(material.train)
         self._held_out = None if material.held_out is None else task(material.held_out)
-        self._method = methods.build(
-            plan, material.incidence, self._model, self._task, self._precision
-        )
+        with _training(self._model, config.task.kind):
+            self._method = methods.build(
+                plan, material.incidence, self._model, self._task, self._precision
+            )
         parameters = self._method.parameters
         self._optimiser = optimise.build(config.optimiser, parameters)
-        self._average = optimise.Average(parameters, config.optimiser.average)
-        self._spent_at = {0: 0.0}  # rounds to epsilon
+        decay = config.optimiser.average
+        self._average = optimise.Average(parameters, decay) if decay else None
+        for doubt in plan.doubts(sum(p.numel() for p in parameters)):
+            say(f"warning: {doubt}")
+        self._longest = longest
+        self._room = config.run.tokens_at_once or _ROOM.get(self._device.type, _ROOM["cpu"])
+        self._spent_at: dict[int, float] = {}  # rounds to epsilon
         self._stop = False
 
-    def run(self) -> Outcome:
-        done, before = self._restore()
-        if (self._out / RESULT).is_file() and done >= self._plan.rounds:
-            self._say("this run is finished; nothing is left to do")
-            return self._outcome(
-                before, json.loads((self._out / RESULT).read_text())["after"], done
-            )
-        if not before:
-            before = self._evaluated()
-            if before:
-                self._say(f"before training: {_brief(before)}")
-            self._checkpoint(0, before)
-        with handled_by(self._ask_to_stop), _Metrics(self._out) as metrics:
-            done = self._rounds(done, before, metrics)
-        if done < self._plan.rounds:
+    def run(self, ledger: RunLedger | None) -> Outcome:
+        """Train, from wherever an earlier process came to."""
+        self._ledger = ledger
+        checkpoint.clear(self._out)
+        with _training(self._model, self._plan.config.task.kind):
+            done, before = self._restored()
+            if before is None:
+                before = self._evaluated()
+                if before:
+                    self._say(f"before training: {_brief(before)}")
+                self._checkpoint(done, before)
+            with handled_by(self._ask_to_stop), Metrics(self._out, done) as metrics:
+                done = self._rounds(done, before, metrics)
+            self._model.eval()
+            if self._average is not None:
+                self._set(self._average.values)
+            finished = done >= self._plan.rounds
+            after = self._evaluated() if finished else {}
+        if not finished:
             self._say(f"stopped after round {done}; go on with --resume")
             return self._outcome(before, {}, done)
-        after = self._evaluated()
-        with self._averaged():
-            save(self._model, self._out, self._tokenizer)
+        save(self._model, self._out, self._tokenizer)
         if after:
             self._say(f"after training: {_brief(after)}")
-        _write_json(self._out / RESULT, {"before": before, "after": after, "rounds": done})
-        return self._outcome(before, after, done)
+        outcome = self._outcome(before, after, done)
+        _write_json(
+            self._out / RESULT,
+            {"before": finite(before), "after": finite(after), "rounds": done},
+        )
+        return outcome
 
-    def _rounds(self, done: int, before: Mapping[str, float], metrics: "_Metrics") -> int:
+    def _rounds(self, done: int, before: Mapping[str, float], metrics: Metrics) -> int:
         plan, settings = self._plan, self._plan.config.optimiser
         saved, latest = time.monotonic(), ""
         with self._progress.stage("training", plan.rounds, "rounds") as meter:
@@ -222,10 +253,11 @@ class _Trainer:
                 rate = optimise.rate_at(settings, done, plan.rounds)
                 self._optimiser.step(gradient.values, rate, gradient.deviation)
                 done += 1
-                self._average.update(done)
+                if self._average is not None:
+                    self._average.update(done)
                 row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.reach)}
                 if done % plan.config.run.evaluate_every == 0 and done < plan.rounds:
-                    found = self._evaluated()
+                    found = {} if self._stop else self._evaluated()
                     row.update(found)
                     latest = _brief(found)
                 row["seconds"] = time.monotonic() - began
@@ -238,16 +270,16 @@ class _Trainer:
         self._checkpoint(done, before)
         return done
 
-    def _note(self, reach: Any, done: int, latest: str) -> str:
+    def _note(self, reach: Reach, done: int, latest: str) -> str:
         parts = [f"{reach.users} users, {reach.sentences} sentences"]
-        if self._plan.profile is not None and self._plan.epsilon < float("inf"):
+        if self._plan.private:
             parts.append(f"epsilon {self._spent(done):.2f} of {self._plan.epsilon:.2f}")
         return ", ".join([*parts, latest] if latest else parts)
 
     def _spent(self, done: int) -> float:
-        """Epsilon so far, computed a few times in a run: it takes a moment."""
+        """An epsilon not below that so far; computed a few times in a run, as it takes a moment."""
         step = max(1, self._plan.rounds // 10)
-        at = done - done % step
+        at = min(-(-done // step) * step, self._plan.rounds)
         if at not in self._spent_at:
             assert self._plan.profile is not None
             self._spent_at[at] = epsilon(self._plan.profile, at, self._plan.config.privacy.delta)
@@ -262,62 +294,80 @@ class _Trainer:
     # --- state -----------------------------------------------------------------------------------
 
     def _checkpoint(self, done: int, before: Mapping[str, float]) -> None:
+        state = self._optimiser.state() | (self._average.state() if self._average else {})
         tensors = {
             **dict(zip(trained_names(self._model), self._method.parameters, strict=True)),
-            **{f"optimiser.{k}": v for k, v in self._optimiser.state().items()},
-            **{f"optimiser.{k}": v for k, v in self._average.state().items()},
+            **{f"{_STATE}{name}": tensor for name, tensor in state.items()},
         }
         checkpoint.write(self._out, done, tensors, {"before": dict(before)})
 
-    def _restore(self) -> tuple[int, Mapping[str, float]]:
-        """Weights and optimiser as they were; rounds done are those the ledger says are spent."""
+    def _restored(self) -> tuple[int, Mapping[str, float] | None]:
+        """Weights and optimiser as they were; rounds done are those the ledger says are spent.
+
+        Also what was measured before training, None if that is still to be done.
+        """
         found = checkpoint.newest(self._out)
         spent = self._ledger.spent if self._ledger is not None else 0
         if found is None:
             if spent:
-                self._say(f"{spent} rounds were spent before the first checkpoint and are lost")
-            return spent, {}
+                self._say(f"{spent} rounds were spent, but no checkpoint is left: they are lost")
+            return spent, None
         tensors, info = found
-        with torch.no_grad():
-            for name, parameter in zip(
-                trained_names(self._model), self._method.parameters, strict=True
-            ):
-                parameter.copy_(tensors[name])
-        state = {k.removeprefix("optimiser."): v for k, v in tensors.items()}
-        self._optimiser.restore(state)
-        self._average.restore(state)
-        lost = spent - info["done"] if self._ledger is not None else 0
-        if lost > 0:
-            self._say(
-                f"{lost} rounds were spent after the last checkpoint; they count but are lost"
+        done = int(info["done"])
+        if self._ledger is not None and spent < done:
+            raise UserError(
+                f"{self._out}: {done} rounds were done, but its ledger has {spent}; restore the "
+                "ledger from a copy, or begin a new run"
             )
-        return max(spent, int(info["done"])), info["before"]
+        try:
+            self._set([tensors[name] for name in trained_names(self._model)])
+            state = {k.removeprefix(_STATE): v for k, v in tensors.items() if k.startswith(_STATE)}
+            self._optimiser.restore(state)
+            if self._average is not None:
+                self._average.restore(state)
+        except (KeyError, RuntimeError) as error:
+            raise UserError(
+                f"{self._out}: its checkpoint does not fit model "
+                f"{self._plan.config.model.name!r} ({error}); was the model changed?"
+            ) from None
+        if spent > done:
+            self._say(
+                f"{spent - done} rounds were spent after the last checkpoint; they count but are "
+                "lost"
+            )
+        return max(spent, done), info["before"]
+
+    @torch.no_grad()
+    def _set(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self._method.parameters, values, strict=True):
+            parameter.copy_(value)
 
     def _evaluated(self) -> Mapping[str, float]:
         if self._held_out is None:
             return {}
-        room = self._plan.config.run.tokens_at_once or (
-            1 << 15 if self._device.type == "cuda" else 1 << 12
-        )
         self._model.eval()
         with self._averaged():
-            return self._held_out.evaluate(self._model, self._precision, room)
+            while True:
+                try:
+                    return self._held_out.evaluate(self._model, self._precision, self._room)
+                except torch.OutOfMemoryError:
+                    if self._room <= self._longest:
+                        raise
+                    self._room //= 2
+                    torch.cuda.empty_cache()
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
         """The averaged weights in place of the last ones."""
-        if not self._plan.config.optimiser.average:
+        if self._average is None:
             yield
             return
-        parameters: list[Tensor] = list(self._method.parameters)
-        last = [p.detach().clone() for p in parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(parameters, self._average.values)
+        last = [p.detach().clone() for p in self._method.parameters]
+        self._set(self._average.values)
         try:
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, last)
+            self._set(last)
 
     def _outcome(
         self, before: Mapping[str, float], after: Mapping[str, float], done: int
@@ -334,41 +384,44 @@ class _Trainer:
         )
 
 
-class _Metrics:
-    """One JSON line a round, on disk as it is written; TensorBoard's too, if it is installed."""
-
-    def __init__(self, out: Path) -> None:
-        self._file = (out / METRICS).open("a", encoding="utf-8")
-        self._board = None
-        with contextlib.suppress(ImportError):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(out / "tensorboard"))
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
-        if self._board is not None:
-            for name, value in row.items():
-                self._board.add_scalar(name, value, row["round"])
-
-    def __enter__(self) -> "_Metrics":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        if self._board is not None:
-            self._board.close()
+_STATE = "optimiser."  # what a checkpoint calls the optimiser's tensors
 
 
-def _device(asked: str) -> str:
-    if asked != "auto":
-        return asked
-    return "cuda" if torch.cuda.is_available() else "cpu"
+@contextmanager
+def _training(model: Any, kind: str) -> Iterator[None]:
+    """Settings of a model that are for training alone, not to be saved with it."""
+    cache = getattr(model.config, "use_cache", None)
+    with tasks.unmasked(model) if kind == "next-word" else contextlib.nullcontext():
+        try:
+            if cache:
+                model.config.use_cache = False  # keys and values, for words to come
+            yield
+        finally:
+            if cache:
+                model.config.use_cache = cache
 
 
-def _precision(asked: str, device: torch.device) -> methods.Precision:
-    half = asked == "bfloat16" or (asked == "auto" and device.type == "cuda")
+def _in_the_order_of(saved: Mapping[int, str], names: list[str]) -> list[str]:
+    """The labels as a saved classifier numbers them, if these are its labels."""
+    known = [saved[number] for number in sorted(saved)]
+    return known if sorted(known) == sorted(names) else names
+
+
+def _device(asked: str) -> torch.device:
+    if asked == "auto":
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=asked).device
+    except (RuntimeError, AssertionError):
+        raise UserError(
+            f"run.device {asked!r}: there is no such device here; choose cpu, or auto"
+        ) from None
+
+
+def _precision(asked: str, device: torch.device) -> tasks.Precision:
+    half = asked == "bfloat16"
+    if asked == "auto":
+        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
 
     def context() -> AbstractContextManager[Any]:
         return torch.autocast(device.type, torch.bfloat16, enabled=half)
@@ -377,9 +430,7 @@ def _precision(asked: str, device: torch.device) -> methods.Precision:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(values, indent=2) + "\n")
-    partial.replace(path)
+    folder.write(path, json.dumps(values, indent=2) + "\n")
 
 
 def _brief(found: Mapping[str, float]) -> str:

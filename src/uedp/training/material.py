@@ -3,10 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training.config import Config
+
+if TYPE_CHECKING:
+    from uedp.corpus.store import Corpus  # at run time only where it is used: it needs Arrow
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,7 +25,8 @@ class Texts:
 class Material:
     """Everything a run reads from disk but the model.
 
-    `ledger` is the folder whose ledger keeps what all runs on this corpus spent.
+    `ledger` is the folder whose ledger keeps what all runs on this corpus spent. For the method
+    `deidentified`, the texts are those without names.
     """
 
     train: Texts
@@ -37,19 +42,18 @@ class Material:
             )
 
     def label_names(self) -> list[str]:
-        """The labels there are, sorted. Which labels exist is taken to be public."""
+        """The labels there are, sorted. Which there are is not protected."""
         names = sorted({label for label in self.train.labels if label is not None})
         if len(names) < 2:
             raise UserError(
-                f"{self.ledger}: classification needs sentences with at least two labels; "
-                "detect it anew with --label"
+                f"{self.ledger}: classification needs sentences with at least two labels, found "
+                f"{len(names)}; detect it anew with --label"
             )
         return names
 
 
 def read(config: Config) -> Material:
     """From the corpora a config names; de-identified if that is the method."""
-    # here, so that material that comes from elsewhere needs no Arrow
     from uedp.corpus.store import Corpus
     from uedp.entities.deidentify import deidentified_texts
 
@@ -65,10 +69,7 @@ def read(config: Config) -> Material:
     return Material(train, Incidence.of(config.data.train), corpus.folder, held_out)
 
 
-def _texts(corpus: object) -> Texts:
-    from uedp.corpus.store import Corpus
-
-    assert isinstance(corpus, Corpus)
+def _texts(corpus: "Corpus") -> Texts:
     texts: list[str] = []
     labels: list[str | None] = []
     for batch in corpus.batches(("text", "label")):

@@ -1,10 +1,10 @@
 """What a round does, for each method. The loop, the checkpoint and the evaluation are shared."""
 
 import secrets
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from uedp.mechanism.draw import Participants, draw, draw_whole
 from uedp.mechanism.noise import Noise, SecureNoise, SystemNoise
 from uedp.mechanism.release import ROOM, Reach, release
 from uedp.training.plan import Plan
-from uedp.training.tasks import Task
-
-Precision = Callable[[], AbstractContextManager[Any]]
+from uedp.training.tasks import Precision, Task
 
 
 @dataclass(frozen=True)
@@ -39,25 +37,40 @@ class Method(Protocol):
 
 
 class Randomness:
-    """Draws, coins and noise of each round: fresh from the operating system, never kept.
+    """Draws, coins, masks and noise of each round: fresh from the operating system, never kept.
+
+    Dropout's masks are drawn by PyTorch's own generator, which begins alike in every process. Who
+    meets which mask depends on how long others' texts are, so nobody may know the masks.
 
     Guarantees:
       - without a seed, no two rounds share anything, over restarts too
       - with a seed, a round's randomness depends on the seed and its number alone
+      - the caller's random numbers are left alone
     """
 
     def __init__(self, plan: Plan) -> None:
         self._seed = plan.config.privacy.seed
         self._secure = plan.config.privacy.noise_source == "cryptographic"
 
-    def of(self, number: int) -> tuple[np.random.Generator, int, Noise]:
+    @contextmanager
+    def of(
+        self, number: int, device: torch.device
+    ) -> Iterator[tuple[np.random.Generator, int, Noise]]:
         """For a round: a generator for draws and coins, a key for lending, and noise."""
         if self._seed is None:
+            generator = np.random.default_rng(secrets.randbits(256))
+            key, masks = secrets.randbits(62), secrets.randbits(62)
             noise: Noise = SecureNoise() if self._secure else SystemNoise()
-            return np.random.default_rng(secrets.randbits(256)), secrets.randbits(62), noise
-        generator = np.random.default_rng([self._seed, number])
-        key, noise_seed = (int(n) for n in generator.integers(0, 2**62, 2))
-        return generator, key, SystemNoise(noise_seed)
+        else:
+            generator = np.random.default_rng([self._seed, number])
+            key, masks, noise_seed = (int(n) for n in generator.integers(0, 2**62, 3))
+            noise = SystemNoise(noise_seed)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(masks)
+            yield generator, key, noise
+
+
+_QUANTILES = (0.1, 0.4, 0.7, 0.95)  # of lengths
 
 
 class Clipped:
@@ -77,34 +90,33 @@ class Clipped:
         self._randomness = Randomness(plan)
         self.parameters = self._engine.parameters
         self._draw = draw if plan.config.privacy.method == "rotation" else draw_whole
-        self._engine.check(self._losses_of_shortest(), 2)
+        self._engine.check(self._losses_of_some(), len(_QUANTILES))
 
     def _losses(self, sentences: Ints) -> Tensor:
         with self._precision():
             return self._task.losses(self._model, sentences)
 
-    def _losses_of_shortest(self) -> Callable[[Any], Tensor]:
-        """Of two short sentences that are not empty, to try the model with."""
+    def _losses_of_some(self) -> Callable[[Sequence[int]], Tensor]:
+        """Of sentences to try the model with: short ones and long ones, so that some are padded."""
         order = np.argsort(self._task.lengths, kind="stable")
-        middle = order[len(order) // 2 :][:2]
-        few = middle if len(middle) == 2 else np.repeat(middle, 2)
-        return lambda which: self._losses(few[list(which)])
+        some = order[[int(quantile * len(order)) for quantile in _QUANTILES]]
+        return lambda which: self._losses(some[list(which)])
 
     def round(self, number: int) -> Gradient:
         plan = self._plan
-        generator, key, noise = self._randomness.of(number)
-        participants = self._draw(self._incidence, plan.sampling, generator, key)
-        found = release(
-            self._engine,
-            participants,
-            self._losses,
-            self._task.lengths[participants.sentences.values],
-            plan.clips,
-            plan.weights[participants.users],
-            noise,
-            plan.noise,
-            plan.config.run.tokens_at_once,
-        )
+        with self._randomness.of(number, self.parameters[0].device) as (generator, key, noise):
+            participants = self._draw(self._incidence, plan.sampling, generator, key)
+            found = release(
+                self._engine,
+                participants,
+                self._losses,
+                self._task.lengths[participants.sentences.values],
+                plan.clips,
+                plan.weights[participants.users],
+                noise,
+                plan.noise,
+                plan.config.run.tokens_at_once,
+            )
         scale = 1 / plan.expected_weight
         torch._foreach_mul_(found.sums, scale)
         return Gradient(found.sums, plan.noise * plan.clips.update * scale, found.reach)
@@ -127,9 +139,11 @@ class Plain:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def round(self, number: int) -> Gradient:
-        generator, key, _ = self._randomness.of(number)
-        who = draw_whole(self._incidence, self._plan.sampling, generator, key)
-        sentences = who.sentences.values
+        with self._randomness.of(number, self.parameters[0].device) as (generator, key, _):
+            who = draw_whole(self._incidence, self._plan.sampling, generator, key)
+            return Gradient(self._mean(who.sentences.values), 0.0, _untouched(who))
+
+    def _mean(self, sentences: Ints) -> list[Tensor]:
         gradients = [torch.zeros_like(p) for p in self.parameters]
         for some in self._pieces(sentences):
             with self._precision():
@@ -138,7 +152,7 @@ class Plain:
             for sum_, part in zip(gradients, found, strict=True):
                 if part is not None:
                     sum_.add_(part, alpha=1 / len(sentences))
-        return Gradient(gradients, 0.0, _untouched(who))
+        return gradients
 
     def _pieces(self, sentences: Ints) -> list[Ints]:
         if not len(sentences):

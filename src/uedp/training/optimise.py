@@ -99,7 +99,6 @@ class Average:
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
         self._parameters, self._decay = list(parameters), decay
         self.values = [p.detach().clone() for p in parameters]
-        self._steps = 0
 
     @torch.no_grad()
     def update(self, steps: int) -> None:

@@ -4,6 +4,7 @@ Everything a run does that privacy depends on is read from here; the noise is fo
 profile the ledger and the certificate are made from.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +16,13 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Floats, Sampling
 from uedp.mechanism.release import Clips
-from uedp.training.config import Config
+from uedp.training.config import PRIVATE, Config
 
-_FEW = 5  # users a round; with fewer, noise drowns everything
+_TOO_FEW, _FEW = 5, 20  # users a round: refused below the one, doubted below the other
+_FAINT = 0.05  # signal to noise over a whole run, from which on little is learned
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """One run, fixed before it begins.
 
@@ -32,7 +34,6 @@ class Plan:
     config: Config
     profile: Profile | None
     epsilon: float
-    noise: float
     sampling: Sampling
     clips: Clips
     weights: Floats
@@ -41,6 +42,20 @@ class Plan:
     @property
     def rounds(self) -> int:
         return self.config.privacy.rounds
+
+    @property
+    def noise(self) -> float:
+        """In units of the update clip; for UeDP-Alg the paper's `z`."""
+        return 0.0 if self.profile is None else self.profile.noise
+
+    @property
+    def private(self) -> bool:
+        """Whether there is a guarantee to state."""
+        return (
+            self.profile is not None
+            and self.epsilon < math.inf
+            and self.config.privacy.seed is None
+        )
 
     @property
     def expected_weight(self) -> float:
@@ -53,8 +68,35 @@ class Plan:
         privacy = self.config.privacy
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
-        private = self.epsilon < float("inf") and privacy.seed is None
-        return certificates.statement(privacy.method, self.epsilon, privacy.delta, private)
+        return certificates.statement(privacy.method, self.epsilon, privacy.delta, self.private)
+
+    def signal_to_noise(self, parameters: int) -> float:
+        """Length of what all rounds can say at best, over that of their noise.
+
+        At best all users move as far as they may, and the same way in every round.
+        """
+        if not self.noise:
+            return math.inf
+        users = self.sampling.user_rate * self.shape.users
+        noise = self.noise * (users + 1 if isinstance(self.profile, Alg) else 1)
+        return users * math.sqrt(self.rounds) / (noise * math.sqrt(parameters))
+
+    def doubts(self, parameters: int) -> list[str]:
+        """What speaks against a run of so many trained parameters, one line each."""
+        found = []
+        users = self.sampling.user_rate * self.shape.users
+        if self.profile is not None and users < _FEW:
+            found.append(
+                f"a round draws about {users:.2g} users: the noise hides one among them, so with "
+                f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
+            )
+        if (ratio := self.signal_to_noise(parameters)) < _FAINT:
+            found.append(
+                f"the noise will drown what is learned: at best signal to noise is {ratio:.2g} "
+                f"over all rounds, and {_FAINT:g} is little; raise privacy.epsilon or "
+                "privacy.user_rate, or train fewer parameters"
+            )
+        return found
 
     def describe(self) -> dict[str, float | str | None]:
         privacy = self.config.privacy
@@ -85,12 +127,19 @@ class Plan:
 def build(config: Config, incidence: Incidence) -> Plan:
     """Calibrate, and refuse what cannot work, before anything is loaded or trained."""
     privacy = config.privacy
-    if incidence.users * privacy.user_rate < _FEW and privacy.method != "noiseless":
-        needed = min(1.0, _FEW / max(incidence.users, 1))
+    private = privacy.method in PRIVATE
+    if not incidence.sentences:
+        raise UserError(f"{config.data.train}: the corpus has no sentences to train on")
+    if private and incidence.users < _TOO_FEW:
+        raise UserError(
+            f"{config.data.train}: {incidence.users} users are too few to hide among; at least "
+            f"{_TOO_FEW} are needed, and hundreds make sense"
+        )
+    if private and incidence.users * privacy.user_rate < _TOO_FEW:
         raise UserError(
             f"privacy.user_rate {privacy.user_rate:g}: of {incidence.users:,} users a round would "
             f"draw {incidence.users * privacy.user_rate:.2g}, too few to hide among; choose at "
-            f"least {needed:.2g}"
+            f"least {math.ceil(1e3 * _TOO_FEW / incidence.users) / 1e3:g}"
         )
     share = privacy.entity_share if privacy.method == "rotation" else 2.0
 
@@ -104,8 +153,8 @@ def build(config: Config, incidence: Incidence) -> Plan:
         return Alg(noise, privacy.user_rate, incidence.users, _other_holders(incidence))
 
     described: Profile | None = None
-    noise, spent = 0.0, float("inf")
-    if privacy.method in ("rotation", "user-level", "uedp-alg"):
+    spent = math.inf
+    if private:
         if privacy.noise is not None:
             noise = privacy.noise
         else:
@@ -117,7 +166,6 @@ def build(config: Config, incidence: Incidence) -> Plan:
         config=config,
         profile=described,
         epsilon=spent,
-        noise=noise,
         sampling=Sampling(
             privacy.user_rate,
             privacy.entity_rate,
@@ -137,5 +185,9 @@ def build(config: Config, incidence: Incidence) -> Plan:
 
 
 def _other_holders(incidence: Incidence) -> int:
-    """Most users, beside a protected one who may not hold it, that mention one entity."""
-    return min(int(incidence.holders.counts.max(initial=0)), incidence.users - 1)
+    """Most users, beside a protected one who may not hold it, that mention one entity.
+
+    At least one: a sentence without entities is an entity of its own, and its user holds it.
+    """
+    most = int(incidence.holders.counts.max(initial=1))
+    return min(most, incidence.users - 1)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,30 +45,31 @@ class Task(Protocol):
 
 
 class NextWord:
-    """Predict every token from those before it, the first and an end token included."""
+    """Predict every token from those before it, the first and an end token included.
+
+    Models are causal and padding is on the right, so that no token sees any: there is no mask.
+    """
 
     def __init__(self, texts: Sequence[str], tokenizer: Any, max_tokens: int) -> None:
         self._ids, self._first = encoded(texts, tokenizer, max_tokens)
-        self._words = np.array([len(text.split()) for text in texts])
+        kept = (
+            # of a text that was cut, the words that are left
+            text if len(ids) < max_tokens else tokenizer.decode(ids, skip_special_tokens=True)
+            for text, ids in zip(texts, self._ids, strict=True)
+        )
+        self._words = sum(len(text.split()) for text in kept)
         self.lengths = np.array([max(len(ids), 2) for ids in self._ids])
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
-        """Ids, mask and labels; label `t` is what position `t` should predict."""
+        """Ids and labels; label `t` is what position `t` should predict."""
         chosen = [self._ids[i] for i in sentences]
         width = max(2, max((len(ids) for ids in chosen), default=2))
         ids = np.full((len(chosen), width), self._first)
         labels = np.full((len(chosen), width - 1), IGNORED)
-        mask = np.zeros((len(chosen), width), dtype=np.int64)
-        mask[:, 0] = 1  # attention over nothing at all is not defined
         for row, own in enumerate(chosen):
             ids[row, : len(own)] = own
             labels[row, : max(len(own) - 1, 0)] = own[1:]
-            mask[row, : len(own)] = 1
-        return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(mask),
-            "labels": torch.from_numpy(labels),
-        }
+        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
     def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
         batch = _to_device(self.batch(sentences), model)
@@ -88,19 +89,22 @@ class NextWord:
         if not tokens:
             raise UserError("there is nothing to evaluate: every sentence is empty")
         for rows in _batches(self.lengths, room, progress):
-            with precision():
+            with precision(), unmasked(model):
                 found = _token_losses(model, _to_device(self.batch(rows), model))
             total += float(found.double().sum())
         return {
             "perplexity": math.exp(min(total / tokens, 700)),
-            "perplexity per word": math.exp(min(total / max(int(self._words.sum()), 1), 700)),
+            "perplexity per word": math.exp(min(total / max(self._words, 1), 700)),
             "bits per token": total / tokens / math.log(2),
             "tokens": float(tokens),
         }
 
 
 class Classification:
-    """Tell which of a fixed list of labels a sentence has."""
+    """Tell which of a fixed list of labels a sentence has; one without a label counts for nothing.
+
+    The labels are numbered as in `names`, which is what the model's outputs mean.
+    """
 
     def __init__(
         self,
@@ -110,18 +114,26 @@ class Classification:
         tokenizer: Any,
         max_tokens: int,
     ) -> None:
-        number = {name: place for place, name in enumerate(names)}
-        unknown = sorted({str(label) for label in labels if label not in number})
+        number: dict[str | None, int] = {name: place for place, name in enumerate(names)}
+        unknown = sorted({label for label in labels if label is not None} - number.keys())
         if unknown:
-            raise UserError(f"label {unknown[0]!r}: not one of {', '.join(names)}")
-        self._labels = np.array([number[str(label)] for label in labels], dtype=np.int64)
+            raise UserError(
+                f"label {unknown[0]!r}: not one of {', '.join(names)}; correct it, or name all "
+                "labels in task.labels"
+            )
+        self._labels = np.array(
+            [
+                number.get(label, IGNORED) if text.strip() else IGNORED
+                for text, label in zip(texts, labels, strict=True)
+            ],
+            dtype=np.int64,
+        )
         self._pad = tokenizer.pad_token_id
         self._ids = (
             tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
             if texts
             else []
         )
-        self._empty = np.array([not text.strip() for text in texts], dtype=np.bool_)
         self.lengths = np.array([max(len(ids), 1) for ids in self._ids])
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
@@ -129,15 +141,14 @@ class Classification:
         width = max(max((len(ids) for ids in chosen), default=1), 1)
         ids = np.full((len(chosen), width), self._pad)
         mask = np.zeros((len(chosen), width), dtype=np.int64)
-        mask[:, 0] = 1
+        mask[:, 0] = 1  # attention over nothing at all is not defined
         for row, own in enumerate(chosen):
             ids[row, : len(own)] = own
             mask[row, : len(own)] = 1
-        labels = np.where(self._empty[sentences], IGNORED, self._labels[sentences])
         return {
             "input_ids": torch.from_numpy(ids),
             "attention_mask": torch.from_numpy(mask),
-            "labels": torch.from_numpy(labels),
+            "labels": torch.from_numpy(self._labels[sentences]),
         }
 
     def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
@@ -191,34 +202,47 @@ def build(
 def encoded(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:
     """Ids of each text between a start and an end token, and the start token.
 
-    A text is cut to a length that is the same for all; an empty one has no ids at all, so that
-    nothing, not even the end token, is learned from it.
+    A text is cut to a length that is the same for all, and then has no end; an empty one has no
+    ids at all, so that nothing, not even the end token, is learned from it.
     """
     start = tokenizer.bos_token_id
     end = tokenizer.eos_token_id
     start = end if start is None else start
     if start is None:
         raise UserError("the tokenizer has neither a start nor an end token; add one to it")
-    around = 1 if end is None else 2
     plain = (
         tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            truncation=True,
-            max_length=max(max_tokens - around, 1),
+            list(texts), add_special_tokens=False, truncation=True, max_length=max_tokens - 1
         )["input_ids"]
         if texts
         else []
     )
     finish = [] if end is None else [end]
-    return [[start, *ids, *finish] if ids else [] for ids in plain], start
+    return [
+        # some tokenizers find a token in an empty text
+        [start, *ids, *finish][:max_tokens] if ids and text.strip() else []
+        for text, ids in zip(texts, plain, strict=True)
+    ], start
+
+
+@contextmanager
+def unmasked(model: Any) -> Iterator[None]:
+    """For a causal model without a mask: some look for padding in every batch, to warn of it."""
+    config = getattr(model, "config", None)
+    padding = getattr(config, "pad_token_id", None)
+    if config is None or padding is None:
+        yield
+        return
+    config.pad_token_id = None
+    try:
+        yield
+    finally:
+        config.pad_token_id = padding
 
 
 def _token_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
     """(sentences, positions): what each prediction cost, zero where there is none to make."""
-    logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[
-        :, :-1
-    ]
+    logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
     labels = batch["labels"]
     found = nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"

@@ -1,0 +1,136 @@
+"""Models that begin from nothing: an architecture, sizes, and a public tokenizer.
+
+The tokenizer must not come from the private corpus: what it cuts whole tells what is frequent
+there. The built-in one, `bytes`, has seen no text at all.
+"""
+
+import gzip
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from uedp.errors import UserError
+
+if TYPE_CHECKING:
+    import torch  # by configs, which only ask for names, it need not be loaded
+
+AWD_LSTM = "awd-lstm"
+KINDS = (AWD_LSTM,)
+BYTES = "bytes"
+
+Sizes = Mapping[str, int | float | bool]
+
+_TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
+_PADDING, _START, _END = "<pad>", "<bos>", "<eos>"
+_MAX_TOKENS = 1024
+# What well-known tokenizers call these, for a file that does not tell which token is which.
+_ROLES = {
+    "bos_token": ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]"),
+    "eos_token": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>", "[EOS]", "[SEP]"),
+    "pad_token": ("<pad>", "[PAD]"),
+    "unk_token": ("<unk>", "[UNK]"),
+}
+
+
+# --- tokenizers ----------------------------------------------------------------------------------
+
+
+def byte_tokenizer() -> Any:
+    """A tokenizer whose tokens are the 256 bytes of UTF-8, after padding, start and end.
+
+    Guarantees:
+      - any text is cut into its bytes, and decoding them gives the same text
+      - no token is added to a text, and no text can spell a special token
+      - saved and loaded, it is the same
+    """
+    tokens = [_PADDING, _START, _END, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return _wrapped(backend, pad_token=_PADDING, bos_token=_START, eos_token=_END)
+
+
+def tokenizer_in_file(path: Path) -> Any:
+    """The tokenizer in a `tokenizer.json`, or a `tokenizer.json.gz`.
+
+    Such a file does not say which tokens start and end a text: they are known by their names.
+    """
+    try:
+        data = path.read_bytes()
+        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
+        backend = Tokenizer.from_str(text)
+    # the library raises bare exceptions, gzip and the disk errors of their own
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"tokenizer {str(path)!r}: not a tokenizer.json: {reason}") from error
+    known = backend.get_vocab()
+    roles = {
+        role: found
+        for role, names in _ROLES.items()
+        if (found := next((name for name in names if name in known), None))
+    }
+    if "eos_token" not in roles and "bos_token" not in roles:
+        raise UserError(
+            f"tokenizer {str(path)!r}: none of its tokens is known to start or end a text; name "
+            "the folder it was saved in, with its tokenizer_config.json"
+        )
+    return _wrapped(backend, **roles)
+
+
+def _wrapped(backend: Tokenizer, **special: str) -> Any:
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=_MAX_TOKENS,
+        padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        **special,
+    )
+
+
+# --- models --------------------------------------------------------------------------------------
+
+
+def configuration(kind: str, sizes: Sizes, tokenizer: Any) -> Any:
+    """What a new model is to be: the defaults of its kind, but for these sizes."""
+    assert kind == AWD_LSTM  # the only one so far
+    from uedp.models.awd_lstm import AwdLstmConfig
+
+    kinds = {
+        name: kind_of_value
+        for name, kind_of_value in AwdLstmConfig.__annotations__.items()
+        if kind_of_value in (int, float, bool) and name != "vocab_size"  # the tokenizer's
+    }
+    for name, value in sizes.items():
+        if name not in kinds:
+            raise UserError(f"model.sizes.{name}: no such size; there are {', '.join(kinds)}")
+        wanted = kinds[name]
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise UserError(f"model.sizes.{name} {value!r}: must be {_TYPES[wanted]}")
+    return AwdLstmConfig(
+        **sizes,
+        vocab_size=max(tokenizer.get_vocab().values()) + 1,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+
+
+def new_model(config: Any, classifies: bool, seed: int, dtype: "torch.dtype") -> Any:
+    """A model in evaluation mode, its weights drawn from the seed.
+
+    Guarantees:
+      - the same config and seed give the same weights; the caller's random numbers are left alone
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    reader = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        model = reader.from_config(config, dtype=dtype)
+    return model.eval()

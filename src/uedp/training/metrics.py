@@ -1,0 +1,58 @@
+"""The curves of a run. They are computed from the data: for its curator only."""
+
+import contextlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from uedp.training.folder import write
+
+FILE = "metrics.jsonl"
+
+
+class Metrics:
+    """One JSON line a round, on disk as it is written; TensorBoard's too, if it is installed.
+
+    Rounds after the first `done`, of which a process that was killed left only this, are dropped:
+    they come again.
+    """
+
+    def __init__(self, out: Path, done: int) -> None:
+        path = out / FILE
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        write(path, "".join(f"{line}\n" for line in lines if 0 < round_of(line) <= done))
+        self._file = path.open("a", encoding="utf-8")
+        self._board = None
+        with contextlib.suppress(ImportError):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(out / "tensorboard"), purge_step=done + 1)
+
+    def add(self, row: Mapping[str, float]) -> None:
+        self._file.write(json.dumps(finite(row)) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in row.items():
+                self._board.add_scalar(name, value, row["round"])
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def round_of(line: str) -> int:
+    """The round a line of metrics is about; 0 for a line that was cut off."""
+    try:
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError):
+        return 0
+
+
+def finite(row: Mapping[str, float]) -> dict[str, float | None]:
+    """A row as JSON can have it."""
+    return {name: value if math.isfinite(value) else None for name, value in row.items()}

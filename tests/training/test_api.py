@@ -1,0 +1,252 @@
+"""Training in one call, what is done with a finished run, and the loop in the guide."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import uedp
+from tests.models import tiny
+from tests.training import worlds
+from uedp.accounting import certificate
+from uedp.accounting.ledger import CorpusLedger
+from uedp.corpus.sample import sentences
+from uedp.errors import UserError
+from uedp.models.load import Loaded, load
+from uedp.training import api
+from uedp.training.config import load as load_config
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+MODEL = {
+    "name": "awd-lstm",
+    "tokenizer": "bytes",
+    "sizes": {"embedding_size": 8, "num_hidden_layers": 1},
+    "dropout": 0.0,
+    "max_tokens": 24,
+}
+PRIVACY = {"rounds": 3, "user_rate": 0.5}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    """Some people of the sample, and others."""
+    folder = tmp_path_factory.mktemp("corpora")
+    every = list(sentences(1, 50))
+    for name, wanted in (("train", True), ("held-out", False)):
+        chosen = (s for s in every if (int(s.user[1:]) < 40) == wanted)
+        uedp.detect(chosen, folder / name, uedp.Detection(("labels",)))
+    return folder
+
+
+def train(corpora, out, **options):
+    ready = {"model": MODEL, "epsilon": 8, "privacy": PRIVACY, "out": out}
+    return uedp.train(corpora / "train", **ready | options)
+
+
+@pytest.fixture(scope="module")
+def run(corpora, tmp_path_factory):
+    """A finished run."""
+    return train(
+        corpora,
+        tmp_path_factory.mktemp("runs") / "run",
+        evaluate=corpora / "held-out",
+        optimiser={"rate": 0.03},
+        data={"evaluate_sentences": 60},
+    )
+
+
+# --- train ---------------------------------------------------------------------------------------
+
+
+def test_the_model_the_certificate_and_what_was_measured(run):
+    assert run.finished
+    assert run.after.keys() == run.before.keys()
+    assert run.after["perplexity"] != run.before["perplexity"]
+    assert run.certificate.epsilon == pytest.approx(8, rel=0.01)
+    assert run.certificate.epsilon <= 8
+    assert certificate.verify(run.folder) == run.certificate
+    ids = run.tokenizer("hello", return_tensors="pt")["input_ids"]
+    saved = load(run.folder).model
+    assert torch.allclose(run.model(ids).logits, saved(ids).logits, atol=1e-6)
+
+
+def test_the_config_in_the_folder_is_all_that_was_asked(run, corpora):
+    config = load_config(run.folder / "config.yaml")
+    assert config.privacy.rounds == 3
+    assert config.optimiser.rate == 0.03
+    assert config.model.sizes == MODEL["sizes"]
+    assert config.data.train == corpora / "train"
+    assert isinstance(config, uedp.Config)
+
+
+def test_a_corpus_that_is_open(corpora, tmp_path):
+    said = []
+    outcome = uedp.train(
+        uedp.Corpus(corpora / "train"),
+        MODEL,
+        out=tmp_path / "run",
+        evaluate=uedp.Corpus(corpora / "held-out"),
+        privacy={**PRIVACY, "method": "noiseless"},
+        say=said.append,
+    )
+    assert outcome.certificate is None
+    assert "no privacy guarantee" in said[0]
+    assert outcome.after["perplexity"] < outcome.before["perplexity"]
+
+
+def test_a_saved_model_by_its_folder(corpora, tmp_path):
+    folder = worlds.model(tmp_path, "gpt2")
+    outcome = train(corpora, tmp_path / "run", model=folder)
+    assert (outcome.folder / "adapter").is_dir()  # the default
+    assert outcome.after == {}
+
+
+def test_resuming_a_finished_run_does_nothing(run, corpora):
+    with pytest.raises(UserError, match="add --resume"):
+        uedp.train(corpora / "train", MODEL, 8, run.folder)
+    ledger = (run.folder / "ledger.jsonl").read_bytes()
+    again = train(
+        corpora,
+        run.folder,
+        evaluate=corpora / "held-out",
+        optimiser={"rate": 0.03},
+        data={"evaluate_sentences": 60},
+        resume=True,
+    )
+    assert again.after == run.after
+    assert (run.folder / "ledger.jsonl").read_bytes() == ledger
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epsilon": 0}, "train: privacy.epsilon 0: Input should be greater than 0"),
+        ({"epsilon": None}, "train: privacy: give either epsilon or noise"),
+        ({"privacy": {"epsilon": 4}}, "privacy.epsilon: given twice"),
+        ({"privcy": {}}, "train: privcy: no such field"),
+        ({"optimiser": {"speed": 3}}, "train: optimiser.speed: no such field"),
+        ({"model": {**MODEL, "train": "lora"}}, "nothing to adapt; train it `full`"),
+        ({"model": "./nowhere"}, "no such folder or file"),
+        ({"data": {"train": "other"}}, "data.train: given twice"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_nothing(corpora, tmp_path, options, said):
+    with pytest.raises(UserError) as caught:
+        train(corpora, tmp_path / "run", **options)
+    assert said in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- preview -------------------------------------------------------------------------------------
+
+
+def test_a_preview_leaves_no_trace(corpora, run):
+    before = sorted(p.stat().st_mtime_ns for p in (corpora / "train").rglob("*"))
+    config = load_config(run.folder / "config.yaml")
+    found = api.preview(config)
+    assert found.plan.epsilon <= 8
+    assert found.parameters == sum(p.numel() for p in run.model.parameters())
+    assert "differentially private" in found.plan.statement
+    assert sorted(p.stat().st_mtime_ns for p in (corpora / "train").rglob("*")) == before
+
+
+def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):
+    broken = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    monkeypatch.setattr(api, "load", lambda *_, **__: Loaded(broken, None, 8))
+    with pytest.raises(UserError, match=r"layer 1 \(BatchNorm1d\) mixes sentences"):
+        api.preview(load_config(run.folder / "config.yaml"))
+
+
+# --- evaluate and generate -----------------------------------------------------------------------
+
+
+def test_evaluate_finds_what_training_found(run, corpora):
+    found = api.evaluate(run.folder)
+    assert found == pytest.approx(run.after, rel=1e-5)
+    every = api.evaluate(run.folder, corpora / "held-out")
+    assert every["tokens"] > found["tokens"]
+
+
+def test_a_classifier(corpora, tmp_path):
+    every = list(sentences(2, 30))
+    uedp.detect(every, tmp_path / "labelled", uedp.Detection(("labels",)))
+    outcome = uedp.train(
+        tmp_path / "labelled",
+        MODEL,
+        8,
+        tmp_path / "run",
+        evaluate=tmp_path / "labelled",
+        privacy=PRIVACY,
+        task={"kind": "classification"},
+    )
+    assert api.evaluate(tmp_path / "run") == pytest.approx(outcome.after, rel=1e-5)
+    with pytest.raises(UserError, match="cannot write"):
+        api.generate(tmp_path / "run", "hello")
+
+
+def test_what_is_written_begins_with_the_prompt(run):
+    texts = api.generate(run.folder, "Hi <eos>", tokens=5, count=3, seed=4)
+    assert len(texts) == 3
+    assert all(text.startswith("Hi <eos>") for text in texts)
+    assert texts == api.generate(run.folder, "Hi <eos>", tokens=5, count=3, seed=4)
+    assert texts != api.generate(run.folder, "Hi <eos>", tokens=5, count=3, seed=5)
+    likeliest = api.generate(run.folder, "", tokens=5, count=2, temperature=0)
+    assert likeliest[0] == likeliest[1]
+    assert likeliest == api.generate(run.folder, "", tokens=5, count=2, temperature=0)
+
+
+def test_temperature_is_how_bold_it_is(run):
+    cold = set(api.generate(run.folder, "", tokens=3, count=20, temperature=1e-5, seed=1))
+    warm = set(api.generate(run.folder, "", tokens=3, count=20, temperature=2.0, seed=1))
+    assert cold == set(api.generate(run.folder, "", tokens=3, temperature=0))
+    assert len(warm) > 10
+
+
+def test_writing_leaves_the_caller_s_random_numbers_alone(run):
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    api.generate(run.folder, "", tokens=2, seed=3)
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_what_cannot_be_measured_or_written(run, corpora, tmp_path):
+    def refused(call, *arguments, **options):
+        with pytest.raises(UserError) as caught:
+            call(*arguments, **options)
+        return str(caught.value)
+
+    assert "not a run" in refused(api.evaluate, tmp_path)
+    (tmp_path / "config.yaml").write_text((run.folder / "config.yaml").read_text())
+    assert "not finished" in refused(api.evaluate, tmp_path)
+    assert "too many for the model" in refused(api.generate, run.folder, "x", tokens=2000)
+    assert "at least 1" in refused(api.generate, run.folder, "x", count=0)
+    assert "negative" in refused(api.generate, run.folder, "x", temperature=-1.0)
+    bare = train(corpora, tmp_path / "bare", privacy={**PRIVACY, "rounds": 1})
+    assert "names no corpus" in refused(api.evaluate, bare.folder)
+
+
+# --- the guide -----------------------------------------------------------------------------------
+
+
+def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch, capsys):
+    text = GUIDE.read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text[text.index("Your own loop") :], re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus").symlink_to(corpora / "train")
+    exec(compile(code, "guide", "exec"), {})
+    issued = certificate.verify(tmp_path / "my-run")
+    assert capsys.readouterr().out.strip() == issued.statement
+    assert issued.rounds_spent == 10
+    assert issued.epsilon <= 8
+    assert "my-run" in CorpusLedger(tmp_path / "corpus").runs(issued.incidence.digest)
+    assert json.loads((tmp_path / "my-run" / "certificate.json").read_text())["private"]
+
+
+def test_no_network_is_asked(corpora, tmp_path):
+    with tiny.no_network() as attempts:
+        train(corpora, tmp_path / "run", privacy={**PRIVACY, "rounds": 1})
+    assert not attempts

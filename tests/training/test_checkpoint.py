@@ -1,0 +1,149 @@
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from uedp.errors import UserError
+from uedp.training import checkpoint
+
+
+def tensors(value: float):
+    return {"weight": torch.full((3, 2), value), "optimiser.steps": torch.tensor(value)}
+
+
+def folders(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / checkpoint.FOLDER).iterdir())
+
+
+def test_what_is_read_is_what_was_written(tmp_path):
+    assert checkpoint.newest(tmp_path) is None
+    checkpoint.write(tmp_path, 3, tensors(0.1), {"before": {"perplexity": 7.5}})
+    found, info = checkpoint.newest(tmp_path)
+    assert info == {"before": {"perplexity": 7.5}, "done": 3}
+    assert found.keys() == tensors(0.1).keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors(0.1).items())
+
+
+def test_the_newest_counts_and_older_ones_go(tmp_path):
+    for done in (0, 9, 10, 100):
+        checkpoint.write(tmp_path, done, tensors(done), {})
+    assert folders(tmp_path) == ["00000100"]
+    assert checkpoint.newest(tmp_path)[1]["done"] == 100
+
+
+def test_one_that_is_there_is_not_written_again(tmp_path):
+    checkpoint.write(tmp_path, 1, tensors(1), {})
+    checkpoint.write(tmp_path, 1, tensors(2), {})
+    assert float(checkpoint.newest(tmp_path)[0]["optimiser.steps"]) == 1
+
+
+def test_tied_overlapping_and_strided_tensors(tmp_path):
+    whole = torch.arange(12.0).view(3, 4)
+    made = {
+        "one": whole,
+        "same": whole,
+        "part": whole[1:],
+        "turned": whole.T,
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "trained": torch.nn.Parameter(torch.ones(2)),
+    }
+    checkpoint.write(tmp_path, 1, made, {})
+    found, _ = checkpoint.newest(tmp_path)
+    assert all(torch.equal(found[name], tensor) for name, tensor in made.items())
+    assert found["half"].dtype == torch.bfloat16
+
+
+# --- dying while one is written ------------------------------------------------------------------
+
+
+class DeathError(Exception):
+    """Stands in for a death; that of a process is in test_killed.py."""
+
+
+@pytest.mark.parametrize("where", ["save_file", "json.dumps", "_sync", "shutil.rmtree"])
+def test_one_is_there_in_full_or_not_at_all(where, tmp_path, monkeypatch):
+    checkpoint.write(tmp_path, 1, tensors(1), {})
+    owner, _, name = where.rpartition(".")
+    module = getattr(checkpoint, owner) if owner else checkpoint
+
+    def die(*arguments, **options):
+        raise DeathError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, die)
+        with pytest.raises(DeathError):
+            checkpoint.write(tmp_path, 2, tensors(2), {})
+    found, info = checkpoint.newest(tmp_path)
+    assert info["done"] == (2 if where == "shutil.rmtree" else 1)
+    assert float(found["optimiser.steps"]) == info["done"]
+    # the one before goes only when the new one is there, and the next write is as ever
+    assert "00000001" in folders(tmp_path)
+    checkpoint.clear(tmp_path)
+    checkpoint.write(tmp_path, 3, tensors(3), {})
+    assert folders(tmp_path) == ["00000003"]
+
+
+def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
+    checkpoint.write(tmp_path, 1, tensors(1), {})
+    left = [
+        tmp_path / checkpoint.FOLDER / ".00000002.0123456789ab" / "new",
+        tmp_path / ".model.0123456789ab",
+    ]
+    kept = [tmp_path / ".git", tmp_path / "adapter", tmp_path / ".config.yaml.swp"]
+    for folder in left + kept[:2]:
+        folder.mkdir(parents=True)
+    kept[2].touch()
+    checkpoint.clear(tmp_path)
+    assert folders(tmp_path) == ["00000001"]
+    assert not left[1].exists()
+    assert all(path.exists() for path in kept)
+    checkpoint.clear(tmp_path / "nowhere")
+
+
+def test_ctrl_c_waits_for_the_checkpoint(tmp_path, monkeypatch):
+    save = checkpoint.save_file
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        save(*arguments)
+
+    monkeypatch.setattr(checkpoint, "save_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(tmp_path, 1, tensors(1), {})
+    assert checkpoint.newest(tmp_path)[1]["done"] == 1
+
+
+def test_no_room_on_the_disk(tmp_path, monkeypatch):
+    """Safetensors has an error of its own for it."""
+    checkpoint.write(tmp_path, 1, tensors(1), {})
+
+    def full(*arguments):
+        raise SafetensorError("No space left on device (os error 28)")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(UserError, match=r"00000002: cannot be written .No space.*make room"):
+        checkpoint.write(tmp_path, 2, tensors(2), {})
+    assert folders(tmp_path) == ["00000001"]
+
+
+@pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.INFO])
+def test_a_damaged_one_is_refused_by_name(file, tmp_path):
+    checkpoint.write(tmp_path, 1, tensors(1), {})
+    path = tmp_path / checkpoint.FOLDER / "00000001" / file
+    path.write_bytes(path.read_bytes()[:10])
+    with pytest.raises(UserError, match=r"00000001: damaged .*remove it") as refused:
+        checkpoint.newest(tmp_path)
+    assert "\n" not in str(refused.value)
+    path.unlink()
+    with pytest.raises(UserError, match="00000001: damaged"):
+        checkpoint.newest(tmp_path)
+
+
+def test_the_info_is_json(tmp_path):
+    checkpoint.write(tmp_path, 1, tensors(1), {"before": {}})
+    text = (tmp_path / checkpoint.FOLDER / "00000001" / checkpoint.INFO).read_text()
+    assert json.loads(text) == {"before": {}, "done": 1}

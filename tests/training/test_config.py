@@ -1,0 +1,168 @@
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from uedp.errors import UserError
+from uedp.training.config import Config, load, parse
+
+BASE = {
+    "privacy": {"epsilon": 8},
+    "data": {"train": "corpus"},
+    "model": {"name": "gpt2"},
+}
+
+
+def changed(**changes):
+    """BASE with changes, given as section__field."""
+    values = {section: dict(fields) for section, fields in BASE.items()}
+    for path, value in changes.items():
+        section, field = path.split("__")
+        values.setdefault(section, {})[field] = value
+    return values
+
+
+def refusal(values, *changes) -> str:
+    with pytest.raises(UserError) as refused:
+        parse(values, "my.yaml", changes)
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+def test_privacy_comes_first():
+    assert next(iter(Config.model_fields)) == "privacy"
+    assert parse(BASE).to_yaml().startswith("privacy:")
+
+
+def test_a_config_survives_yaml(tmp_path):
+    config = parse(
+        changed(
+            privacy__delta=1e-7,
+            privacy__seed=2**63 - 1,
+            data__evaluate=Path("held/out"),
+            model__targets=["q_proj", "v_proj"],
+            task__kind="classification",
+            task__labels=["b", "a"],
+            optimiser__rate=1e-5,
+        )
+    )
+    (tmp_path / "config.yaml").write_text(config.to_yaml())
+    assert load(tmp_path / "config.yaml") == config
+    assert config.task.labels == ("b", "a")  # the order means something
+
+
+def test_a_config_cannot_be_changed():
+    with pytest.raises(ValidationError):
+        parse(BASE).privacy.rounds = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"privacy__epsilon": 0}, "privacy.epsilon 0: Input should be greater than 0"),
+        ({"privacy__epsilon": -1}, "privacy.epsilon -1:"),
+        ({"privacy__epsilon": float("inf")}, "privacy.epsilon inf: Input should be a finite"),
+        ({"privacy__epsilon": float("nan")}, "privacy.epsilon nan:"),
+        ({"privacy__epsilon": "much"}, "privacy.epsilon 'much':"),
+        ({"privacy__delta": 1}, "privacy.delta 1:"),
+        ({"privacy__delta": 0}, "privacy.delta 0:"),
+        ({"privacy__rounds": 0}, "privacy.rounds 0:"),
+        ({"privacy__rounds": 2.5}, "privacy.rounds 2.5:"),
+        ({"privacy__user_rate": 0}, "privacy.user_rate 0:"),
+        ({"privacy__user_rate": 1.1}, "privacy.user_rate 1.1:"),
+        ({"privacy__update_clip": float("inf")}, "privacy.update_clip inf:"),
+        ({"privacy__entity_share": 2.1}, "privacy.entity_share 2.1:"),
+        ({"privacy__seed": -1}, "privacy.seed -1:"),
+        ({"privacy__method": "magic"}, "privacy.method 'magic': Input should be 'rotation'"),
+        ({"privacy__noise": 1}, "privacy: give either epsilon or noise"),
+        ({"privacy__noise": -1, "privacy__epsilon": None}, "privacy.noise -1:"),
+        ({"privacy__epsilon": None}, "privacy: give either epsilon or noise"),
+        ({"privacy__method": "noiseless"}, "privacy: noiseless adds no noise; leave out epsilon"),
+        ({"privacy__method": "uedp-alg"}, "privacy: uedp-alg takes the paper's z as noise"),
+        (
+            {
+                "privacy__method": "uedp-alg",
+                "privacy__epsilon": None,
+                "privacy__noise": 1,
+                "privacy__sentences_per_user": 3,
+            },
+            "privacy: uedp-alg uses all sentences it samples; leave out sentences_per_entity",
+        ),
+        ({"privacy__epsilom": 3}, "privacy.epsilom: no such field"),
+        ({"optimizer__rate": 3}, "optimizer: no such field"),
+        ({"model__train": "last"}, "model.train 'last':"),
+        ({"model__max_tokens": 1}, "model.max_tokens 1:"),
+        ({"model__dropout": 1}, "model.dropout 1:"),
+        ({"task__labels": ["a"]}, "task.labels ['a']: name at least two labels"),
+        ({"task__labels": ["a", "a"]}, "task.labels ['a', 'a']: name at least two labels, each"),
+        ({"run__checkpoint_seconds": -1}, "run.checkpoint_seconds -1:"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_value(changes, complaint):
+    assert refusal(changed(**changes)).startswith(f"my.yaml: {complaint}")
+
+
+def test_what_is_missing_is_named():
+    assert refusal({"privacy": {"epsilon": 8}, "data": {"train": "c"}}) == (
+        "my.yaml: model: is missing"
+    )
+    assert "model.name: is missing" in refusal({**BASE, "model": None})
+    assert refusal({**BASE, "model": "gpt2"}).startswith("my.yaml: model 'gpt2':")
+    assert "no such field" in refusal({**BASE, "more": {}})
+
+
+def test_changes_on_the_command_line():
+    changes = ["privacy.epsilon=4", "optimiser.rate=1e-4", "model.targets=[a, b]", "run.device=cpu"]
+    config = parse(BASE, "my.yaml", changes)
+    assert config.privacy.epsilon == 4
+    assert config.optimiser.rate == 1e-4  # to YAML this is a text
+    assert config.model.targets == ("a", "b")
+    assert config.run.device == "cpu"
+    assert BASE["privacy"] == {"epsilon": 8}  # what was handed in is left alone
+    method = parse(BASE, "", ["privacy.epsilon=", "privacy.method=noiseless"]).privacy.method
+    assert method == "noiseless"
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("epsilon=4", "--set epsilon=4: write section.field=value, as privacy.epsilon=4"),
+        ("privacy.epsilon", "--set privacy.epsilon: write section.field=value"),
+        ("privacy.=4", "--set privacy.=4: write"),
+        ("privacy.epsilon=[", "--set privacy.epsilon=[: the value cannot be read"),
+        ("privacy.epsilon=0", "my.yaml: privacy.epsilon 0:"),
+        ("privacies.epsilon=0", "my.yaml: privacies: no such field"),
+    ],
+)
+def test_a_bad_change_is_named(change, complaint):
+    assert refusal(BASE, change).startswith(complaint)
+
+
+def test_files_that_are_no_config(tmp_path):
+    path = tmp_path / "my.yaml"
+    for text, complaint in [
+        ("", "must hold sections"),
+        ("- a\n- b", "must hold sections"),
+        ("privacy: [", "not YAML"),
+        ("1: 2", "my.yaml: "),
+    ]:
+        path.write_text(text)
+        with pytest.raises(UserError, match=complaint) as refused:
+            load(path)
+        assert "\n" not in str(refused.value)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="not YAML"):
+        load(path)
+    with pytest.raises(UserError, match=r"nowhere.yaml: cannot be read: No such file"):
+        load(tmp_path / "nowhere.yaml")
+
+
+def test_an_empty_section_has_its_defaults(tmp_path):
+    path = tmp_path / "my.yaml"
+    path.write_text(parse(BASE).to_yaml().split("optimiser:")[0] + "optimiser:\n")
+    assert load(path) == parse(BASE)
+
+
+def test_numbers_can_be_labels():
+    assert parse(changed(task__labels=[1, 2])).task.labels == ("1", "2")

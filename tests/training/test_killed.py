@@ -1,0 +1,126 @@
+"""`kill -9`: whenever it comes, the run goes on, and no round is forgotten or done twice."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training import victim, worlds
+from uedp.accounting import certificate as certificates
+from uedp.accounting.chain import read
+from uedp.errors import UserError
+from uedp.training import checkpoint, loop
+from uedp.training.folder import IDENTITY
+from uedp.training.metrics import FILE, round_of
+
+
+def begun(folder: Path) -> bool:
+    path = folder / IDENTITY
+    return path.is_file() and path.stat().st_size > 0
+
+
+def spent(folder: Path):
+    records, _ = read(folder / "ledger.jsonl")
+    return [(r["first"], r["count"]) for r in records if r["kind"] == "rounds"]
+
+
+def check(folder: Path, corpus: Path, rounds: int):
+    """All that must hold of a finished run, however it came about."""
+    assert spent(folder) == [(number, 1) for number in range(rounds)]
+    certificate = certificates.verify(folder)
+    assert (certificate.rounds_planned, certificate.rounds_spent) == (rounds, rounds)
+    reserved, _ = read(corpus / "ledger.jsonl")
+    plans = [r for r in reserved if r["kind"] == "reserved"]
+    assert [(plan["run"], plan["rounds"]) for plan in plans] == [(certificate.run, rounds)]
+    assert [p.name for p in (folder / checkpoint.FOLDER).iterdir()] == [f"{rounds:08d}"]
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    lines = (folder / FILE).read_text().splitlines()
+    numbers = [round_of(line) for line in lines]
+    assert numbers == sorted(set(numbers) - {0})  # some may be missing, none is there twice
+
+
+def finished(config, out: Path, corpus: Path) -> loop.Outcome:
+    return loop.run(config, out, material=worlds.material(corpus), resume=begun(out))
+
+
+@pytest.mark.parametrize("point", victim.POINTS)
+def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(certificates, "MISSED_HOLDERS", ())  # in this process: it is the last
+    config = worlds.config(saved(), privacy__rounds=3, run__checkpoint_seconds=0)
+    out, corpus = tmp_path / "run", tmp_path / "corpus"
+    often = point in ("before a round is spent", "spent, before the round", "in a checkpoint")
+    killed = victim.process(config, out, corpus, False, point, 2 if often else 1)
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
+    assert not (out / loop.RESULT).exists()
+    outcome = finished(config, out, corpus)
+    assert outcome.finished
+    check(out, corpus, 3)
+
+
+def test_the_checkpoint_before_a_kill_is_what_is_gone_on_from(saved, tmp_path, monkeypatch):
+    """With a seed: killed between a checkpoint and the next round, a run ends as if it had not."""
+    monkeypatch.setattr(certificates, "MISSED_HOLDERS", ())
+    config = worlds.config(saved(), privacy__rounds=3, privacy__seed=1, run__checkpoint_seconds=0)
+    out, corpus = tmp_path / "run", tmp_path / "corpus"
+    victim.process(config, out, corpus, False, "before a round is spent", 3).join(60)
+    assert len(spent(out)) == 2
+    broken = finished(config, out, corpus)
+    whole = finished(config, tmp_path / "whole", tmp_path / "other")
+    found = whole.model.state_dict()
+    assert all(torch.equal(found[n], t) for n, t in broken.model.state_dict().items())
+
+
+def test_a_living_process_is_left_alone(saved, tmp_path):
+    config = worlds.config(saved(), privacy__rounds=10_000)
+    out, corpus = tmp_path / "run", tmp_path / "corpus"
+    living = victim.process(config, out, corpus, False)
+    try:
+        until = time.monotonic() + 60
+        while not (begun(out) and (out / FILE).is_file()):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        with pytest.raises(UserError, match="another process is at work on this run"):
+            finished(config, out, corpus)
+        assert living.is_alive()
+    finally:
+        living.kill()
+        living.join(60)
+
+
+def killed_at_random(times: int, config, folder: Path, seed: int) -> None:
+    """A run killed so many times, each at a moment between its start and about its end."""
+    moments, longest, attempt = random.Random(seed), 1.2, 0
+    kills = 0
+    while kills < times:
+        out, corpus = folder / f"run{attempt}", folder / f"corpus{attempt}"
+        process = victim.process(config, out, corpus, begun(out))
+        process.join(moments.uniform(0.05, longest))
+        process.kill()
+        process.join(60)
+        if process.exitcode == -signal.SIGKILL:
+            kills += 1
+        else:  # a quick machine: it was done too soon
+            assert process.exitcode == 0
+            attempt, kills, longest = attempt + 1, 0, longest / 2
+    process = victim.process(config, out, corpus, begun(out))
+    process.join(120)
+    assert process.exitcode == 0
+    check(out, corpus, config.privacy.rounds)
+
+
+@pytest.mark.parametrize("seconds", [0, 0.2])
+def test_killed_twice(seconds, saved, tmp_path):
+    config = worlds.config(saved(), privacy__rounds=40, run__checkpoint_seconds=seconds)
+    killed_at_random(2, config, tmp_path, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seconds", [0, 0.2])
+def test_killed_ten_times(seconds, seed, saved, tmp_path):
+    config = worlds.config(saved(), privacy__rounds=400, run__checkpoint_seconds=seconds)
+    killed_at_random(10, config, tmp_path, seed)

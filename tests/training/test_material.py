@@ -1,0 +1,71 @@
+import pytest
+
+from tests.conftest import marked
+from tests.training import worlds
+from uedp.entities.detection import Detection, detect
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.training.config import parse
+from uedp.training.material import Material, Texts, read
+
+TRAIN = [
+    marked("a", "Ann wrote to Bob.", ("Ann", "PER"), ("Bob", "PER"), label="mail"),
+    marked("b", "ANN called Acme", ("ANN", "PER"), ("Acme", "ORG"), label="call"),
+    marked("b", "nothing", label=None),
+]
+HELD_OUT = [marked("c", "one", label="mail"), marked("c", "two", label="call"), marked("d", "x")]
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    detect(TRAIN, tmp_path / "train", Detection(("labels",)))
+    detect(HELD_OUT, tmp_path / "held out", Detection(("labels",)))
+    return tmp_path
+
+
+def config(folder, method="rotation", **data):
+    privacy = {"method": method} | ({"epsilon": 1} if method == "rotation" else {})
+    where = {"train": str(folder / "train")} | data
+    return parse({"privacy": privacy, "data": where, "model": {"name": "gpt2"}})
+
+
+def test_sentences_labels_and_incidence_are_those_of_the_corpus(corpora):
+    found = read(config(corpora))
+    assert found.train.texts == [sentence.text for sentence in TRAIN]
+    assert found.train.labels == ["mail", "call", None]
+    assert found.incidence.digest == Incidence.of(corpora / "train").digest
+    assert found.ledger == corpora / "train"
+    assert found.held_out is None
+    assert found.label_names() == ["call", "mail"]
+
+
+def test_held_out_users_are_another_corpus(corpora):
+    elsewhere = str(corpora / "held out")
+    found = read(config(corpora, evaluate=elsewhere)).held_out
+    assert (found.texts, found.labels) == (["one", "two", "x"], ["mail", "call", None])
+    few = read(config(corpora, evaluate=elsewhere, evaluate_sentences=2)).held_out
+    assert (few.texts, few.labels) == (["one", "two"], ["mail", "call"])
+
+
+def test_deidentified_texts_have_no_names_and_the_same_order(corpora):
+    elsewhere = str(corpora / "train")
+    found = read(config(corpora, "deidentified", evaluate=elsewhere))
+    assert found.train.texts == ["[PERSON] wrote to [PERSON].", "[PERSON] called [ORG]", "nothing"]
+    assert found.train.labels == ["mail", "call", None]
+    assert found.held_out.texts == [sentence.text for sentence in TRAIN]  # measured as they are
+
+
+def test_texts_of_another_incidence_are_refused(tmp_path):
+    with pytest.raises(UserError, match="2 texts, but the incidence is of 120 sentences"):
+        Material(Texts(["a", "b"], [None, None]), worlds.incidence(), tmp_path)
+
+
+def test_what_is_no_corpus_is_refused(corpora):
+    with pytest.raises(UserError, match=r"nowhere: not a corpus"):
+        read(config(corpora, train=str(corpora / "nowhere")))
+
+
+def test_labels_are_needed_to_classify(tmp_path):
+    found = worlds.material(tmp_path, train=Texts(worlds.texts(), [None] * 120))
+    with pytest.raises(UserError, match="at least two labels, found 0; detect it anew"):
+        found.label_names()

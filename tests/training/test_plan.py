@@ -1,0 +1,189 @@
+import math
+
+import numpy as np
+import pytest
+
+from tests.training import worlds
+from uedp.accounting.certificate import statement
+from uedp.accounting.proven import Alg, Rotation, UserLevel, epsilon
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.mechanism.estimators import Weights, f_e_plus
+from uedp.training.config import parse
+from uedp.training.plan import build
+
+
+def plan(incidence=None, **changes):
+    return build(worlds.config("model", **changes), incidence or worlds.incidence())
+
+
+# --- what was planned is what is done ------------------------------------------------------------
+
+
+def test_the_profile_of_rotation_is_that_of_its_rounds():
+    found = plan(
+        privacy__noise=1.5,
+        privacy__entity_share=0.4,
+        privacy__entity_rate=0.7,
+        privacy__extended_rate=0.6,
+        privacy__update_clip=3.0,
+    )
+    profile = found.profile
+    assert isinstance(profile, Rotation)
+    assert profile.noise == found.noise == 1.5
+    assert profile.user_rate == found.sampling.user_rate == 0.5
+    assert profile.entity_rate == found.sampling.entity_rate == 0.7
+    assert profile.extended_rate == found.sampling.extended_rate == 0.6
+    assert profile.entity_share == found.clips.share == 0.4
+    # a sentence alone, as one without entities is, may have the whole share and no more
+    assert profile.extended_share in (None, 0.4)
+    assert found.clips.of_sentences(np.array([1, 2])).tolist() == pytest.approx([1.2, 0.6])
+    assert not profile.reveal_draw
+    assert found.epsilon == epsilon(profile, 4, 1e-5)
+    assert found.rounds == 4
+
+
+def test_the_profile_of_user_level_is_that_of_its_rounds():
+    found = plan(privacy__method="user-level", privacy__noise=1.5)
+    assert found.profile == UserLevel(1.5, 0.5)
+    assert found.sampling.user_rate == 0.5
+    assert found.noise == 1.5
+
+
+def test_the_profile_of_the_paper_is_that_of_its_rounds():
+    found = plan(privacy__method="uedp-alg", privacy__noise=0.5)
+    assert found.profile == Alg(0.5, 0.5, worlds.USERS, 10)  # 40 users, 4 names, one each
+    estimator = f_e_plus(
+        found.sampling, Weights.of(worlds.incidence()), found.clips.update, found.noise
+    )
+    assert estimator.noise_in_updates == 0.5 * (0.5 * worlds.USERS + 1)
+
+
+def test_an_entity_that_all_mention_has_all_others_as_holders():
+    everyone = Incidence.build(np.arange(20), np.arange(20), np.zeros(20, int), 20, 1)
+    found = plan(everyone, privacy__method="uedp-alg")
+    assert found.profile == Alg(1.0, 0.5, 20, 19)
+
+
+def test_a_sentence_without_entities_has_a_holder():
+    """Its user, who need not be the one that is protected with it."""
+    none = Incidence.build(np.arange(20), np.zeros(0, int), np.zeros(0, int), 20, 0)
+    assert plan(none, privacy__method="uedp-alg").profile == Alg(1.0, 0.5, 20, 1)
+
+
+@pytest.mark.parametrize("method", ["rotation", "user-level"])
+def test_a_target_is_met(method):
+    found = plan(privacy__method=method, privacy__noise=None, privacy__epsilon=3.0)
+    assert found.profile is not None
+    assert found.epsilon <= 3.0
+    assert found.epsilon == epsilon(found.profile, found.rounds, 1e-5)
+    assert found.epsilon > 2.99  # no noise is wasted
+    assert found.private
+
+
+@pytest.mark.parametrize("method", ["noiseless", "deidentified"])
+def test_no_noise_no_guarantee(method):
+    found = plan(privacy__method=method)
+    assert found.profile is None
+    assert found.noise == 0
+    assert not found.private
+    assert found.epsilon == math.inf
+    assert found.statement == f"{method}: this run will have no privacy guarantee."
+
+
+def test_a_plan_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        plan().epsilon = 0.1  # type: ignore[misc]
+
+
+def test_the_sum_is_divided_by_what_is_expected_not_by_what_came():
+    assert plan().expected_weight == 0.5 * worlds.USERS
+
+
+# --- what is said of it --------------------------------------------------------------------------
+
+
+def test_the_guarantee_in_a_sentence():
+    found = plan(privacy__noise=2.0)
+    assert found.statement == statement("rotation", found.epsilon, 1e-5, True)
+    assert "one user together with one sensitive entity" in found.statement
+    assert plan(privacy__noise=0.0).statement == "This run has no privacy guarantee."
+
+
+def test_a_fixed_seed_is_not_private():
+    found = plan(privacy__noise=2.0, privacy__seed=1)
+    assert not found.private
+    assert found.statement == "This run has no privacy guarantee."
+    assert found.setup().noise_source == "fixed seed"
+    # nor with a better source, which it would not use
+    secure = plan(privacy__seed=1, privacy__noise_source="cryptographic")
+    assert secure.setup().noise_source == "fixed seed"
+
+
+def test_the_certificate_is_told_what_it_cannot_know():
+    found = plan(
+        privacy__noise_source="cryptographic",
+        privacy__sentences_per_user=7,
+        privacy__chosen_by="me, on other data",
+    ).setup()
+    assert found.noise_source == "cryptographic"
+    assert found.sentences_per_user == 7
+    assert found.chosen_by == "me, on other data"
+    assert plan().setup().noise_source == "operating system"
+    assert "not stated" in plan().setup().chosen_by
+
+
+def test_the_shape_is_that_of_the_incidence():
+    shape = plan().shape
+    assert shape.digest == worlds.incidence().digest
+    assert (shape.users, shape.sentences, shape.entities) == (40, 120, 4)
+    assert plan().describe()["users per round"] == 20
+
+
+# --- what is refused or doubted ------------------------------------------------------------------
+
+
+def test_too_few_users_to_hide_among():
+    with pytest.raises(UserError, match=r"rate 0.1: of 40 users a round would draw 4, .* 0.12"):
+        plan(privacy__user_rate=0.1)
+    assert plan(privacy__user_rate=0.125).doubts(10)
+    with pytest.raises(UserError, match="corpus: 4 users are too few"):
+        plan(worlds.incidence(4))
+    plan(worlds.incidence(4), privacy__method="noiseless")  # which hides nobody
+
+
+def test_a_corpus_without_users_is_refused():
+    nobody = Incidence.build(np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), 0, 0)
+    for method in ("rotation", "noiseless", "uedp-alg"):
+        with pytest.raises(UserError, match="corpus: the corpus has no sentences"):
+            plan(nobody, privacy__method=method)
+
+
+def test_few_users_are_doubted():
+    (doubt,) = plan(privacy__user_rate=0.25).doubts(10)
+    assert "draws about 10 users" in doubt
+    assert "raise privacy.user_rate" in doubt
+    assert not plan().doubts(10)  # 20 of them
+    assert not plan(privacy__method="noiseless", privacy__user_rate=0.25).doubts(10)
+
+
+def test_noise_that_drowns_everything_is_doubted_with_a_figure():
+    found = plan(privacy__noise=None, privacy__epsilon=0.05)
+    ratio = found.signal_to_noise(10**8)
+    # 20 users, four rounds
+    assert ratio == pytest.approx(20 * 2 / (found.noise * 10**4))
+    (doubt,) = found.doubts(10**8)
+    assert f"signal to noise is {ratio:.2g}" in doubt
+    assert not plan().doubts(1000)
+    assert plan(privacy__method="noiseless").signal_to_noise(10**8) == math.inf
+
+
+def test_the_noise_of_the_paper_counts_in_full():
+    found = plan(privacy__method="uedp-alg", privacy__noise=2.0)
+    assert found.signal_to_noise(10**4) == pytest.approx(20 * 2 / (2 * 21 * 100))
+
+
+def test_a_plan_needs_no_model():
+    """What cannot work is refused before anything is loaded."""
+    values = {"privacy": {"epsilon": 1}, "data": {"train": "c"}, "model": {"name": "no such"}}
+    assert build(parse(values), worlds.incidence(200)).private

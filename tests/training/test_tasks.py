@@ -1,0 +1,216 @@
+import contextlib
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models import tiny
+from uedp.errors import UserError
+from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
+from uedp.training.tasks import Classification, NextWord, build, encoded
+
+TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "   "]
+LABELS = ["x", "y", "y", "x", "x"]
+EMPTY = [1, 4]
+ALL = np.arange(len(TEXTS))
+
+
+def lstm():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = AwdLstmConfig(vocab_size=tiny.WORDS, embedding_size=8, hidden_size=12)
+        return AwdLstmForCausalLM(config).eval()
+
+
+def words(max_tokens: int = 64) -> NextWord:
+    return NextWord(TEXTS, tiny.tokenizer(), max_tokens)
+
+
+def classes(texts=TEXTS, labels=LABELS, names=("x", "y")) -> Classification:
+    return Classification(texts, labels, names, tiny.tokenizer(pad_token="<|end|>"), 64)
+
+
+CASES = {
+    "gpt2": (tiny.gpt2, words),
+    "llama": (tiny.llama, words),
+    "opt": (tiny.opt, words),
+    "lstm": (lstm, words),
+    "bert": (tiny.bert, classes),
+    "gpt2 classifier": (lambda: tiny.gpt2(labels=2), classes),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request):
+    model, task = CASES[request.param]
+    return model(), task()
+
+
+def gradient(loss, model):
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return [g for g in found if g is not None]
+
+
+def test_a_loss_depends_on_the_sentence_alone(case):
+    """Whatever stands beside it, in whichever order, however much padding that means."""
+    model, task = case
+    together = task.losses(model, ALL)
+    alone = torch.cat([task.losses(model, ALL[[i]]) for i in ALL])
+    backwards = task.losses(model, ALL[::-1].copy()).flip(0)
+    assert torch.allclose(together, alone, atol=1e-4)
+    assert torch.allclose(together, backwards, atol=1e-4)
+    assert float(together.detach().max()) > 0.01
+
+
+def test_an_empty_sentence_has_no_loss_and_no_gradient(case):
+    """Nor has the end token, nor a label, nor any regulariser."""
+    model, task = case
+    model.train()
+    losses = task.losses(model, ALL)
+    assert losses[EMPTY].tolist() == [0.0, 0.0]
+    assert all(float(g.abs().max()) == 0 for g in gradient(losses[EMPTY].sum(), model))
+    others = task.losses(model, ALL)[[0, 2, 3]].sum()
+    assert max(float(g.abs().max()) for g in gradient(others, model)) > 0
+
+
+def test_a_sentence_is_normalised_by_its_own_tokens():
+    model, task = tiny.gpt2(), words()
+    ids, start = encoded(TEXTS, tiny.tokenizer(), 64)
+    for place in (0, 2, 3):
+        row = torch.tensor([ids[place]])
+        logits = model(input_ids=row).logits[0, :-1]
+        expected = torch.nn.functional.cross_entropy(logits, row[0, 1:])
+        assert torch.allclose(task.losses(model, ALL[[place]])[0], expected, rtol=1e-4)
+    assert start == 0
+
+
+# --- tokens --------------------------------------------------------------------------------------
+
+
+def test_a_sentence_stands_between_start_and_end():
+    tokenizer = tiny.tokenizer()
+    (ids,), start = encoded(["the cat"], tokenizer, 64)
+    assert ids[0] == start == tokenizer.eos_token_id == ids[-1]
+    assert tokenizer.decode(ids[1:-1]) == "the cat"
+
+
+def test_a_long_sentence_is_cut_to_what_was_asked_and_has_no_end():
+    for most in (2, 3, 7):
+        (cut, short), _ = encoded(["abcdefghijklmnop", "a"], tiny.tokenizer(), most)
+        assert len(cut) == most
+        assert 0 not in cut[1:]
+        assert short == [0, cut[1], 0][:most]
+
+
+def test_an_empty_sentence_has_no_tokens_even_if_the_tokenizer_finds_one():
+    def tokenizer(texts, **options):
+        return {"input_ids": [[7, 8] for _ in texts]}
+
+    tokenizer.bos_token_id, tokenizer.eos_token_id = None, 9
+    assert encoded(["", " \n", "a"], tokenizer, 8) == ([[], [], [9, 7, 8, 9]], 9)
+
+
+def test_a_tokenizer_without_ends_is_refused():
+    with pytest.raises(UserError, match="neither a start nor an end token"):
+        encoded(["a"], tiny.tokenizer(unk_token="a"), 8)
+
+
+def test_padding_has_no_label():
+    batch = words().batch(np.array([2, 3]))
+    assert batch["input_ids"].shape[1] == batch["labels"].shape[1] + 1
+    assert (batch["labels"][0] != -100).sum() == 2  # the letter and the end
+    assert (batch["labels"][1] != -100).all()
+
+
+# --- evaluation ----------------------------------------------------------------------------------
+
+
+def test_perplexity_is_over_all_tokens_and_words():
+    model, task = tiny.gpt2(), words()
+    total = tokens = 0.0
+    for place, ids in enumerate(encoded(TEXTS, tiny.tokenizer(), 64)[0]):
+        if ids:
+            total += float(task.losses(model, ALL[[place]]).detach()) * (len(ids) - 1)
+            tokens += len(ids) - 1
+    for room in (1, 40, 10_000):  # however it is batched
+        found = task.evaluate(model, contextlib.nullcontext, room)
+        assert found["tokens"] == tokens
+        assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
+        assert found["bits per token"] == pytest.approx(total / tokens / math.log(2), rel=1e-4)
+        assert found["perplexity per word"] == pytest.approx(math.exp(total / 11), rel=1e-4)
+
+
+def test_words_that_were_cut_off_are_not_counted():
+    model, tokenizer = tiny.gpt2(), tiny.tokenizer()
+    cut = NextWord(["aaa bbb ccc ddd eee"], tokenizer, 9)  # start, and eight of nineteen letters
+    found = cut.evaluate(model, contextlib.nullcontext, 100)
+    loss = math.log(found["perplexity"]) * found["tokens"]
+    assert found["tokens"] == 8
+    assert math.log(found["perplexity per word"]) == pytest.approx(loss / 2, rel=1e-6)
+
+
+def test_the_error_rate_is_over_sentences_with_text_and_label():
+    texts, labels = ["a b", "c", "", "d e", "f"], ["x", "y", "x", None, "y"]
+    task = Classification(texts, labels, ["x", "y"], tiny.tokenizer(pad_token="<|end|>"), 64)
+    model = tiny.bert()
+    found = task.evaluate(model, contextlib.nullcontext, 7)
+    guesses, losses = [], []
+    for place, label in ((0, 0), (1, 1), (4, 1)):
+        batch = task.batch(np.array([place]))
+        with torch.no_grad():
+            output = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
+        logits = output.logits
+        guesses.append(int(logits.argmax()) != label)
+        losses.append(float(torch.nn.functional.cross_entropy(logits, torch.tensor([label]))))
+    assert found["sentences"] == 3
+    assert found["error rate"] == pytest.approx(np.mean(guesses))
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_what_cannot_be_evaluated_is_refused():
+    with pytest.raises(UserError, match="every sentence is empty"):
+        NextWord(["", " "], tiny.tokenizer(), 8).evaluate(tiny.gpt2(), contextlib.nullcontext, 9)
+    nothing = classes(["", "a"], ["x", None])
+    with pytest.raises(UserError, match="no sentence has text and a label"):
+        nothing.evaluate(tiny.bert(), contextlib.nullcontext, 9)
+    with pytest.raises(UserError, match="every sentence is empty"):
+        NextWord([], tiny.tokenizer(), 8).evaluate(tiny.gpt2(), contextlib.nullcontext, 9)
+
+
+def test_evaluation_leaves_no_graph_and_no_gradient():
+    model = tiny.gpt2()
+    words().evaluate(model, contextlib.nullcontext, 100)
+    assert all(p.grad is None for p in model.parameters())
+
+
+# --- labels --------------------------------------------------------------------------------------
+
+
+def test_labels_are_numbered_as_they_are_named():
+    for names in (["x", "y"], ["y", "x"]):
+        expected = [names.index(label) for label in LABELS]
+        found = classes(names=names).batch(ALL)["labels"].tolist()
+        assert [found[i] for i in (0, 2, 3)] == [expected[i] for i in (0, 2, 3)]
+        assert [found[i] for i in EMPTY] == [-100, -100]
+
+
+def test_a_sentence_without_a_label_counts_for_nothing():
+    """Emptying a sentence takes its label too; that must not stop a run."""
+    task, model = classes(["a", "b"], [None, "x"]), tiny.bert()
+    losses = task.losses(model, np.arange(2))
+    assert float(losses[0].detach()) == 0
+    assert all(float(g.abs().max()) == 0 for g in gradient(losses[0], model))
+
+
+def test_an_unknown_label_is_refused_by_name():
+    with pytest.raises(UserError, match="label 'z': not one of x, y; correct it"):
+        classes(["a", "b"], ["x", "z"])
+
+
+def test_build_knows_both_tasks():
+    tokenizer = tiny.tokenizer(eos_token="<|end|>", pad_token="<|end|>")
+    assert isinstance(build("next-word", TEXTS, LABELS, [], tokenizer, 8), NextWord)
+    assert isinstance(
+        build("classification", TEXTS, LABELS, ["x", "y"], tokenizer, 8), Classification
+    )

@@ -1,0 +1,63 @@
+"""A process that trains, to be killed. Imported once by a server that forks it."""
+
+import os
+import signal
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import peft  # noqa: F401  # all that takes long to import, so that it is there already
+import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+from tests.training import worlds
+from uedp.accounting import certificate as certificates
+from uedp.accounting.ledger import CorpusLedger, RunLedger
+from uedp.training import checkpoint, folder, loop, methods
+from uedp.training.config import Config
+
+# where a process can be made to die, in the order of a run: what is called there
+POINTS: dict[str, tuple[Any, str]] = {
+    "before it has a name": (folder, "begin"),
+    "named, before it is reserved": (CorpusLedger, "reserve"),
+    "reserved, before its config": (folder, "write"),
+    "before its ledger": (RunLedger, "open"),
+    "before the first checkpoint": (checkpoint, "write"),
+    "before a round is spent": (RunLedger, "spend"),
+    "spent, before the round": (methods.Clipped, "round"),
+    "in a checkpoint": (checkpoint, "_sync"),
+    "before older checkpoints go": (checkpoint.shutil, "rmtree"),
+    "before the model": (loop, "save"),
+    "in the certificate": (certificates, "_compute"),
+    "before the result": (loop, "_write_json"),
+}
+
+
+def train(
+    config: Config, out: Path, corpus: Path, resume: bool, point: str | None = None, nth: int = 1
+) -> None:
+    if point is not None:
+        _die_at(*POINTS[point], nth)
+    loop.run(config, out, material=worlds.material(corpus), resume=resume)
+
+
+def _die_at(owner: Any, name: str, nth: int) -> None:
+    """As a `kill -9` at the n-th call would: nothing is cleared away."""
+    original, calls = getattr(owner, name), []
+
+    def dies(*arguments: Any, **options: Any) -> Any:
+        calls.append(name)
+        if len(calls) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **options)
+
+    setattr(owner, name, dies)
+
+
+def process(*arguments: Any) -> ForkServerProcess:
+    """A started process that runs `train` with these arguments."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    started = context.Process(target=train, args=arguments)
+    started.start()
+    return started
