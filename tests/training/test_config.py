@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from uedp.errors import UserError
+from uedp.training import config
 from uedp.training.config import Config, load, parse
 
 BASE = {
@@ -166,3 +167,14 @@ def test_an_empty_section_has_its_defaults(tmp_path):
 
 def test_numbers_can_be_labels():
     assert parse(changed(task__labels=[1, 2])).task.labels == ("1", "2")
+
+
+@pytest.mark.parametrize("path", sorted(config.PRESETS.glob("*.yaml")), ids=lambda p: p.stem)
+def test_presets_lack_nothing_but_data(path):
+    """The paper's settings: clip .1, users .05, entities .5, extended 1."""
+    assert config.preset(path.stem) == path
+    found = config.load(path, ["data.train=corpus"])
+    assert found.privacy.method == "uedp-alg"
+    assert (found.privacy.update_clip, found.privacy.user_rate) == (0.1, 0.05)
+    assert (found.privacy.entity_rate, found.privacy.extended_rate) == (0.5, 1.0)
+    assert config.preset("no such preset") is None

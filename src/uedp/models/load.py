@@ -309,7 +309,7 @@ def _from_scratch(
             f"{request.asked}: a new model needs a public tokenizer; name one as model.tokenizer: "
             f"a folder, a tokenizer.json, a model on the hub, or `{scratch.BYTES}`"
         )
-    words = _public_tokenizer(tokenizer)
+    words = public_tokenizer(tokenizer)
     config = scratch.configuration(kind, sizes, words)
     classifies = request.task == "classification"
     if classifies:
@@ -322,7 +322,7 @@ def _from_scratch(
     return Loaded(model, words, _limit(model, words), new_weights)
 
 
-def _public_tokenizer(named: str | Path) -> Any:
+def public_tokenizer(named: str | Path) -> Any:
     """From a folder or a file, the local cache, or the hub, in this order."""
     from transformers import AutoTokenizer
 

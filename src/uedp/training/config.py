@@ -127,6 +127,23 @@ class Model(_Section):
         return self
 
 
+class Vocabulary(_Section):
+    """Where a new word-level model gets its words (section 7 of docs/privacy.md).
+
+    `tokenizer`: no words of its own, `model.tokenizer` cuts texts. `public`: the words in `path`,
+    a word list or a public tokenizer. `private`: beside those, if any, words that many users gave,
+    for `share` of epsilon. `corpus`: its most frequent words, which no guarantee covers.
+    """
+
+    source: Literal["tokenizer", "public", "private", "corpus"] = "tokenizer"
+    path: str | None = None
+    size: Count = 10_000
+    lowercase: bool = True
+    share: Rate = 0.3
+    words_per_user: Count = 64
+    words_per_sentence: Count = 16
+
+
 class Optimiser(_Section):
     """What the server does with a round's noisy sum; all of it is post-processing."""
 
@@ -156,8 +173,28 @@ class Config(_Section):
     model: Model
     task: Task = Task()
     optimiser: Optimiser = Optimiser()
+    vocabulary: Vocabulary = Vocabulary()
     alg: Alg = Alg()
     run: Run = Run()
+
+    @model_validator(mode="after")
+    def _words_fit(self) -> "Config":
+        source = self.vocabulary.source
+        if source != "tokenizer" and (
+            self.model.name not in NEW_MODELS or self.model.tokenizer is not None
+        ):
+            raise ValueError(
+                f"vocabulary.source {source}: words are for a new model without model.tokenizer"
+            )
+        if source == "public" and self.vocabulary.path is None:
+            raise ValueError("vocabulary.path: name a word list or a tokenizer")
+        if source == "private" and (
+            self.privacy.method not in ("rotation", "user-level") or self.privacy.epsilon is None
+        ):
+            raise ValueError(
+                "vocabulary.source private: needs rotation or user-level, and privacy.epsilon"
+            )
+        return self
 
     def to_yaml(self) -> str:
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
@@ -185,6 +222,15 @@ def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[s
         return Config.model_validate(nested)
     except ValidationError as error:
         raise UserError(f"{origin}: {_first(error)}") from None
+
+
+PRESETS = Path(__file__).parent / "presets"
+
+
+def preset(name: str) -> Path | None:
+    """The file of a config that comes with the package, such as `paper-gpt2`."""
+    path = PRESETS / f"{name}.yaml"
+    return path if path.is_file() else None
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> Config:

@@ -24,10 +24,11 @@ from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
 from uedp.mechanism.release import Reach
 from uedp.models.load import load
+from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
-from uedp.training import checkpoint, folder, methods, optimise, tasks
+from uedp.training import checkpoint, folder, methods, optimise, tasks, vocabulary
 from uedp.training.config import PRIVATE, Config
 from uedp.training.material import Material, Texts
 from uedp.training.material import read as read_material
@@ -86,7 +87,9 @@ def run(
         material = material or read_material(config)
         plan = build_plan(config, material.incidence)
         say(plan.statement)
-        trainer = _Trainer(plan, material, out, progress, say)
+        words = config.vocabulary.source != "tokenizer"
+        # before anything is begun; a stand-in for words that are still to be found
+        trainer = _Trainer(plan, material, out, progress, say, BYTES if words else None)
         begun = name is not None
         name = name or folder.begin(identity)
         try:
@@ -97,6 +100,16 @@ def run(
             raise
         folder.write(out / CONFIG, config.to_yaml())
         with _ledger(plan, out, name) as ledger:
+            if words:
+                tokenizer = vocabulary.prepare(
+                    config.vocabulary,
+                    out,
+                    material.train.texts,
+                    material.incidence,
+                    plan.vocabulary,
+                    ledger,
+                )
+                trainer = _Trainer(plan, material, out, progress, say, str(tokenizer))
             return trainer.run(ledger)
 
 
@@ -130,6 +143,7 @@ def _reserve(plan: Plan, name: str, corpus: Path) -> None:
             plan.profile,
             plan.rounds,
             None if budget is None else Budget(budget, privacy.delta),
+            plan.vocabulary,
         )
 
 
@@ -138,7 +152,8 @@ def _ledger(plan: Plan, out: Path, name: str) -> Iterator[RunLedger | None]:
     if plan.profile is None:
         yield None
         return
-    with RunLedger.open(out, name, plan.shape.digest, plan.profile, plan.rounds) as ledger:
+    digest = plan.shape.digest
+    with RunLedger.open(out, name, digest, plan.profile, plan.rounds, plan.vocabulary) as ledger:
         yield ledger
 
 
@@ -147,7 +162,13 @@ def _ledger(plan: Plan, out: Path, name: str) -> Iterator[RunLedger | None]:
 
 class _Trainer:
     def __init__(
-        self, plan: Plan, material: Material, out: Path, progress: Progress, say: Say
+        self,
+        plan: Plan,
+        material: Material,
+        out: Path,
+        progress: Progress,
+        say: Say,
+        tokenizer: str | None = None,
     ) -> None:
         self._plan, self._out, self._progress, self._say = plan, out, progress, say
         self._ledger: RunLedger | None = None
@@ -169,7 +190,7 @@ class _Trainer:
             dropout=config.model.dropout,
             seed=config.model.seed,
             sizes=config.model.sizes,
-            tokenizer=config.model.tokenizer,
+            tokenizer=tokenizer or config.model.tokenizer,
         )
         if names:
             names = _in_the_order_of(loaded.model.config.id2label, names)
@@ -282,7 +303,9 @@ class _Trainer:
         at = min(-(-done // step) * step, self._plan.rounds)
         if at not in self._spent_at:
             assert self._plan.profile is not None
-            self._spent_at[at] = epsilon(self._plan.profile, at, self._plan.config.privacy.delta)
+            self._spent_at[at] = epsilon(
+                self._plan.profile, at, self._plan.config.privacy.delta, *self._plan.beside
+            )
         return self._spent_at[at]
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:

@@ -5,6 +5,7 @@ profile the ledger and the certificate are made from.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from uedp.accounting import certificate as certificates
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Floats, Sampling
@@ -38,6 +40,12 @@ class Plan:
     clips: Clips
     weights: Floats
     shape: certificates.Shape
+    vocabulary: VocabularyRelease | None = None
+
+    @property
+    def beside(self) -> tuple[tuple[Profile, int], ...]:
+        """What is released beside the rounds."""
+        return () if self.vocabulary is None else ((self.vocabulary, 1),)
 
     @property
     def rounds(self) -> int:
@@ -117,6 +125,7 @@ class Plan:
         privacy = self.config.privacy
         stated = certificates.Setup(
             noise_source="fixed seed" if privacy.seed is not None else privacy.noise_source,
+            vocabulary=_ORIGINS[self.config.vocabulary.source],
             sentences_per_user=privacy.sentences_per_user,
         )
         if privacy.chosen_by:
@@ -152,6 +161,8 @@ def build(config: Config, incidence: Incidence) -> Plan:
             return UserLevel(noise, privacy.user_rate)
         return Alg(noise, privacy.user_rate, incidence.users, _other_holders(incidence))
 
+    words = _vocabulary(config)
+    beside: tuple[tuple[Profile, int], ...] = () if words is None else ((words, 1),)
     described: Profile | None = None
     spent = math.inf
     if private:
@@ -159,9 +170,9 @@ def build(config: Config, incidence: Incidence) -> Plan:
             noise = privacy.noise
         else:
             assert privacy.epsilon is not None  # the config has one of the two
-            noise = noise_for(privacy.epsilon, privacy.delta, privacy.rounds, profile)
+            noise = noise_for(privacy.epsilon, privacy.delta, privacy.rounds, profile, beside)
         described = profile(noise)
-        spent = epsilon(described, privacy.rounds, privacy.delta)
+        spent = epsilon(described, privacy.rounds, privacy.delta, *beside)
     return Plan(
         config=config,
         profile=described,
@@ -181,6 +192,29 @@ def build(config: Config, incidence: Incidence) -> Plan:
             sentences=incidence.sentences,
             entities=incidence.entities,
         ),
+        vocabulary=words,
+    )
+
+
+_ORIGINS: Mapping[str, certificates.Origin] = {
+    "tokenizer": "public",
+    "public": "public",
+    "private": certificates.PRIVATE_VOCABULARY,
+    "corpus": "from the corpus, not covered",
+}
+
+
+def _vocabulary(config: Config) -> VocabularyRelease | None:
+    settings, privacy = config.vocabulary, config.privacy
+    if settings.source != "private":
+        return None
+    assert privacy.epsilon is not None  # the config has seen to it
+    return release_for(
+        privacy.epsilon,
+        privacy.delta,
+        settings.share,
+        settings.words_per_user,
+        settings.words_per_sentence if privacy.method == "rotation" else None,
     )
 
 

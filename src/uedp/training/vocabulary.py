@@ -8,6 +8,7 @@ charged to the ledger.
 
 import math
 import random
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,11 +20,15 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from uedp.accounting.certificate import PRIVATE_VOCABULARY, Origin
+from uedp.accounting.ledger import RunLedger
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
+from uedp.folders import scratch
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Sampling, draw, draw_whole
-from uedp.mechanism.noise import Noise
+from uedp.mechanism.noise import Noise, SecureNoise
+from uedp.models.load import public_tokenizer
+from uedp.training.config import Vocabulary as Settings
 
 UNKNOWN, PADDING, START, END = "<unk>", "<pad>", "<bos>", "<eos>"
 _STARTS_WORD = ("Ġ", "▁")  # of byte-level and of SentencePiece tokens
@@ -38,6 +43,53 @@ class Vocabulary:
 
     words: tuple[str, ...]
     origin: Origin
+
+
+FOLDER = "vocabulary"  # of a run that has words of its own: their tokenizer
+
+
+def prepare(
+    settings: Settings,
+    out: Path,
+    texts: Sequence[str],
+    incidence: Incidence,
+    release: VocabularyRelease | None,
+    ledger: RunLedger | None,
+) -> Path:
+    """Make the tokenizer of a run, once, and give its folder.
+
+    Guarantees:
+      - a private vocabulary is in the ledger before its counts are noised, and is made once
+    """
+    target = out / FOLDER
+    if target.is_dir():
+        return target
+    public: Sequence[str] = ()
+    if settings.path is not None:
+        public = _public(settings.path, settings.lowercase).words
+    if settings.source == "corpus":
+        words: Sequence[str] = words_of_corpus(texts, settings.size, settings.lowercase).words
+    elif settings.source == "private":
+        assert release is not None  # of the plan
+        assert ledger is not None
+        ledger.spend_vocabulary()
+        key, noise = secrets.randbits(62), SecureNoise()
+        words = private_words(
+            texts, incidence, release, noise, key, public, settings.lowercase
+        ).words
+    else:
+        words = public
+    with scratch(target) as work:
+        word_tokenizer(words, settings.lowercase).save_pretrained(work / "new")
+        (work / "new").rename(target)
+    return target
+
+
+def _public(path: str, lowercase: bool) -> Vocabulary:
+    """The words of a list, or those of a tokenizer's tokens that are whole words."""
+    if Path(path).is_file() and not path.endswith((".json", ".json.gz")):
+        return words_in_file(Path(path), lowercase)
+    return words_of_tokenizer(public_tokenizer(path), lowercase)
 
 
 # --- words and the tokenizer ---------------------------------------------------------------------
