@@ -32,15 +32,26 @@ lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-demo: demo/corpus/corpus.json  ## from nothing to a described corpus
-	$(BIN)/uedp inspect demo/corpus --plot demo/corpus.png
+demo: demo/run/result.json  ## from nothing to a trained model with a certificate
+	$(BIN)/uedp certificate verify demo/run
+	$(BIN)/uedp evaluate demo/run
+	$(BIN)/uedp generate demo/run --prompt "Hi " --count 3 --temperature 0.5
+
+demo/run/result.json: docs/demo.yaml demo/corpus/corpus.json demo/others/corpus.json
+	rm -rf demo/run
+	OMP_NUM_THREADS=1 $(BIN)/uedp train docs/demo.yaml --out demo/run
 
 demo/messages.jsonl: $(wildcard src/uedp/corpus/sample*.py) | $(USE)
-	@mkdir -p demo && rm -f $@
-	$(BIN)/uedp sample --out $@
+	@mkdir -p demo && rm -f demo/*.jsonl
+	$(BIN)/uedp sample --people 4000 --out $@ --held-out demo/others.jsonl
+
+demo/others.jsonl: demo/messages.jsonl
 
 demo/corpus/corpus.json: demo/messages.jsonl
 	$(BIN)/uedp detect $< --out demo/corpus --overwrite --label label --detector labels,patterns
+
+demo/others/corpus.json: demo/others.jsonl
+	$(BIN)/uedp detect $< --out demo/others --overwrite --label label --detector labels,patterns
 
 clean:  ## remove what was made, .venv too
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

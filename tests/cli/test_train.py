@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from uedp.cli import main
 from uedp.models import packaged
 from uedp.training.config import load as load_config
 
+DEMO = Path(__file__).parents[2] / "docs" / "demo.yaml"
 SIZES = "model.sizes={embedding_size: 8, num_hidden_layers: 1}"
 FLAGS = [
     *("--model", "awd-lstm", "--tokenizer", "bytes", "--user-rate", 0.5, "--rate", 0.03),
@@ -102,6 +104,14 @@ def test_a_flag_wins_over_set_and_set_over_the_file(here, run, tmp_path):
     assert shown["users per round"] == "10"
     assert 3.9 < float(shown["epsilon"]) <= 4  # in place of the noise in the file
     assert "(4, 1e-06)-differentially private" in found.out
+
+
+def test_a_preset_of_the_paper(here, run):
+    line = ["train", "paper-awd-lstm", "--corpus", "corpus", "--user-rate", 0.5, "--set", SIZES]
+    found = run(*line, "--rounds", 2, "--dry-run")
+    assert found.code == 0
+    assert "uedp-alg" in found.out
+    assert "paper-gpt9: cannot be read" in refused(run, "train", "paper-gpt9", "--dry-run")
 
 
 def test_a_dry_run_trains_nothing(here, run):
@@ -192,6 +202,21 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(here, run):
     assert f"stopped after round {done}; go on with --resume" in said
     assert [path.name for path in (here / out / "checkpoints").iterdir()] == [f"{done:08d}"]
     assert "not finished" in refused(run, "evaluate", out)
+
+
+@pytest.mark.slow
+def test_the_demo_learns(run, tmp_path, monkeypatch):
+    """As `make demo` does it; the model has to get far better than guessing."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "demo").mkdir()
+    run(*"sample --people 4000 --out m.jsonl --held-out h.jsonl".split())
+    for source, name in (("m.jsonl", "demo/corpus"), ("h.jsonl", "demo/others")):
+        assert run("detect", source, "--out", name, "--detector", "labels,patterns").code == 0
+    assert run("train", DEMO, "--out", "demo/run").code == 0
+    result = json.loads((tmp_path / "demo" / "run" / "result.json").read_text())
+    assert result["before"]["perplexity"] > 200
+    assert result["after"]["perplexity"] < 15
+    assert run("certificate", "verify", "demo/run").code == 0
 
 
 # --- evaluate, generate, unpack ------------------------------------------------------------------

@@ -246,6 +246,21 @@ def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch,
     assert json.loads((tmp_path / "my-run" / "certificate.json").read_text())["private"]
 
 
+def test_the_configs_in_the_pages_are_ones(tmp_path):
+    whole, part = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    (tmp_path / "whole.yaml").write_text(whole)
+    assert load_config(tmp_path / "whole.yaml").privacy.epsilon == 8
+    (tmp_path / "part.yaml").write_text(whole.replace(whole[whole.index("model:") :], part))
+    model = load_config(tmp_path / "part.yaml").model
+    assert model.sizes == {
+        "hidden_size": 1150,
+        "embedding_size": 100,
+        "num_hidden_layers": 3,
+        "tie_word_embeddings": True,
+    }
+    load_config(GUIDE.with_name("demo.yaml"))
+
+
 def test_no_network_is_asked(corpora, tmp_path):
     with tiny.no_network() as attempts:
         train(corpora, tmp_path / "run", privacy={**PRIVACY, "rounds": 1})

@@ -24,7 +24,11 @@ _COUNTS = ("tokens", "sentences")  # measures that say how much was measured
 
 def train(
     config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="A YAML file; or give it all by flags.")
+        Path | None,
+        typer.Argument(
+            metavar="CONFIG",
+            help="A YAML file, or paper-gpt2, paper-bert, paper-awd-lstm; or give it all by flags.",
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the run.")] = None,
     corpus: Annotated[
@@ -169,8 +173,8 @@ def register(app: typer.Typer) -> None:
 def _config(
     path: Path | None, run: Path | None, given: Mapping[str, Any], changes: Sequence[str]
 ) -> "Config":
-    """A file, or that of the run to be resumed, or nothing; then --set; then flags."""
-    from uedp.training.config import load, parse
+    """A file, a preset, that of the run to be resumed, or nothing; then --set; then flags."""
+    from uedp.training import config
 
     # one of these by a flag takes the place of the other in the file
     instead = {"privacy.epsilon": "privacy.noise", "privacy.noise": "privacy.epsilon"}
@@ -184,18 +188,22 @@ def _config(
         path = run / "config.yaml"
         if not path.is_file():
             raise UserError(f"{run}: holds no run to resume; leave out --resume")
+    if path is not None and not path.exists():
+        preset = Path(config.__file__).with_name("presets") / f"{path}.yaml"
+        path = preset if preset.is_file() else path
     if path is not None:
-        return load(path, every)
+        return config.load(path, every)
     if "data.train" not in given or "model.name" not in given:
         raise UserError("train: give a CONFIG, or at least --corpus, --model and --epsilon")
-    return parse({"privacy": {}}, "train", every)
+    return config.parse({"privacy": {}}, "train", every)
 
 
 # --- what is shown -------------------------------------------------------------------------------
 
 
 def _say(line: str) -> None:
-    typer.echo(plain(line))
+    # not typer.echo: it would write past the bar, which moves aside for `print`
+    print(plain(line), flush=True)
 
 
 def _say_sum(corpus: Path, own: "Certificate") -> None:

@@ -1,0 +1,115 @@
+"""Every error that `docs/pitfalls.md` quotes is the one the code raises."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tests.training import worlds
+from uedp.accounting import certificate
+from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
+from uedp.accounting.proven import Rotation
+from uedp.errors import UserError
+from uedp.mechanism.clip import Engine
+from uedp.mechanism.clip.shared import SharedMask
+from uedp.training.plan import build
+
+PAGE = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text()
+QUOTED = [" ".join(line.split()) for line in re.findall(r"^    (.*)$", PAGE, re.MULTILINE)]
+PROFILE = Rotation(1.0, 0.1, 0.3)
+
+
+class Net(nn.Module):
+    """A linear layer, one more that does not do, and a weight that is used twice if asked for."""
+
+    def __init__(self, twice: bool = False, **layers: nn.Module) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 2)
+        self.twice = twice
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def losses(self, order):
+        x = torch.arange(6.0).view(2, 1, 3)[list(order)]
+        found = self.head(x).flatten(1).sum(1)
+        return found + (x.flatten(1) @ self.head.weight.t()).sum(1) if self.twice else found
+
+
+def batch_norm(folder):
+    inner = nn.Module()
+    inner.norm = nn.BatchNorm1d(3)
+    Engine(Net(encoder=inner))
+
+
+def no_rule(folder):
+    Engine(Net(conv=nn.Conv2d(1, 1, 1)))
+
+
+def used_twice(folder):
+    net = Net(twice=True)
+    Engine(net).check(net.losses, 2)
+
+
+def mixing(folder):
+    net = Net()
+    Engine(net).check(lambda order: net.losses(order) / len(order), 2)
+
+
+def reduced(folder):
+    net = Net()
+    Engine(net).clipped_sum(
+        lambda order: net.losses(order).mean(), [0, 1], torch.ones(2), 1.0, torch.ones(2)
+    )
+
+
+def unheld_mask(folder):
+    net = Net(drop=SharedMask(0.5)).train()
+    Engine(net).clipped_sum(net.losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))
+
+
+def few_users(folder):
+    build(worlds.config("m", privacy__user_rate=0.01), worlds.incidence())
+
+
+def budget(folder):
+    ledger = CorpusLedger(folder)
+    ledger.reserve("one", "digest", PROFILE, 200)
+    ledger.reserve("two", "digest", PROFILE, 200, Budget(9, 1e-5))
+
+
+def planned(folder):
+    run = folder / "my-run"
+    run.mkdir()
+    with RunLedger.open(run, "my-run", "digest", PROFILE, 10) as ledger:
+        ledger.spend(10)
+        ledger.spend()
+
+
+def seeded(folder):
+    shape = certificate.Shape(digest="digest", users=2, sentences=2, entities=1)
+    with RunLedger.open(folder, "run", "digest", PROFILE, 10):
+        pass
+    setup = certificate.Setup(noise_source="fixed seed")
+    raise UserError(certificate.issue(folder, 1e-5, shape, setup).statement)
+
+
+CASES = (
+    *(batch_norm, no_rule, used_twice, mixing, reduced, unheld_mask),
+    *(few_users, budget, planned, seeded),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_the_error_is_quoted_as_it_is(case, tmp_path):
+    with pytest.raises(UserError) as caught:
+        case(tmp_path)
+    said = str(caught.value).replace(f"{tmp_path}/", "")
+    wanted = re.sub(r"come to [\d.]+", "come to", said)  # a number that the page makes up
+    assert wanted in [re.sub(r"come to [\d.]+", "come to", line) for line in QUOTED]
+
+
+def test_nothing_else_is_quoted():
+    assert len(QUOTED) == len(CASES)
+    assert len(set(QUOTED)) == len(QUOTED)
