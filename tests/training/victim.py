@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import peft  # noqa: F401  # all that takes long to import, so that it is there already
+import torch
 import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
 from tests.training import worlds
@@ -15,6 +16,8 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import CorpusLedger, RunLedger
 from uedp.training import checkpoint, folder, loop, methods
 from uedp.training.config import Config
+
+torch.set_num_threads(1)  # as in the tests: sums over threads round differently
 
 # where a process can be made to die, in the order of a run: what is called there
 POINTS: dict[str, tuple[Any, str]] = {

@@ -1,0 +1,379 @@
+"""The audit: it clears what is right, comes close to what is proven, and catches what is broken."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from uedp.accounting.calibrate import noise_for
+from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel
+from uedp.audit.mechanism import (
+    Copies,
+    Drawn,
+    Mechanism,
+    audit,
+    audit_paper,
+    by_arithmetic,
+    by_engine,
+    sums_of,
+)
+from uedp.audit.worlds import crowd, worlds
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.mechanism.draw import Sampling, draw, draw_alg, draw_users
+from uedp.mechanism.local import LocalUpdate, Steps, shuffled
+from uedp.mechanism.noise import SecureNoise, SystemNoise
+from uedp.mechanism.release import Clips
+
+DELTA = 1e-5
+QUICK = {"delta": DELTA, "fit_curve": False}
+USER = UserLevel(1.0, 0.5)
+
+# --- the fast way is the real way ----------------------------------------------------------------
+
+
+class Silence:
+    source = "fixed seed"
+
+    def add_(self, sums, deviation):
+        pass
+
+
+def random_copies(profile, kind, seed: int) -> Copies:
+    """Gradients of all sizes, not only the adversary's."""
+    rng = np.random.default_rng(seed)
+    copies = Copies.of(worlds(profile, kind)[0], 20, 20)
+    gradients = rng.normal(size=copies.incidence.sentences) * 10 ** rng.uniform(
+        -2, 3, copies.incidence.sentences
+    )
+    return replace(copies, gradients=gradients)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(
+    ("profile", "kind"),
+    [
+        (UserLevel(1.0, 0.6), "user"),
+        (Rotation(1.0, 0.6, 0.3), "user and entity"),
+        (Missed(Rotation(1.0, 0.6, 0.3), 2, 3, 0.3), "missed mention"),
+    ],
+)
+def test_arithmetic_equals_the_engine(profile, kind, layers, seed):
+    """Guarantee of by_arithmetic, on a round of 40 copies with random gradients."""
+    copies, mechanism = random_copies(profile, kind, seed), Mechanism.of(profile)
+    drawn = mechanism.draw(copies.incidence, np.random.default_rng(seed), seed)
+    ours = by_arithmetic(copies, drawn, mechanism.clips, 1.0, Silence())
+    real = by_engine(copies, drawn, mechanism.clips, 1.0, Silence(), layers)
+    assert ours.abs().max() > 0.5
+    assert torch.allclose(ours, real, atol=2e-6)
+
+
+def test_both_ways_add_the_same_noise():
+    profile = Rotation(1.7, 0.3, 0.3)
+    copies, mechanism = random_copies(profile, "entity", 0), Mechanism.of(profile)
+    drawn = mechanism.draw(copies.incidence, np.random.default_rng(0), 0)
+    outputs = [
+        way(copies, drawn, mechanism.clips, 1.7, SystemNoise(4))
+        for way in (by_arithmetic, by_engine)
+    ]
+    assert torch.allclose(*outputs, atol=2e-6)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_arithmetic_equals_local_updates(seed):
+    """UeDP-Alg's round: one step on the weighted sum of gradients, clipped as a whole."""
+    profile = Alg(2.0, 0.7, 6, 4)
+    copies = Copies.of(worlds(profile, "user and entity")[0], 1, 0)
+    rng = np.random.default_rng(seed)
+    copies = replace(copies, gradients=rng.normal(size=copies.incidence.sentences))
+    found = draw_alg(copies.incidence, Sampling(0.7, 0.5), rng, np.ones(7))
+    bounds = np.full(len(found.weights), np.inf)
+    ours = sums_of(copies, Drawn(found, found.weights, bounds), 1.0)
+
+    model = nn.Linear(1, 1, bias=False)
+    ids = found.sentences.values
+    real = LocalUpdate(
+        model, lambda forward, batch: forward(batch["x"])[..., 0], Steps(1.0, 100, 1.0)
+    ).weighted_sum(
+        {"x": torch.from_numpy(copies.gradients[ids]).float()[:, None]},
+        shuffled(found.sentences, rng),
+        torch.from_numpy(found.weights).float(),
+        torch.ones(len(found.users)),
+    )
+    # an update goes against the gradient
+    assert -real.updates[model.weight].item() == pytest.approx(ours[0], abs=1e-5)
+
+
+def test_copies_are_apart_and_alike():
+    """Guarantees of Copies."""
+    (world, *_) = worlds(Rotation(1.0, 0.3, 0.3), "user and entity")
+    copies, one = Copies.of(world, 2, 3), world.incidence
+    whole = copies.incidence
+    assert (whole.users, whole.sentences, whole.entities) == tuple(
+        5 * n for n in (one.users, one.sentences, one.entities)
+    )
+    assert np.all(copies.of_users(whole.sentence_user) == np.repeat(np.arange(5), one.sentences))
+    for sentence, copy in enumerate(copies.of_sentences(np.arange(whole.sentences))):
+        same = sentence - copy * one.sentences
+        shifted = one.sentence_entities[same] + copy * one.entities
+        assert whole.sentence_entities[sentence].tolist() == shifted.tolist()
+        emptied = copy < 2 and world.empties[same]
+        assert copies.gradients[sentence] == (0 if emptied else world.gradients[same])
+
+
+# --- what is right is cleared --------------------------------------------------------------------
+
+RIGHT = [
+    (UserLevel(1.0, 0.5), "user"),
+    (Rotation(1.2, 0.4, 0.5), "user and entity"),
+    (Rotation(1.2, 0.4, 0.5), "entity"),
+    (Alg(4.0, 0.4, 10, 9), "user and entity"),
+    (Missed(Rotation(1.5, 0.4, 0.5), 1, 1, 0.5), "missed mention"),
+]
+
+
+@pytest.mark.parametrize(("profile", "kind"), RIGHT)
+def test_no_bound_exceeds_what_is_proven(profile, kind):
+    """Guarantee of audit: 40 audits at 95%; more than 7 alarms come once in a thousand times."""
+    repetitions, beaten, crossed = 40, 0, 0
+    for seed in range(repetitions):
+        found = audit(
+            profile, kind, 4, 0.02, runs=400, seed=seed, attacks=["likelihood"], fit_curve=False
+        )
+        beaten += found.threshold.epsilon > found.proven
+        crossed += found.excess > 0
+        assert found.proven > 1
+    assert max(beaten, crossed) <= stats.binom.ppf(0.999, repetitions, 0.05)
+
+
+@pytest.mark.parametrize("target", [2.0, 8.0])
+@pytest.mark.parametrize(
+    ("profile", "kind"),
+    [
+        (lambda z: UserLevel(z, 0.1), "user"),
+        (lambda z: Rotation(z, 0.1, 0.3), "user and entity"),
+    ],
+)
+def test_what_is_proven_is_nearly_reached(profile, kind, target):
+    noise = noise_for(target, DELTA, 50, profile)
+    found = audit(profile(noise), kind, 50, DELTA, runs=20_000, seed=0, attacks=["likelihood"])
+    assert 0.7 * found.proven <= found.curve.epsilon <= found.proven
+    assert 0.55 * found.proven <= found.gaussian.epsilon <= found.proven
+    assert 0.97 * found.proven <= found.attainable <= 1.001 * found.proven
+    assert not found.refutes_proven
+
+
+def test_secure_noise_is_audited_too():
+    """Its noise cannot be repeated, so the confidence is such that no one sees a false alarm."""
+    found = audit(USER, "user", 5, runs=4000, confidence=1 - 1e-5, noise=SecureNoise(), **QUICK)
+    assert found.noise_source == "secure"
+    assert not found.refutes_proven
+    assert 0.2 * found.proven < found.gaussian.epsilon < found.proven
+
+
+# --- what was published is refuted ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("holders", "runs"), [(112, 4000), (945, 200)])
+def test_the_published_epsilon_is_refuted(holders, runs):
+    found = audit_paper(holders, runs=runs, seed=0, attacks=["likelihood"], fit_curve=False)
+    assert found.published == pytest.approx(0.52, abs=0.01)
+    assert found.refutes_published
+    assert not found.refutes_proven
+
+
+def test_the_papers_noise_hides_a_single_user_and_its_codes_does_not():
+    lemma, code = (
+        audit_paper(0, pair="user", runs=300, seed=0, released_code=released, fit_curve=False)
+        for released in (False, True)
+    )
+    assert not lemma.refutes_published
+    assert code.refutes_published
+    assert code.proven is None
+    assert code.parameters["noise"] == pytest.approx(2 / 41_431, rel=1e-3)
+    assert "released code" in code.method
+
+
+# --- what is broken is caught --------------------------------------------------------------------
+
+SEEDS = pytest.mark.parametrize("seed", range(3))
+
+
+def broken(profile, **parts) -> Mechanism:
+    return replace(Mechanism.of(profile), **parts)
+
+
+def caught(profile, kind, rounds, seed, mechanism, runs=3000, **options) -> bool:
+    """Caught where it is broken, and not where it is not."""
+    right = audit(profile, kind, rounds, runs=runs, seed=seed, **QUICK, **options)
+    assert not right.refutes_proven
+    options.setdefault("mechanism", mechanism)
+    return audit(profile, kind, rounds, runs=runs, seed=seed, **QUICK, **options).refutes_proven
+
+
+@SEEDS
+def test_noise_a_fifth_too_small_is_caught(seed):
+    def weak(copies, drawn, clips, multiplier, noise):
+        return by_arithmetic(copies, drawn, clips, 0.8 * multiplier, noise)
+
+    assert caught(USER, "user", 10, seed, broken(USER, release=weak))
+
+
+@SEEDS
+def test_noise_skipped_on_empty_rounds_is_caught(seed):
+    def skipping(copies, drawn, clips, multiplier, noise):
+        noisy = by_arithmetic(copies, drawn, clips, multiplier, noise)
+        drawn_in = np.bincount(
+            copies.of_users(drawn.participants.users), minlength=copies.count
+        ).astype(bool)
+        bare = torch.from_numpy(sums_of(copies, drawn, clips.update)).float()
+        return torch.where(torch.from_numpy(drawn_in), noisy, bare)
+
+    profile = UserLevel(0.8, 0.1)
+    assert caught(profile, "user", 20, seed, broken(profile, release=skipping))
+
+
+@SEEDS
+@pytest.mark.parametrize("profile", [USER, Rotation(1.0, 0.5, 0.3)])
+def test_a_user_clip_left_out_is_caught(profile, seed):
+    def unclipped(copies, drawn, clips, multiplier, noise):
+        sums = torch.from_numpy(sums_of(copies, drawn, np.inf)).float()
+        noise.add_([sums], multiplier * clips.update)
+        return sums
+
+    assert caught(profile, "user", 10, seed, broken(profile, release=unclipped), runs=1000)
+
+
+@SEEDS
+def test_lending_among_the_drawn_is_caught(seed):
+    """Selection that looks at who was drawn: with many holders the entity is used every round."""
+    profile = Rotation(1.0, 0.1, 0.5)
+    sampling, clips = Sampling(0.1), Clips(1.0, 0.5)
+
+    def among_drawn(incidence, rng, key):
+        users = draw_users(incidence.users, sampling.user_rate, rng)
+        is_drawn = np.zeros(incidence.users, dtype=bool)
+        is_drawn[users] = True
+        mentions = incidence.sentence_entities
+        row = mentions.row_of_value()
+        kept = is_drawn[incidence.sentence_user[row]]
+        seen = Incidence.build(
+            incidence.sentence_user,
+            row[kept],
+            mentions.values[kept],
+            incidence.users,
+            incidence.entities,
+        )
+        # the same users again, now that who else was drawn decides whom an entity is lent to
+        who = draw(seen, sampling, _Repeating(is_drawn), key)
+        bounds = clips.of_sentences(who.crowding).double().numpy()
+        return Drawn(who, np.ones(len(bounds)), bounds)
+
+    against = [crowd(profile, 30)]
+    mechanism = broken(profile, draw=among_drawn)
+    assert caught(profile, "user and entity", 20, seed, mechanism, runs=1500, against=against)
+
+
+class _Repeating:
+    """A generator that draws these users and lets every coin come up."""
+
+    def __init__(self, drawn):
+        self._next = np.where(drawn, 0.0, 1.0)
+
+    def random(self, count):
+        given, self._next = self._next, None
+        return given if given is not None and len(given) == count else np.zeros(count)
+
+
+@SEEDS
+def test_noise_used_again_on_resume_is_caught(seed):
+    class Resumed:
+        """The second half of a run begins with the seed of the first."""
+
+        source = "fixed seed"
+        rounds = 0
+
+        def add_(self, sums, deviation):
+            SystemNoise(1000 + self.rounds % 5 + self.rounds // 10 * 10).add_(sums, deviation)
+            self.rounds += 1
+
+    profile = UserLevel(1.5, 0.3)
+    assert not audit(profile, "user", 10, runs=1000, seed=seed, **QUICK).refutes_proven
+    found = audit(profile, "user", 10, runs=1000, seed=seed, noise=Resumed(), **QUICK)
+    assert found.refutes_proven
+    assert "repeats" in found.threshold.attack
+
+
+@SEEDS
+def test_clipping_by_layer_is_caught(seed):
+    """Two layers, gradients along their diagonal: each at its clip is longer than the clip."""
+
+    def whole(copies, drawn, clips, multiplier, noise):
+        return by_engine(copies, drawn, clips, multiplier, noise, layers=2)
+
+    def by_layer(copies, drawn, clips, multiplier, noise):
+        half = replace(copies, gradients=copies.gradients / 2**0.5)
+        layers = [by_engine(half, drawn, clips, multiplier, noise) for _ in range(2)]
+        return sum(layers) / 2**0.5
+
+    found = [
+        audit(USER, "user", 4, runs=800, seed=seed, mechanism=broken(USER, release=way), **QUICK)
+        for way in (whole, by_layer)
+    ]
+    assert [one.refutes_proven for one in found] == [False, True]
+
+
+# --- results -------------------------------------------------------------------------------------
+
+
+def test_a_result_is_repeatable_and_can_be_saved():
+    """Guarantee of audit."""
+    twice = [audit(USER, "user", 5, DELTA, runs=500, seed=7) for _ in range(2)]
+    assert twice[0] == twice[1]
+    found = json.loads(twice[0].to_json())
+    assert found["method"] == "UserLevel"
+    assert found["parameters"] == {"noise": 1.0, "user_rate": 0.5}
+    assert found["curve"]["epsilon"] <= found["proven"]
+    assert (found["confidence"], found["seed"], found["noise_source"]) == (0.95, 7, "fixed seed")
+    assert twice[0].largest == max(found[b]["epsilon"] for b in ("threshold", "gaussian", "curve"))
+    assert audit(USER, "user", 5, runs=500, seed=8, **QUICK).mu != twice[0].mu
+
+
+def test_without_a_seed_noise_is_the_systems():
+    assert audit(USER, "user", 2, runs=10, **QUICK).noise_source == "system"
+
+
+def test_progress_counts_runs():
+    class Listener:
+        total = done = 0
+
+        @contextmanager
+        def stage(self, name, total, unit):
+            self.total = total
+            yield self
+
+        def advance(self, items, position=None):
+            self.done += items
+
+        def note(self, text):
+            pass
+
+    listener = Listener()
+    audit(Rotation(1.0, 0.5, 0.3), "entity", 2, runs=100, seed=0, progress=listener, **QUICK)
+    assert listener.done == listener.total == 300
+
+
+def test_too_few_runs_are_refused():
+    with pytest.raises(UserError, match="runs 3"):
+        audit(USER, "user", 2, runs=3, **QUICK)
+
+
+def test_a_profile_of_no_method_is_refused():
+    with pytest.raises(UserError, match="no such method"):
+        Mechanism.of(object())

@@ -1,0 +1,116 @@
+"""Worlds are pairs the adjacency allows, and their laws those of the mechanism's own sums."""
+
+import numpy as np
+import pytest
+
+from uedp.accounting.divergence import Shifted
+from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon
+from uedp.audit.mechanism import Copies, Mechanism, sums_of
+from uedp.audit.worlds import Law, attainable, crowd, worlds
+from uedp.errors import UserError
+
+ROTATION = Rotation(1.0, 0.3, 0.3)
+CASES = [
+    (UserLevel(1.0, 0.3), "user"),
+    (ROTATION, "user"),
+    (ROTATION, "entity"),
+    (ROTATION, "user and entity"),
+    (Rotation(1.0, 0.3, 1.5), "user and entity"),
+    (Rotation(1.0, 0.3, 0.4, entity_rate=0.5), "user and entity"),
+    (Missed(ROTATION, 2, 3, 0.3), "missed mention"),
+    (Missed(Rotation(1.0, 0.3, 0.9), 1, 4, 0.9), "missed mention"),
+    (Alg(2.0, 0.3, 8, 5), "user and entity"),
+    (Alg(2.0, 0.3, 8, 5), "user"),
+]
+
+
+@pytest.mark.parametrize(("profile", "kind"), CASES)
+def test_the_law_is_that_of_the_mechanisms_sum(profile, kind):
+    """Guarantee of World: every sum is one the law has, as often as it says."""
+    runs, rng = 20_000, np.random.default_rng(0)
+    mechanism = Mechanism.of(profile)
+    for world in worlds(profile, kind):
+        copies = Copies.of(world, runs, runs)
+        drawn = mechanism.draw(copies.incidence, rng, 5)
+        sums = sums_of(copies, drawn, mechanism.clips.update)
+        for law, some in ((world.emptied, sums[:runs]), (world.full, sums[runs:])):
+            assert sum(law.chances) == pytest.approx(1)
+            apart = np.abs(some[:, None] - np.array(law.values))
+            assert apart.min(axis=1).max() < 1e-6
+            seen = np.bincount(apart.argmin(axis=1), minlength=len(law.values)) / runs
+            chances = np.array(law.chances)
+            assert np.all(np.abs(seen - chances) < 5 * np.sqrt(chances / runs) + 2e-4)
+
+
+def test_a_crowd_shares_one_entity():
+    world = crowd(ROTATION, 10)
+    assert len(world.incidence.holders[0]) == 10
+    assert dict(zip(world.full.values, world.full.chances, strict=True)) == pytest.approx(
+        {0.0: 0.49, 0.3: 0.21, 1.0: 0.21, 1.3: 0.09}
+    )
+
+
+@pytest.mark.parametrize(("profile", "kind"), CASES)
+def test_what_is_emptied_is_what_the_adjacency_says(profile, kind):
+    """Guarantee of World."""
+    for world in worlds(profile, kind):
+        incidence = world.incidence
+        of_user = incidence.sentence_user == 0
+        mentions = np.zeros(incidence.sentences, dtype=bool)
+        mentions[incidence.entity_sentences[0]] = True
+        expected = np.zeros_like(mentions)
+        if kind != "entity":
+            expected |= of_user
+        if kind != "user":
+            expected |= mentions
+        if kind == "missed mention":
+            beside = world.empties & ~expected
+            assert len(set(incidence.sentence_user[beside].tolist())) == profile.holders
+            assert beside.sum() == profile.holders * profile.per_user
+            assert incidence.extended[beside].all()
+        else:
+            assert world.empties.tolist() == expected.tolist()
+
+
+def test_the_loss_is_that_of_the_dominating_pair():
+    (world,) = worlds(UserLevel(1.3, 0.2), "user")
+    at = np.linspace(-4, 5, 30)
+    pair = Shifted(1.3, (0.0, 1.0), (0.8, 0.2))
+    assert world.loss(at, 1.3) == pytest.approx(pair.loss(at))
+
+
+def test_laws_add_and_mix():
+    coin = Law.of((0.0, 0.5), (1.0, 0.5))
+    assert coin.plus(coin) == Law((0.0, 1.0, 2.0), (0.25, 0.5, 0.25))
+    assert Law.binomial(2, 0.5, 1.0).chances == pytest.approx((0.25, 0.5, 0.25))
+    assert coin.mixed(Law.of((2.0, 1.0)), 0.2).chances == pytest.approx((0.4, 0.4, 0.2))
+    assert Law.of((1.0, 0.0), (2.0, 1.0)) == Law((2.0,), (1.0,))
+
+
+@pytest.mark.parametrize(
+    ("profile", "kind", "why"),
+    [
+        (UserLevel(1.0, 0.1), "entity", "promises nothing"),
+        (Alg(1.0, 0.1, 3, 1), "missed mention", "promises nothing"),
+        (Rotation(1.0, 0.1, 0.3, extended_rate=0.5), "user", "extended rate"),
+    ],
+)
+def test_refusals(profile, kind, why):
+    with pytest.raises(UserError, match=why):
+        worlds(profile, kind)
+
+
+def test_what_worlds_can_attain():
+    """User-level and Theorem 2 are tight; what is proven of UeDP-Alg nearly."""
+    user = UserLevel(1.0, 0.2)
+    (world,) = worlds(user, "user")
+    assert attainable(world, 1.0, 20, 1e-5) == pytest.approx(epsilon(user, 20, 1e-5), rel=0.005)
+    rotation = Rotation(1.0, 0.2, 0.3)
+    most = max(attainable(w, 1.0, 20, 1e-5) for w in worlds(rotation, "user and entity"))
+    assert 0.95 < most / epsilon(rotation, 20, 1e-5) < 1.001
+    (world,) = worlds(rotation, "user")
+    assert attainable(world, 1.0, 20, 1e-5) < most
+    paper = Alg(2.0, 50 / 946, 946, 112)
+    (world,) = worlds(paper, "user and entity")
+    found = attainable(world, 2.0 * 51, 50, 1e-5) / epsilon(paper, 50, 1e-5)
+    assert 0.85 < found < 1.001
