@@ -93,6 +93,8 @@ def test_laws_add_and_mix():
         (UserLevel(1.0, 0.1), "entity", "promises nothing"),
         (Alg(1.0, 0.1, 3, 1), "missed mention", "promises nothing"),
         (Rotation(1.0, 0.1, 0.3, extended_rate=0.5), "user", "extended rate"),
+        (Rotation(1.0, 0.1, 0.3, extended_share=0.5), "user", "one sentence clip"),
+        (Missed(ROTATION, 1, 1, 0.2), "missed mention", "one sentence clip"),
     ],
 )
 def test_refusals(profile, kind, why):

@@ -1,0 +1,1 @@
+"""Attacks on what is promised: lower bounds on epsilon, with confidence."""

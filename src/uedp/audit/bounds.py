@@ -1,0 +1,251 @@
+"""From an attacker's scores to lower bounds on epsilon.
+
+An attack guesses from a score which of two corpora a run was on. How often it is right and wrong,
+bounded by Clopper and Pearson's (1934) exact intervals, bounds the epsilon of the mechanism from
+below. Whatever is chosen (attack, direction, threshold) is chosen on one part of the scores and
+tested on the other, so that choosing costs no confidence.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, special
+
+from uedp.accounting.divergence import LARGEST, Floats
+from uedp.accounting.proven import Guarantee
+from uedp.errors import UserError
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Scores of runs on either corpus; high ones speak for `guessed`, low ones for `other`.
+
+    `full` says whether the corpus guessed is the full one, so that a score bounds
+    `H(P' || P)`; else it is the emptied one.
+    """
+
+    name: str
+    guessed: Floats
+    other: Floats
+    full: bool = True
+
+    def reversed(self) -> "Scores":
+        """The same attack, guessing the other corpus."""
+        return Scores(self.name, -self.other, -self.guessed, not self.full)
+
+    def split(self) -> tuple["Scores", "Scores"]:
+        """A part to choose on, and the larger one to test on."""
+        guessed, other = (_PART_TO_CHOOSE_ON * len(side) for side in (self.guessed, self.other))
+        first, second = (max(1, round(count)) for count in (guessed, other))
+        return (
+            Scores(self.name, self.guessed[:first], self.other[:second], self.full),
+            Scores(self.name, self.guessed[first:], self.other[second:], self.full),
+        )
+
+
+# the best threshold is flat: choosing it roughly costs less than a wider interval in the test
+_PART_TO_CHOOSE_ON = 0.15
+
+
+@dataclass(frozen=True)
+class Point:
+    """How often guesses at a threshold were right at least, and wrong at most, with confidence."""
+
+    attack: str
+    full: bool
+    threshold: float
+    right: float
+    wrong: float
+
+
+Merit = Callable[[Floats, Floats, bool], Floats]
+"""How much the rates of right and wrong guesses, of the full corpus or not, would prove."""
+
+
+def at_least(hits: Ints, trials: int, alpha: float) -> Floats:
+    """A lower bound on a chance, from how often it came true.
+
+    Guarantees:
+      - at most the chance, but for a probability of `alpha`
+    """
+    low = special.betaincinv(np.maximum(hits, 1), trials - hits + 1.0, alpha)
+    return np.where(hits > 0, low, 0.0).astype(np.float64)
+
+
+def at_most(hits: Ints, trials: int, alpha: float) -> Floats:
+    """An upper bound on a chance: the lower one on its opposite, seen from there."""
+    high = special.betaincinv(hits + 1.0, np.maximum(trials - hits, 1), 1 - alpha)
+    return np.where(hits < trials, high, 1.0).astype(np.float64)
+
+
+class Trial:
+    """Attacks, in both directions, chosen among on one part of their scores, tested on the other.
+
+    Guarantees:
+      - `right` of a point tested is at most, and `wrong` at least, the attack's true rate at the
+        threshold, both at once with the given confidence, whatever the merit and however many
+        attacks there are
+    """
+
+    def __init__(self, attacks: Sequence[Scores], confidence: float) -> None:
+        if not 0 < confidence < 1:
+            raise UserError(f"confidence {confidence}: must lie between 0 and 1")
+        self._alpha = (1 - confidence) / 2
+        self._ways = []
+        for way in (way for one in attacks for way in (one, one.reversed())):
+            choose, test = way.split()
+            thresholds = _thresholds(choose)
+            self._ways.append((test, thresholds, *_rates(choose, thresholds, self._alpha)))
+
+    def most(self, merit: Merit) -> float:
+        """The largest merit on the part that is chosen on."""
+        return max(float(merit(r, w, way.full).max()) for way, _, r, w in self._ways)
+
+    def test(self, merit: Merit) -> Point:
+        """The attack, direction and threshold of most merit, as the other part sees them."""
+        merits = [merit(right, wrong, way.full) for way, _, right, wrong in self._ways]
+        way, thresholds, _, _ = self._ways[int(np.argmax([m.max() for m in merits]))]
+        threshold = thresholds[[int(np.argmax(max(merits, key=np.max)))]]
+        right, wrong = _rates(way, threshold, self._alpha)
+        return Point(way.name, way.full, float(threshold[0]), float(right[0]), float(wrong[0]))
+
+
+def _rates(scores: Scores, thresholds: Floats, alpha: float) -> tuple[Floats, Floats]:
+    def hits(values: Floats) -> Ints:
+        return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
+
+    return (
+        at_least(hits(scores.guessed), len(scores.guessed), alpha),
+        at_most(hits(scores.other), len(scores.other), alpha),
+    )
+
+
+def _thresholds(scores: Scores) -> Floats:
+    """Scores to cut at, close together in the tails, where small chances are told apart."""
+    found = []
+    for values in (scores.guessed, scores.other):
+        count = len(values)
+        ranks = np.unique(np.geomspace(1, count, _RANKS).astype(int)) - 1
+        found.append(np.sort(values)[np.concatenate([ranks, count - 1 - ranks])])
+    return np.unique(np.concatenate(found))
+
+
+_RANKS = 30  # more would only fit the noise of the part that is chosen on
+
+
+# --- (a) threshold tests -------------------------------------------------------------------------
+
+
+def threshold_epsilon(right: Floats, wrong: Floats, delta: float) -> Floats:
+    """`ln((right - delta) / wrong)`: what one point proves of any mechanism; 0 if nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = np.log(np.maximum(right - delta, 0.0)) - np.log(wrong)
+    positive: Floats = np.maximum(value, 0.0)
+    return positive
+
+
+# --- (b) a Gaussian fit --------------------------------------------------------------------------
+
+
+def gaussian_mu(right: Floats, wrong: Floats) -> Floats:
+    """The mu-GDP curve through a point (Dong, Roth and Su 2022); 0 if guesses were no use."""
+    with np.errstate(invalid="ignore"):
+        mu = special.ndtri(right) - special.ndtri(wrong)
+    return np.maximum(np.nan_to_num(mu, nan=0.0, neginf=0.0), 0.0)
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The hockey-stick divergence of `N(0, 1)` and `N(mu, 1)`."""
+    if mu <= 0:
+        return 0.0
+    ahead = special.ndtr(mu / 2 - epsilon / mu)
+    return float(ahead - np.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """Epsilon at a delta of mu-GDP.
+
+    A bound on a mechanism only as far as the mechanism's curve is that of a Gaussian: it carries
+    a point measured at frequent errors over to a rare delta.
+    """
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(mu, high) > delta:
+        high *= 2
+    return float(optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-9))
+
+
+# --- (c) against the whole curve that was proven -------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The divergences a guarantee allows at some epsilons, in either direction."""
+
+    epsilons: Floats
+    full: Floats
+    emptied: Floats
+
+    @classmethod
+    def of(cls, guarantee: Guarantee, points: int = 120) -> "Curve":
+        top = guarantee.epsilon(1e-6)
+        if not math.isfinite(top):
+            top = LARGEST
+        epsilons = np.linspace(0.0, max(top, 0.1), points)
+        sides = [
+            np.max([[both[i].delta(e) for e in epsilons] for both in guarantee.losses.values()], 0)
+            for i in (0, 1)
+        ]
+        return cls(epsilons, sides[0], sides[1])
+
+    def excess(self, right: Floats, wrong: Floats, full: bool) -> Floats:
+        """By how much guesses beat what is allowed at the worst epsilon; above 0, it is refuted.
+
+        Guarantees:
+          - not above 0 for the true rates of any attack, if the guarantee holds
+        """
+        mine, opposite = (self.full, self.emptied) if full else (self.emptied, self.full)
+        factor = np.exp(self.epsilons)[:, None]
+        over = right - factor * wrong - mine[:, None]
+        # the same guess read backwards: who is not guessed
+        under = (1 - wrong) - factor * (1 - right) - opposite[:, None]
+        worst: Floats = np.maximum(over, under).max(axis=0)
+        return worst
+
+
+def largest_noise(
+    trial: Trial, curve_of: Callable[[float], Curve], claimed: float, precision: float = 0.002
+) -> tuple[float, Point]:
+    """A bound on the noise of a mechanism whose curve is one of a family, more noise allowing less.
+
+    Sought from `claimed / 4096` to `claimed * 64`; infinite if all of that allows what was seen.
+
+    Guarantees:
+      - the curve of more noise than is returned does not allow the point, so that a mechanism of
+        the family has at most this noise, with the confidence of the trial
+    """
+
+    def bisected(allowed: Callable[[Curve], bool]) -> float:
+        low = high = claimed
+        while allowed(curve_of(high)):
+            low, high = high, 2 * high
+            if high > 64 * claimed:
+                return math.inf
+        while not allowed(curve_of(low)) and low > claimed / 4096:
+            low, high = low / 2, low
+        while high - low > precision * high:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if allowed(curve_of(middle)) else (low, middle)
+        return high
+
+    # the threshold that refutes least noise is chosen first, on the part that is chosen on
+    chosen = bisected(lambda curve: trial.most(curve.excess) <= 0)
+    point = trial.test(curve_of(min(chosen, 64 * claimed)).excess)
+    rates = np.array([point.right]), np.array([point.wrong])
+    return bisected(lambda curve: float(curve.excess(*rates, point.full)[0]) <= 0), point

@@ -1,0 +1,480 @@
+"""Attack the mechanism itself: its own draws, clips and noise, on content an adversary chose.
+
+Nothing is imitated that could be run. Many runs are played at once by copying a world's incidence
+side by side: copies share no user, sentence or entity, so one call of the real draw plays one
+round of all of them, and one call of the real noise gives each its own. With `by_engine` the real
+`release` clips and adds up too, each copy in a weight of its own; `by_arithmetic` computes the same
+two projections on numbers, which is faster.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp.accounting import published
+from uedp.accounting.divergence import LARGEST, Floats
+from uedp.accounting.proven import (
+    Alg,
+    Guarantee,
+    Missed,
+    Profile,
+    Rotation,
+    UserLevel,
+    guarantee,
+)
+from uedp.audit.bounds import (
+    Curve,
+    Point,
+    Scores,
+    Trial,
+    gaussian_epsilon,
+    gaussian_mu,
+    largest_noise,
+    threshold_epsilon,
+)
+from uedp.audit.worlds import PAPER_ENTITY_RATE, Kind, Law, World, attainable, worlds
+from uedp.errors import UserError
+from uedp.incidence import Incidence, Ints
+from uedp.mechanism.clip import Engine
+from uedp.mechanism.draw import Participants, Sampling, draw, draw_alg, draw_whole
+from uedp.mechanism.estimators import Weights, f_e_plus
+from uedp.mechanism.noise import Noise, SystemNoise, add_once_
+from uedp.mechanism.release import Clips, release
+from uedp.progress import SILENT, Progress
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Many runs of one world side by side, first those on the emptied corpus.
+
+    Guarantees:
+      - no user, sentence or entity is in two copies
+      - a copy's gradients are the world's, on the emptied corpus with zeros where it is emptied
+    """
+
+    incidence: Incidence
+    gradients: Floats
+    emptied: int
+    count: int
+
+    @classmethod
+    def of(cls, world: World, emptied: int, full: int) -> "Copies":
+        one, count = world.incidence, emptied + full
+        numbers = np.arange(count)[:, None]
+        incidence = Incidence.build(
+            (one.sentence_user + numbers * one.users).ravel(),
+            (one.sentence_entities.row_of_value() + numbers * one.sentences).ravel(),
+            (one.sentence_entities.values + numbers * one.entities).ravel(),
+            one.users * count,
+            one.entities * count,
+        )
+        left = np.where(world.empties, 0.0, world.gradients)
+        gradients = np.concatenate([np.tile(left, emptied), np.tile(world.gradients, full)])
+        return cls(incidence, gradients, emptied, count)
+
+    def of_users(self, users: Ints) -> Ints:
+        """The copy that each user is in."""
+        return users // (self.incidence.users // self.count)
+
+    def of_sentences(self, sentences: Ints) -> Ints:
+        """The copy that each sentence is in."""
+        return sentences // (self.incidence.sentences // self.count)
+
+
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """Who takes part in a round of all copies; how much a sentence counts, and its clip."""
+
+    participants: Participants
+    weights: Floats
+    bounds: Floats
+
+
+Draw = Callable[[Incidence, np.random.Generator, int], Drawn]
+Release = Callable[[Copies, Drawn, Clips, float, Noise], Tensor]
+
+
+def by_arithmetic(
+    copies: Copies, drawn: Drawn, clips: Clips, multiplier: float, noise: Noise
+) -> Tensor:
+    """The noisy sum of each copy, its clips computed on numbers.
+
+    Guarantees:
+      - the sums are those of `by_engine`, up to rounding, before noise of the same deviation
+    """
+    sums = torch.from_numpy(sums_of(copies, drawn, clips.update)).float()
+    add_once_(noise, [sums], multiplier * clips.update)
+    return sums
+
+
+def sums_of(copies: Copies, drawn: Drawn, update_clip: float) -> Floats:
+    """Both clips on a line: each copy's sum before noise."""
+    rows = drawn.participants.sentences
+    gradients = copies.gradients[rows.values] * drawn.weights
+    clipped = np.clip(gradients, -drawn.bounds, drawn.bounds)
+    updates = np.bincount(rows.row_of_value(), clipped, minlength=len(rows))
+    updates = np.clip(updates, -update_clip, update_clip)
+    return np.bincount(
+        copies.of_users(drawn.participants.users), updates, minlength=copies.count
+    ).astype(np.float64)
+
+
+def by_engine(
+    copies: Copies, drawn: Drawn, clips: Clips, multiplier: float, noise: Noise, layers: int = 1
+) -> Tensor:
+    """The noisy sum of each copy by the real `release`; a gradient is spread over the layers.
+
+    A layer is a table with one weight per copy, which the sentences of that copy alone look up, so
+    that a sum per copy comes out of one sum. The adversary reads the outputs along the direction
+    that the gradients have.
+    """
+    model = nn.ModuleList([nn.Embedding(copies.count, 1) for _ in range(layers)])
+    gradients = torch.from_numpy(copies.gradients).float() / math.sqrt(layers)
+
+    def losses(sentences: Ints) -> Tensor:
+        place = torch.from_numpy(copies.of_sentences(np.asarray(sentences)).astype(np.int64))
+        weights: Tensor = sum(layer(place[:, None])[:, 0, 0] for layer in model)
+        return gradients[torch.from_numpy(np.asarray(sentences, dtype=np.int64))] * weights
+
+    who = drawn.participants
+    lengths, weights = np.ones(len(who.sentences.values), int), np.ones(len(who.users))
+    found = release(
+        Engine(model), who, losses, lengths, clips, weights, noise, multiplier, room=512
+    )
+    return torch.stack([table[:, 0] for table in found.sums]).sum(0) / math.sqrt(layers)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """The code under attack, part by part, so that a test can put a broken part in its place.
+
+    `multiplier` is the noise in units of the update clip.
+    """
+
+    draw: Draw
+    clips: Clips
+    multiplier: float
+    release: Release = by_arithmetic
+
+    @classmethod
+    def of(cls, profile: Profile) -> "Mechanism":
+        """What a profile says was run."""
+        if isinstance(profile, Missed):
+            profile = profile.rotation
+        if isinstance(profile, Alg):
+            sampling = Sampling(profile.user_rate, PAPER_ENTITY_RATE)
+            estimator = f_e_plus(
+                sampling, Weights(np.ones(profile.users), np.ones(1), 1.0, 0), 1.0, profile.noise
+            )
+            return cls(_draw_alg(sampling), Clips(1.0, 2.0), estimator.noise_in_updates)
+        if isinstance(profile, UserLevel):
+            clips, sampling = Clips(1.0, 2.0), Sampling(profile.user_rate)
+            return cls(_clipped(draw_whole, sampling, clips), clips, profile.noise)
+        if isinstance(profile, Rotation):
+            clips = Clips(1.0, profile.entity_share)
+            sampling = Sampling(profile.user_rate, profile.entity_rate, profile.extended_rate)
+            return cls(_clipped(draw, sampling, clips), clips, profile.noise)
+        raise UserError(f"{type(profile).__name__}: no such method to audit")
+
+    def play(self, copies: Copies, rounds: int, rng: np.random.Generator, noise: Noise) -> Floats:
+        """The outputs of all copies in units of the update clip, one row per round."""
+        outputs = np.empty((rounds, copies.count))
+        for row in outputs:
+            drawn = self.draw(copies.incidence, rng, int(rng.integers(2**62)))
+            total = self.release(copies, drawn, self.clips, self.multiplier, noise)
+            row[:] = total.double().numpy() / self.clips.update
+        return outputs
+
+
+def _clipped(
+    sampler: Callable[[Incidence, Sampling, np.random.Generator, int], Participants],
+    sampling: Sampling,
+    clips: Clips,
+) -> Draw:
+    def drawn(incidence: Incidence, rng: np.random.Generator, key: int) -> Drawn:
+        who = sampler(incidence, sampling, rng, key)
+        bounds = clips.of_sentences(who.crowding).double().numpy()
+        return Drawn(who, np.ones(len(bounds)), bounds)
+
+    return drawn
+
+
+def _draw_alg(sampling: Sampling) -> Draw:
+    def drawn(incidence: Incidence, rng: np.random.Generator, key: int) -> Drawn:
+        found = draw_alg(incidence, sampling, rng, np.ones(incidence.entities))
+        ones = np.ones(len(found.weights), int)
+        who = Participants(found.users, found.sentences, ones)
+        return Drawn(who, found.weights, np.full(len(ones), np.inf))
+
+    return drawn
+
+
+# --- scores --------------------------------------------------------------------------------------
+
+
+def likelihood(world: World, outputs: Floats, noise: float) -> Floats:
+    """The log-likelihood ratio of each run: no score tells the corpora better, if all is right."""
+    total: Floats = sum((world.loss(row, noise) for row in outputs), np.zeros(outputs.shape[1]))
+    return total
+
+
+_EXACT = 4e-6  # float32 rounds outputs by less than this
+
+
+def repeats(world: World, outputs: Floats, noise: float) -> Floats:
+    """How many pairs of a run's rounds differ exactly as sums of the full corpus alone can.
+
+    Nothing, where noise is fresh; where rounds share it, their difference is that of their sums.
+    """
+    score = np.zeros(outputs.shape[1])
+    telling = _differences(world.full) - _differences(world.emptied)
+    if len(telling) > _MOST_DIFFERENCES:
+        return score
+    for lag in range(1, len(outputs)):
+        apart = np.abs(outputs[lag:] - outputs[:-lag])
+        for difference in telling:
+            score += (np.abs(apart - difference) < _EXACT).sum(axis=0)
+    return score
+
+
+_MOST_DIFFERENCES = 8
+
+
+def _differences(law: Law) -> set[float]:
+    values = np.array(law.values)
+    return set(np.unique(np.abs(values[:, None] - values).round(9)).tolist()) - {0.0}
+
+
+Attack = Callable[[World, Floats, float], Floats]
+ATTACKS: dict[str, Attack] = {"likelihood": likelihood, "repeats": repeats}
+
+
+# --- the audit -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A lower bound on epsilon, and the attack that gave it."""
+
+    epsilon: float
+    attack: str
+    guessed: str
+    right: float
+    wrong: float
+
+
+@dataclass(frozen=True)
+class MechanismAudit:
+    """What an attack on the mechanism found. Each bound holds with `confidence` on its own.
+
+    `threshold` assumes nothing. `gaussian` assumes that the trade-off between the attack's errors
+    is that of a Gaussian, `curve` that it is the one proven, for some other noise; both carry what
+    was seen over to the delta asked for. `excess` above 0 refutes the proven epsilon: the attack
+    guessed better than its whole curve allows. `attainable` is the epsilon of the worlds attacked,
+    computed: what lies between it and `proven` is slack of the proof or of the worlds, what lies
+    below it is for want of runs. An epsilon of None is none, or beyond all bounds.
+    """
+
+    method: str
+    pair: str
+    parameters: dict[str, Any]
+    rounds: int
+    delta: float
+    confidence: float
+    runs: int
+    seed: int | None
+    noise_source: str
+    proven: float | None
+    published: float | None
+    attainable: float | None
+    threshold: Bound
+    gaussian: Bound
+    mu: float
+    curve: Bound | None
+    excess: float | None
+
+    @property
+    def largest(self) -> float:
+        bounds = [self.threshold, self.gaussian, *([self.curve] if self.curve else [])]
+        return max(bound.epsilon for bound in bounds)
+
+    @property
+    def refutes_proven(self) -> bool:
+        """Whether what is proven was seen to be wrong; a false alarm has `1 - confidence` each."""
+        beaten = self.proven is not None and self.threshold.epsilon > self.proven
+        return beaten or (self.excess is not None and self.excess > 0)
+
+    @property
+    def refutes_published(self) -> bool:
+        return self.published is not None and self.threshold.epsilon > self.published
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2, allow_nan=False)
+
+
+_AT_ONCE = 400_000  # users
+
+
+def audit(
+    profile: Profile,
+    pair: Kind,
+    rounds: int,
+    delta: float,
+    *,
+    runs: int,
+    seed: int | None = None,
+    confidence: float = 0.95,
+    mechanism: Mechanism | None = None,
+    noise: Noise | None = None,
+    published: float | None = None,
+    attacks: Sequence[str] = tuple(ATTACKS),
+    against: Sequence[World] | None = None,
+    fit_curve: bool = True,
+    progress: Progress = SILENT,
+) -> MechanismAudit:
+    """Attack `rounds` rounds of what a profile promises, in `runs` runs on each corpus and world.
+
+    By default the mechanism is the profile's own, the worlds are the worst known, and the noise is
+    that of PyTorch; `seed` makes draws and that noise repeatable. `fit_curve=False` leaves out
+    `curve` and `attainable`, which take some seconds of accounting.
+
+    Guarantees:
+      - if the proven epsilon holds, `threshold` exceeds it with a chance of `1 - confidence` at
+        most, and so is `excess` above 0
+      - the same seed gives the same result, unless `noise` is a source of its own
+    """
+    if runs < 4:
+        raise UserError(f"runs {runs}: must be at least 4, to choose an attack and to test it")
+    mechanism = mechanism or Mechanism.of(profile)
+    rng = np.random.default_rng(seed)
+    # not the seed itself: audits of neighbouring seeds would share most of their noise
+    noise = noise or SystemNoise(None if seed is None else int(rng.integers(2**62)))
+    chosen = worlds(profile, pair) if against is None else against
+    candidates = []
+    with progress.stage("attacking", runs * len(chosen), "runs") as meter:
+        for world in chosen:
+            parts: dict[str, list[Floats]] = {name: [] for name in attacks}
+            left = runs
+            each = max(1, min(runs, _AT_ONCE // (2 * world.incidence.users)))
+            copies = Copies.of(world, each, each)
+            while left:
+                if left < each:
+                    copies = Copies.of(world, left, left)
+                outputs = mechanism.play(copies, rounds, rng, noise)
+                for name in attacks:
+                    parts[name].append(ATTACKS[name](world, outputs, mechanism.multiplier))
+                left -= copies.emptied
+                meter.advance(copies.emptied)
+            for name, scores in parts.items():
+                emptied = np.concatenate([s[: len(s) // 2] for s in scores])
+                full = np.concatenate([s[len(s) // 2 :] for s in scores])
+                candidates.append(Scores(f"{name} in the world {world.name!r}", full, emptied))
+    within = None
+    if fit_curve:
+        multiplier = mechanism.multiplier
+        most = max(attainable(world, multiplier, rounds, delta) for world in chosen)
+        within = most if math.isfinite(most) else None
+    return MechanismAudit(
+        method=type(profile).__name__,
+        pair=pair,
+        parameters=asdict(profile),  # type: ignore[call-overload]
+        rounds=rounds,
+        delta=delta,
+        confidence=confidence,
+        runs=runs,
+        seed=seed,
+        noise_source=noise.source,
+        published=published,
+        attainable=within,
+        **_bounds(Trial(candidates, confidence), profile, rounds, delta, fit_curve),
+    )
+
+
+def _bounds(
+    trial: Trial, profile: Profile, rounds: int, delta: float, fit_curve: bool
+) -> dict[str, Any]:
+    def bound(epsilon: float, point: Point) -> Bound:
+        guessed = "full" if point.full else "emptied"
+        return Bound(min(epsilon, LARGEST), point.attack, guessed, point.right, point.wrong)
+
+    def at(point: Point) -> tuple[Floats, Floats]:
+        return np.array([point.right]), np.array([point.wrong])
+
+    cut = trial.test(lambda right, wrong, _: threshold_epsilon(right, wrong, delta))
+    fit = trial.test(lambda right, wrong, _: gaussian_mu(right, wrong))
+    mu = float(gaussian_mu(*at(fit))[0])
+    proven = guarantee([(profile, rounds)])
+    epsilon = proven.epsilon(delta)
+    curve, excess = None, None
+    if math.isfinite(epsilon):
+        allowed = Curve.of(proven)
+        tested = trial.test(allowed.excess)
+        excess = float(allowed.excess(*at(tested), tested.full)[0])
+    if math.isfinite(epsilon) and fit_curve:
+
+        @cache
+        def with_noise(z: float) -> Guarantee:
+            return guarantee([(_with_noise(profile, z), rounds)])
+
+        largest, point = largest_noise(
+            trial, cache(lambda z: Curve.of(with_noise(z))), profile.noise
+        )
+        curve = bound(with_noise(largest).epsilon(delta) if largest < math.inf else 0.0, point)
+    return {
+        "proven": epsilon if math.isfinite(epsilon) else None,
+        "threshold": bound(float(threshold_epsilon(*at(cut), delta)[0]), cut),
+        "gaussian": bound(gaussian_epsilon(mu, delta), fit),
+        "mu": mu,
+        "curve": curve,
+        "excess": excess,
+    }
+
+
+def _with_noise(profile: Profile, noise: float) -> Profile:
+    if isinstance(profile, Missed):
+        return replace(profile, rotation=replace(profile.rotation, noise=noise))
+    return replace(profile, noise=noise)  # type: ignore[type-var]
+
+
+# --- the paper's own setting ---------------------------------------------------------------------
+
+CONLL = published.Setting(946, 50, PAPER_ENTITY_RATE, sensitive=11_176, sentences=14_040)
+
+
+def audit_paper(
+    holders: int,
+    *,
+    runs: int,
+    rounds: int = 50,
+    delta: float = 1e-5,
+    z: float = 2.0,
+    released_code: bool = False,
+    pair: Kind = "user and entity",
+    **options: Any,
+) -> MechanismAudit:
+    """UeDP-Alg with the numbers of the paper's CoNLL runs, on an entity with these other holders.
+
+    `released_code` draws the noise as the paper's code does, with its variance for a deviation;
+    nothing is claimed for that but what the paper says. `options` are those of `audit`.
+    """
+    rate = CONLL.users_per_round / CONLL.users
+    claim = published.epsilon(CONLL.rate(published.Method.f_e_plus), z, rounds, delta)
+    profile = Alg(z, rate, CONLL.users, holders)
+    if released_code:
+        extended = CONLL.sentences - CONLL.sensitive
+        weights = Weights(np.ones(CONLL.users), np.ones(CONLL.sensitive), 1.0, extended)
+        estimator = f_e_plus(Sampling(rate, CONLL.entity_rate), weights, _PAPER_CLIP, z)
+        shrunk = estimator.released_code_deviation / estimator.deviation
+        profile = replace(profile, noise=z * shrunk)
+    found = audit(profile, pair, rounds, delta, runs=runs, published=claim, **options)
+    return replace(found, method="Alg, noise of the released code") if released_code else found
+
+
+_PAPER_CLIP = 0.1
