@@ -220,13 +220,17 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
         for how in [*options.how, *(["untied"] if model == "smollm2" and options.untied else [])]:
             for tokens in options.tokens:
                 yield Case(model, how, options.users, options.each, tokens)
-    if options.growth:
-        for users in (16, 128):
-            yield Case("gpt2", "full", users, options.each, 24)
-        for each in (2, 32, 64):
-            yield Case("gpt2", "full", 16, each, 24)
-        for width in (512, 2048):
-            yield Case("gpt2", "full", 32, options.each, 24, width)
+    if options.growth:  # of a model of four layers, around one case
+        middle = Case("gpt2", "full", options.users, options.each, 24, 512)
+        yield middle
+        for users in (options.users // 2, 2 * options.users):
+            yield middle._replace(users=users)
+        for each in (2, 32):
+            yield middle._replace(each=each)
+        for tokens in (12, 96):
+            yield middle._replace(tokens=tokens)
+        for width in (256, 1024):
+            yield middle._replace(width=width)
 
 
 HEADER = (
