@@ -247,7 +247,7 @@ def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch,
 
 
 def test_the_configs_in_the_pages_are_ones(tmp_path):
-    whole, part = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    whole, part, words = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (tmp_path / "whole.yaml").write_text(whole)
     assert load_config(tmp_path / "whole.yaml").privacy.epsilon == 8
     (tmp_path / "part.yaml").write_text(whole.replace(whole[whole.index("model:") :], part))
@@ -258,6 +258,10 @@ def test_the_configs_in_the_pages_are_ones(tmp_path):
         "num_hidden_layers": 3,
         "tie_word_embeddings": True,
     }
+    (tmp_path / "words.yaml").write_text(
+        whole.replace(whole[whole.index("model:") :], "model: {name: awd-lstm}\n" + words)
+    )
+    assert load_config(tmp_path / "words.yaml").vocabulary.source == "public"
     load_config(GUIDE.with_name("demo.yaml"))
 
 
