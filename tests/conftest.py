@@ -1,5 +1,6 @@
 """Small corpora and a way to run commands, for all tests."""
 
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,16 @@ import torch
 
 from uedp.cli import main
 from uedp.corpus.sentence import Sentence, Span
+
+# Under nohup, or in the background of a script, some signals are ignored, here and in every process
+# that is started from here; what is tested is what they do.
+for _signal, _handler in {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGHUP: signal.SIG_DFL,
+    signal.SIGTERM: signal.SIG_DFL,
+}.items():
+    if signal.getsignal(_signal) == signal.SIG_IGN:
+        signal.signal(_signal, _handler)
 
 torch.set_num_threads(1)  # threads that wait for each other cost small tests more than they gain
 
