@@ -340,7 +340,7 @@ def test_what_the_hub_has_is_fetched_by_name(monkeypatch, tmp_path):
         return module_read(request, module._Source(str(folder)))
 
     module_read = module._read
-    monkeypatch.setattr(module, "_ask_hub", lambda name, said: None)
+    monkeypatch.setattr(module, "ask_hub", lambda name, said: None)
     monkeypatch.setattr(module, "_read", read)
     assert load("someone/tiny").max_tokens == 64
     assert sources == [("someone/tiny", False)]

@@ -15,13 +15,13 @@ from typing import Any, Literal, get_args
 import torch
 
 from uedp.errors import UserError
+from uedp.hub import ask_hub, most_tokens
 from uedp.models import scratch
 
 Task = Literal["next-word", "classification"]
 
 _OWN_KINDS = {"awd_lstm": "uedp.models.awd_lstm"}  # modules that teach Transformers a model
 _DEFAULT_LIMIT = 1024  # tokens, for models and tokenizers that set no limit
-_HUB_TIMEOUT = 5.0  # seconds to find out whether the hub is there
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def load(
         if local:
             raise _unusable(asked, error) from error
     # Not in the cache, or not all of it.
-    _ask_hub(name, asked)
+    ask_hub(name, asked)
     try:
         return _open(request, _Source(name, local=False))
     except OSError as error:
@@ -180,27 +180,6 @@ def _snapshot(name: str, asked: str) -> Path:
         raise UserError(f"{asked}: no such folder, and no name the hub could know") from error
 
 
-def _ask_hub(name: str, asked: str) -> None:
-    """One short question; the library itself would try for half a minute."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        HfApi().model_info(name, timeout=_HUB_TIMEOUT)
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"{asked}: no such folder, and the hub has no such model or does not show it to you; "
-            "mend the name, or run `hf auth login`"
-        ) from error
-    # Its HTTP library is another from version to version, and so are the errors.
-    except Exception as error:
-        raise UserError(
-            f"{asked}: no such folder, not in the local cache, and the hub cannot be asked "
-            f"({_line(error)}); name a folder with a saved model, or run `hf download {name}` "
-            "where there is a network"
-        ) from error
-
-
 # --- reading it ----------------------------------------------------------------------------------
 
 
@@ -238,7 +217,7 @@ def _read(request: _Request, source: _Source) -> Loaded:
             f"{words}; they do not belong together"
         )
     _set_padding(model, tokenizer, request.asked)
-    limit = _limit(model, tokenizer)
+    limit = most_tokens(model, tokenizer, _DEFAULT_LIMIT)
     if request.task == "next-word" and _looks_ahead(model, limit):
         raise UserError(
             f"{request.asked}: {type(model).__name__} sees the words it should predict; "
@@ -319,7 +298,7 @@ def _from_scratch(
     model = scratch.new_model(config, classifies, request.seed, request.dtype)
     _set_padding(model, words, request.asked)
     new_weights = tuple(sorted(name for name, _ in model.named_parameters()))
-    return Loaded(model, words, _limit(model, words), new_weights)
+    return Loaded(model, words, most_tokens(model, words, _DEFAULT_LIMIT), new_weights)
 
 
 def public_tokenizer(named: str | Path) -> Any:
@@ -352,7 +331,7 @@ def public_tokenizer(named: str | Path) -> Any:
         except OSError:
             if path.is_dir():
                 raise
-        _ask_hub(name, asked)
+        ask_hub(name, asked)
         return read(_Source(name, local=False))
     except UserError:
         raise
@@ -398,22 +377,6 @@ def _set_padding(model: Any, tokenizer: Any, asked: str) -> None:
     model.config.pad_token_id = tokenizer.pad_token_id
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.pad_token_id = tokenizer.pad_token_id
-
-
-def _limit(model: Any, tokenizer: Any) -> int:
-    """How many tokens the model takes at once, those around the text included."""
-    limits = [tokenizer.model_max_length]
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
-            # RoBERTa and its kin count positions from behind the padding's.
-            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
-            limits.append(module.num_embeddings - reserved)
-    stated = getattr(model.config, "max_position_embeddings", None)
-    if stated and stated > 0:
-        limits.append(stated)
-    limit = min(limits)
-    # A tokenizer saved without a limit says 10^30.
-    return int(limit) if limit < 10**6 else _DEFAULT_LIMIT
 
 
 def _looks_ahead(model: Any, limit: int) -> bool:

@@ -14,12 +14,12 @@ import numpy.typing as npt
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
+from uedp.hub import ask_hub, most_tokens
 
 _CHUNK = 1024  # sentences sorted by length together
 _TOKENS_PER_BATCH = 8192
 _OVERLAP = 128  # tokens that two windows of a long text share, at most
 _DEFAULT_WINDOW = 512  # for models that set no limit
-_HUB_TIMEOUT = 5.0  # seconds to find out whether the hub is there
 
 _PREFIXED = re.compile(r"([BIESLUM])[-_](.+)")  # IOB, IOBES, BILOU, BMES
 _BEGINS = frozenset("BSU")
@@ -64,7 +64,7 @@ class Transformers:
         ids = probe["input_ids"][0]
         leading, trailing = special.index(0), special[::-1].index(0)
         self._before, self._after = ids[:leading], ids[len(ids) - trailing :]
-        self._room = max(1, _limit(model, tokenizer) - leading - trailing)
+        self._room = max(1, most_tokens(model, tokenizer, _DEFAULT_WINDOW) - leading - trailing)
         self._overlap = min(_OVERLAP, self._room // 4)
 
     def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
@@ -159,7 +159,7 @@ def load(argument: str | None) -> Transformers:
         if is_folder:
             raise _unusable(asked, error) from error
     # Not in the cache, or not all of it.
-    _ask_hub(argument, asked)
+    ask_hub(argument, asked)
     try:
         return _open(argument, asked, local=False)
     except OSError as error:
@@ -278,22 +278,6 @@ def _read(source: str, asked: str, *, local: bool) -> Transformers:
     return Transformers(model, tokenizer, named)
 
 
-def _limit(model: Any, tokenizer: Any) -> int:
-    """How many tokens the model takes at once, those around the text included."""
-    limits = [tokenizer.model_max_length]
-    for name, module in model.named_modules():
-        if name.endswith("position_embeddings") and hasattr(module, "num_embeddings"):
-            # RoBERTa and its kin count positions from behind the padding's.
-            reserved = 0 if module.padding_idx is None else module.padding_idx + 1
-            limits.append(module.num_embeddings - reserved)
-    stated = getattr(model.config, "max_position_embeddings", None)
-    if stated and stated > 0:
-        limits.append(stated)
-    limit = min(limits)
-    # A tokenizer saved without a limit says 10^30.
-    return int(limit) if limit < 10**6 else _DEFAULT_WINDOW
-
-
 def _cached(name: str) -> str:
     """The folder of a model in the local cache; by its name, Transformers would ask the hub for
     adapters even when told to stay local."""
@@ -304,28 +288,6 @@ def _cached(name: str) -> str:
         return str(snapshot_download(name, local_files_only=True))
     except HFValidationError as error:
         raise OSError(str(error)) from error
-
-
-def _ask_hub(name: str, asked: str) -> None:
-    """One short question; the library itself would try for half a minute."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        HfApi().model_info(name, timeout=_HUB_TIMEOUT)
-    except RepositoryNotFoundError as error:
-        raise UserError(
-            f"{asked}: no such folder, and the hub has no such model or does not show it to you; "
-            "mend the name, or run `hf auth login`"
-        ) from error
-    # Its HTTP library is another from version to version, and so are the errors.
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{asked}: no such folder, not in the local cache, and the hub cannot be asked "
-            f"({reason}); name a folder with a saved model, or run `hf download {name}` "
-            "where there is a network"
-        ) from error
 
 
 def _unusable(asked: str, error: Exception) -> UserError:
