@@ -85,19 +85,6 @@ def test_digest_sees_every_change():
     assert len({i.digest for i in (base, *others)}) == 6
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 7), unique=True), max_size=6),
-    st.lists(st.floats(0, 1), min_size=8, max_size=8),
-)
-def test_argmin_of(rows, priority):
-    ordered = [sorted(row) for row in rows]
-    offsets = np.cumsum([0, *map(len, ordered)])
-    values = np.array([v for row in ordered for v in row], dtype=np.int32)
-    best = Rows(offsets, values).argmin_of(np.array(priority)[values])
-    expected = [min(row, key=lambda v: (priority[v], v)) if row else -1 for row in ordered]
-    assert best.tolist() == expected
-
-
 @given(st.lists(st.lists(st.integers(0, 7)), min_size=1, max_size=6), st.data())
 def test_take_rows(rows, data):
     offsets = np.cumsum([0, *map(len, rows)])

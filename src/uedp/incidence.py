@@ -60,21 +60,6 @@ class Rows:
         """The rows for which `kept` is true."""
         return self.take(np.flatnonzero(kept))
 
-    def argmin_of(self, priorities: npt.NDArray[Any]) -> Ints:
-        """For each row, its value whose priority (one per value, in place) is smallest.
-
-        The first of several equal ones; -1 for an empty row.
-        """
-        best = np.full(len(self), -1, dtype=self.values.dtype)
-        filled = np.flatnonzero(self.counts)
-        if len(filled):
-            smallest = np.minimum.reduceat(priorities, self.offsets[filled])
-            hits = np.flatnonzero(priorities == np.repeat(smallest, self.counts[filled]))
-            row = self.row_of_value()[hits]
-            first = np.flatnonzero(np.diff(row, prepend=-1))
-            best[row[first]] = self.values[hits[first]]
-        return best
-
 
 @dataclass(frozen=True, eq=False)
 class Incidence:

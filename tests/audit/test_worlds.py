@@ -6,8 +6,18 @@ import pytest
 from uedp.accounting.divergence import Shifted
 from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon
 from uedp.audit.mechanism import Copies, Mechanism, sums_of
-from uedp.audit.worlds import Law, attainable, crowd, worlds
+from uedp.audit.worlds import (
+    Law,
+    attainable,
+    beside,
+    crowd,
+    most_held,
+    on_incidence,
+    strongest,
+    worlds,
+)
 from uedp.errors import UserError
+from uedp.incidence import Incidence
 
 ROTATION = Rotation(1.0, 0.3, 0.3)
 CASES = [
@@ -21,6 +31,7 @@ CASES = [
     (Missed(Rotation(1.0, 0.3, 0.9), 1, 4, 0.9), "missed mention"),
     (Alg(2.0, 0.3, 8, 5), "user and entity"),
     (Alg(2.0, 0.3, 8, 5), "user"),
+    (Alg(2.0, 0.3, 8, 5), "entity"),
 ]
 
 
@@ -116,3 +127,92 @@ def test_what_worlds_can_attain():
     (world,) = worlds(paper, "user and entity")
     found = attainable(world, 2.0 * 51, 50, 1e-5) / epsilon(paper, 50, 1e-5)
     assert 0.85 < found < 1.001
+
+
+def test_the_strongest_world_is_the_one_of_largest_epsilon():
+    found = worlds(ROTATION, "user and entity")
+    epsilons = [attainable(world, 1.0, 20, 1e-5) for world in found]
+    assert len(set(epsilons)) == 3
+    assert strongest(found, 1.0, 20, 1e-5) is found[int(np.argmax(epsilons))]
+
+
+# --- on the incidence of a corpus ----------------------------------------------------------------
+
+
+def some_incidence(seed: int = 0) -> Incidence:
+    """25 users, 120 sentences, 12 entities, some far more common than others."""
+    rng = np.random.default_rng(seed)
+    owners = np.sort(rng.integers(25, size=120))
+    owners[:25] = np.arange(25)
+    row = rng.integers(120, size=150)
+    entity = np.minimum(rng.geometric(0.3, size=150) - 1, 11)
+    return Incidence.build(owners, row, entity, 25, 12)
+
+
+KINDS = ("user", "entity", "user and entity")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_content_on_an_incidence_is_emptied_as_the_adjacency_says(kind):
+    """Guarantee of World, and that nobody but the user and the holders has a gradient."""
+    incidence = some_incidence()
+    entity = most_held(incidence)
+    world = on_incidence(incidence, 0.3, entity, kind)
+    attacked = beside(incidence, entity)
+    mentions = np.isin(np.arange(120), incidence.entity_sentences[entity])
+    own = incidence.sentence_user == attacked
+    assert attacked not in incidence.holders[entity]
+    expected = {"user": own, "entity": mentions, "user and entity": own | mentions}[kind]
+    assert world.empties.tolist() == expected.tolist()
+    involved = set() if kind == "user" else set(incidence.holders[entity].tolist())
+    involved |= set() if kind == "entity" else {attacked}
+    assert set(incidence.sentence_user[world.gradients != 0].tolist()) == involved
+    assert world.incidence is incidence
+    assert world.name.startswith(f"{len(involved - {attacked})} other holders")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_laws_on_an_incidence_are_near_those_of_the_mechanism(kind):
+    """They are averages over 300 draws of coins: off by 0.03 or so, and never far."""
+    incidence, runs, rng = some_incidence(), 4000, np.random.default_rng(1)
+    world = on_incidence(incidence, 0.3, most_held(incidence), kind)
+    mechanism = Mechanism.of(Alg(2.0, 0.3, 25, 10))
+    copies = Copies.of(world, runs, runs)
+    sums = sums_of(copies, mechanism.draw(copies.incidence, rng, 0), mechanism.clips.update)
+    for law, some in ((world.emptied, sums[:runs]), (world.full, sums[runs:])):
+        assert sum(law.chances) == pytest.approx(1)
+        assert set(np.unique(some).tolist()) <= set(law.values)
+        below = np.array([np.mean(some <= value) for value in law.values])
+        assert np.abs(below - np.cumsum(law.chances)).max() < 0.08
+    assert world.full.values[-1] - world.emptied.values[0] >= (1 if kind == "user" else 10)
+
+
+def test_the_entity_wins_over_however_much_else_a_holder_has():
+    """A holder with 4,000 sentences beside the one that mentions the entity."""
+    owners = np.array([0] * 4001 + [1])
+    incidence = Incidence.build(owners, np.array([0]), np.array([0]), 2, 1)
+    world = on_incidence(incidence, 1.0, 0, "entity")
+    assert dict(zip(world.emptied.values, world.emptied.chances, strict=True)) == {-1.0: 1.0}
+    assert world.full.values == (-1.0, 1.0)
+    assert world.full.chances == pytest.approx((0.5, 0.5), abs=0.12)  # the entity's own coin
+
+
+def test_whom_to_attack_beside_an_entity():
+    """Not a holder, if it can be; of the others, one with a sentence that is always used."""
+    owners, rows = np.array([0, 1, 1, 2]), np.array([0, 1, 3])
+    incidence = Incidence.build(owners, rows, np.array([0, 1, 1]), 3, 2)
+    assert beside(incidence, 0) == 1  # 2 has no sentence without entities
+    assert beside(incidence, 1) == 0  # the only one who does not mention it
+    everyone = Incidence.build(np.array([0, 1, 1]), np.array([0, 1]), np.array([0, 0]), 2, 1)
+    assert beside(everyone, 0) == 1
+    world = on_incidence(everyone, 0.5, 0)
+    assert world.empties.all()
+    assert world.name == "1 other holders in the corpus"
+
+
+def test_a_corpus_without_entities_is_refused():
+    none = np.zeros(0, dtype=int)
+    with pytest.raises(UserError, match="no entities"):
+        most_held(Incidence.build(np.array([0, 1]), none, none, 2, 0))
+    with pytest.raises(UserError, match="promises nothing"):
+        on_incidence(some_incidence(), 0.1, 0, "missed mention")

@@ -83,6 +83,11 @@ def at_most(hits: Ints, trials: int, alpha: float) -> Floats:
     return np.where(hits < trials, high, 1.0).astype(np.float64)
 
 
+def check_confidence(confidence: float) -> None:
+    if not 0 < confidence < 1:
+        raise UserError(f"confidence {confidence}: must lie between 0 and 1")
+
+
 class Trial:
     """Attacks, in both directions, chosen among on one part of their scores, tested on the other.
 
@@ -93,8 +98,7 @@ class Trial:
     """
 
     def __init__(self, attacks: Sequence[Scores], confidence: float) -> None:
-        if not 0 < confidence < 1:
-            raise UserError(f"confidence {confidence}: must lie between 0 and 1")
+        check_confidence(confidence)
         self._alpha = (1 - confidence) / 2
         self._ways = []
         for way in (way for one in attacks for way in (one, one.reversed())):
@@ -117,6 +121,8 @@ class Trial:
 
 def _rates(scores: Scores, thresholds: Floats, alpha: float) -> tuple[Floats, Floats]:
     def hits(values: Floats) -> Ints:
+        if len(thresholds) == 1:  # of many millions, counting takes a tenth of sorting
+            return np.array([np.count_nonzero(values >= thresholds[0])])
         return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
 
     return (

@@ -7,39 +7,19 @@ round of all of them, and one call of the real noise gives each its own. With `b
 two projections on numbers, which is faster.
 """
 
-import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uedp.accounting import published
-from uedp.accounting.divergence import LARGEST, Floats
-from uedp.accounting.proven import (
-    Alg,
-    Guarantee,
-    Missed,
-    Profile,
-    Rotation,
-    UserLevel,
-    guarantee,
-)
-from uedp.audit.bounds import (
-    Curve,
-    Point,
-    Scores,
-    Trial,
-    gaussian_epsilon,
-    gaussian_mu,
-    largest_noise,
-    threshold_epsilon,
-)
-from uedp.audit.worlds import PAPER_ENTITY_RATE, Kind, Law, World, attainable, worlds
+from uedp.accounting.divergence import Floats
+from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
+from uedp.audit.bounds import Scores, check_confidence
+from uedp.audit.verdict import MechanismAudit, judge
+from uedp.audit.worlds import PAPER_ENTITY_RATE, Kind, Law, World, worlds
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
@@ -47,7 +27,7 @@ from uedp.mechanism.draw import Participants, Sampling, draw, draw_alg, draw_who
 from uedp.mechanism.estimators import Weights, f_e_plus
 from uedp.mechanism.noise import Noise, SystemNoise, add_once_
 from uedp.mechanism.release import Clips, release
-from uedp.progress import SILENT, Progress
+from uedp.progress import SILENT, Meter, Progress
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,68 +238,7 @@ ATTACKS: dict[str, Attack] = {"likelihood": likelihood, "repeats": repeats}
 
 # --- the audit -----------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Bound:
-    """A lower bound on epsilon, and the attack that gave it."""
-
-    epsilon: float
-    attack: str
-    guessed: str
-    right: float
-    wrong: float
-
-
-@dataclass(frozen=True)
-class MechanismAudit:
-    """What an attack on the mechanism found. Each bound holds with `confidence` on its own.
-
-    `threshold` assumes nothing. `gaussian` assumes that the trade-off between the attack's errors
-    is that of a Gaussian, `curve` that it is the one proven, for some other noise; both carry what
-    was seen over to the delta asked for. `excess` above 0 refutes the proven epsilon: the attack
-    guessed better than its whole curve allows. `attainable` is the epsilon of the worlds attacked,
-    computed: what lies between it and `proven` is slack of the proof or of the worlds, what lies
-    below it is for want of runs. An epsilon of None is none, or beyond all bounds.
-    """
-
-    method: str
-    pair: str
-    parameters: dict[str, Any]
-    rounds: int
-    delta: float
-    confidence: float
-    runs: int
-    seed: int | None
-    noise_source: str
-    proven: float | None
-    published: float | None
-    attainable: float | None
-    threshold: Bound
-    gaussian: Bound
-    mu: float
-    curve: Bound | None
-    excess: float | None
-
-    @property
-    def largest(self) -> float:
-        bounds = [self.threshold, self.gaussian, *([self.curve] if self.curve else [])]
-        return max(bound.epsilon for bound in bounds)
-
-    @property
-    def refutes_proven(self) -> bool:
-        """Whether what is proven was seen to be wrong; a false alarm has `1 - confidence` each."""
-        beaten = self.proven is not None and self.threshold.epsilon > self.proven
-        return beaten or (self.excess is not None and self.excess > 0)
-
-    @property
-    def refutes_published(self) -> bool:
-        return self.published is not None and self.threshold.epsilon > self.published
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, allow_nan=False)
-
-
-_AT_ONCE = 400_000  # users
+_AT_ONCE = 100_000  # users, or four times as many sentences: what a cache holds
 
 
 def audit(
@@ -331,6 +250,7 @@ def audit(
     runs: int,
     seed: int | None = None,
     confidence: float = 0.95,
+    among: int = 1,
     mechanism: Mechanism | None = None,
     noise: Noise | None = None,
     published: float | None = None,
@@ -338,143 +258,77 @@ def audit(
     against: Sequence[World] | None = None,
     fit_curve: bool = True,
     progress: Progress = SILENT,
+    title: str = "attacking",
 ) -> MechanismAudit:
     """Attack `rounds` rounds of what a profile promises, in `runs` runs on each corpus and world.
 
     By default the mechanism is the profile's own, the worlds are the worst known, and the noise is
     that of PyTorch; `seed` makes draws and that noise repeatable. `fit_curve=False` leaves out
-    `curve` and `attainable`, which take some seconds of accounting.
+    `curve` and `attainable`, which take some seconds of accounting. `among` is how many audits
+    share one chance of a false alarm.
 
     Guarantees:
       - if the proven epsilon holds, `threshold` exceeds it with a chance of `1 - confidence` at
         most, and so is `excess` above 0
+      - of `among` audits of what holds, any raises its alarm with that chance at most
       - the same seed gives the same result, unless `noise` is a source of its own
     """
     if runs < 4:
         raise UserError(f"runs {runs}: must be at least 4, to choose an attack and to test it")
+    check_confidence(confidence)  # now, not when all runs are done
     mechanism = mechanism or Mechanism.of(profile)
     rng = np.random.default_rng(seed)
     # not the seed itself: audits of neighbouring seeds would share most of their noise
     noise = noise or SystemNoise(None if seed is None else int(rng.integers(2**62)))
     chosen = worlds(profile, pair) if against is None else against
-    candidates = []
-    with progress.stage("attacking", runs * len(chosen), "runs") as meter:
+    scores: list[Scores] = []
+    with progress.stage(title, runs * len(chosen), "runs") as meter:
         for world in chosen:
-            parts: dict[str, list[Floats]] = {name: [] for name in attacks}
-            left = runs
-            each = max(1, min(runs, _AT_ONCE // (2 * world.incidence.users)))
-            copies = Copies.of(world, each, each)
-            while left:
-                if left < each:
-                    copies = Copies.of(world, left, left)
-                outputs = mechanism.play(copies, rounds, rng, noise)
-                for name in attacks:
-                    parts[name].append(ATTACKS[name](world, outputs, mechanism.multiplier))
-                left -= copies.emptied
-                meter.advance(copies.emptied)
-            for name, scores in parts.items():
-                emptied = np.concatenate([s[: len(s) // 2] for s in scores])
-                full = np.concatenate([s[len(s) // 2 :] for s in scores])
-                candidates.append(Scores(f"{name} in the world {world.name!r}", full, emptied))
-    within = None
-    if fit_curve:
-        multiplier = mechanism.multiplier
-        most = max(attainable(world, multiplier, rounds, delta) for world in chosen)
-        within = most if math.isfinite(most) else None
-    return MechanismAudit(
-        method=type(profile).__name__,
-        pair=pair,
-        parameters=asdict(profile),  # type: ignore[call-overload]
-        rounds=rounds,
-        delta=delta,
-        confidence=confidence,
-        runs=runs,
-        seed=seed,
-        noise_source=noise.source,
-        published=published,
-        attainable=within,
-        **_bounds(Trial(candidates, confidence), profile, rounds, delta, fit_curve),
-    )
-
-
-def _bounds(
-    trial: Trial, profile: Profile, rounds: int, delta: float, fit_curve: bool
-) -> dict[str, Any]:
-    def bound(epsilon: float, point: Point) -> Bound:
-        guessed = "full" if point.full else "emptied"
-        return Bound(min(epsilon, LARGEST), point.attack, guessed, point.right, point.wrong)
-
-    def at(point: Point) -> tuple[Floats, Floats]:
-        return np.array([point.right]), np.array([point.wrong])
-
-    cut = trial.test(lambda right, wrong, _: threshold_epsilon(right, wrong, delta))
-    fit = trial.test(lambda right, wrong, _: gaussian_mu(right, wrong))
-    mu = float(gaussian_mu(*at(fit))[0])
-    proven = guarantee([(profile, rounds)])
-    epsilon = proven.epsilon(delta)
-    curve, excess = None, None
-    if math.isfinite(epsilon):
-        allowed = Curve.of(proven)
-        tested = trial.test(allowed.excess)
-        excess = float(allowed.excess(*at(tested), tested.full)[0])
-    if math.isfinite(epsilon) and fit_curve:
-
-        @cache
-        def with_noise(z: float) -> Guarantee:
-            return guarantee([(_with_noise(profile, z), rounds)])
-
-        largest, point = largest_noise(
-            trial, cache(lambda z: Curve.of(with_noise(z))), profile.noise
+            scores += attack(mechanism, world, rounds, runs, rng, noise, attacks, meter)
+        meter.note("computing bounds")
+        return judge(
+            scores,
+            profile,
+            pair,
+            rounds,
+            delta,
+            confidence=confidence,
+            among=among,
+            published=published,
+            against=chosen if fit_curve else (),
+            multiplier=mechanism.multiplier,
+            seed=seed,
+            noise_source=noise.source,
         )
-        curve = bound(with_noise(largest).epsilon(delta) if largest < math.inf else 0.0, point)
-    return {
-        "proven": epsilon if math.isfinite(epsilon) else None,
-        "threshold": bound(float(threshold_epsilon(*at(cut), delta)[0]), cut),
-        "gaussian": bound(gaussian_epsilon(mu, delta), fit),
-        "mu": mu,
-        "curve": curve,
-        "excess": excess,
-    }
 
 
-def _with_noise(profile: Profile, noise: float) -> Profile:
-    if isinstance(profile, Missed):
-        return replace(profile, rotation=replace(profile.rotation, noise=noise))
-    return replace(profile, noise=noise)  # type: ignore[type-var]
-
-
-# --- the paper's own setting ---------------------------------------------------------------------
-
-CONLL = published.Setting(946, 50, PAPER_ENTITY_RATE, sensitive=11_176, sentences=14_040)
-
-
-def audit_paper(
-    holders: int,
-    *,
+def attack(
+    mechanism: Mechanism,
+    world: World,
+    rounds: int,
     runs: int,
-    rounds: int = 50,
-    delta: float = 1e-5,
-    z: float = 2.0,
-    released_code: bool = False,
-    pair: Kind = "user and entity",
-    **options: Any,
-) -> MechanismAudit:
-    """UeDP-Alg with the numbers of the paper's CoNLL runs, on an entity with these other holders.
-
-    `released_code` draws the noise as the paper's code does, with its variance for a deviation;
-    nothing is claimed for that but what the paper says. `options` are those of `audit`.
-    """
-    rate = CONLL.users_per_round / CONLL.users
-    claim = published.epsilon(CONLL.rate(published.Method.f_e_plus), z, rounds, delta)
-    profile = Alg(z, rate, CONLL.users, holders)
-    if released_code:
-        extended = CONLL.sentences - CONLL.sensitive
-        weights = Weights(np.ones(CONLL.users), np.ones(CONLL.sensitive), 1.0, extended)
-        estimator = f_e_plus(Sampling(rate, CONLL.entity_rate), weights, _PAPER_CLIP, z)
-        shrunk = estimator.released_code_deviation / estimator.deviation
-        profile = replace(profile, noise=z * shrunk)
-    found = audit(profile, pair, rounds, delta, runs=runs, published=claim, **options)
-    return replace(found, method="Alg, noise of the released code") if released_code else found
-
-
-_PAPER_CLIP = 0.1
+    rng: np.random.Generator,
+    noise: Noise,
+    attacks: Sequence[str] = tuple(ATTACKS),
+    meter: Meter | None = None,
+) -> list[Scores]:
+    """What each attack scores in `runs` runs on either corpus of a world."""
+    parts: dict[str, list[Floats]] = {name: [] for name in attacks}
+    size = max(world.incidence.users, world.incidence.sentences // 4)
+    each = max(1, min(runs, _AT_ONCE // (2 * size)))
+    copies, left = Copies.of(world, each, each), runs
+    while left:
+        if left < each:
+            copies = Copies.of(world, left, left)
+        outputs = mechanism.play(copies, rounds, rng, noise)
+        for name in attacks:
+            parts[name].append(ATTACKS[name](world, outputs, mechanism.multiplier))
+        left -= copies.emptied
+        if meter:
+            meter.advance(copies.emptied)
+    found = []
+    for name, scores in parts.items():
+        emptied = np.concatenate([s[: len(s) // 2] for s in scores])
+        full = np.concatenate([s[len(s) // 2 :] for s in scores])
+        found.append(Scores(f"{name} in the world {world.name!r}", full, emptied))
+    return found

@@ -7,6 +7,7 @@ comes the exact law of a round's sum on either corpus, which the adversary is gr
 """
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -20,7 +21,7 @@ from uedp.accounting.losses import Losses, compose
 from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.draw import Mask
+from uedp.mechanism.draw import Mask, Sampling, draw_alg
 
 Kind = Literal["user", "entity", "user and entity", "missed mention"]
 
@@ -86,7 +87,8 @@ class World:
     Guarantees:
       - sentences are emptied as the adjacency has it: all of one user, all that mention one
         entity, or both; where a mention was missed, those too
-      - `emptied` and `full` are the laws of the mechanism's sum before noise
+      - `emptied` and `full` are the laws of the mechanism's sum before noise; `on_incidence` has
+        estimates of them
     """
 
     name: str
@@ -177,9 +179,14 @@ def worlds(profile: Profile, kind: Kind) -> list[World]:
     if isinstance(profile, Missed) and kind == "missed mention":
         ways: tuple[Rest, ...] = ("towards", "against", "half way")
         return [_rotated(profile.rotation, kind, name, missed=profile) for name in ways]
-    if isinstance(profile, Alg) and kind in ("user", "user and entity"):
-        return [paper(profile, with_entity=kind == "user and entity")]
+    if isinstance(profile, Alg) and kind != "missed mention":
+        return [paper(profile, kind)]
     raise UserError(f"{type(profile).__name__} promises nothing for the pair {kind!r}")
+
+
+def strongest(among: Sequence[World], noise: float, rounds: int, delta: float) -> World:
+    """The one of largest epsilon, to spend all runs on."""
+    return max(among, key=lambda world: attainable(world, noise, rounds, delta))
 
 
 def crowd(profile: Rotation, holders: int) -> World:
@@ -247,21 +254,23 @@ def _all_sentences(profile: UserLevel) -> Rotation:
     return Rotation(profile.noise, profile.user_rate, 2.0)
 
 
-def paper(profile: Alg, with_entity: bool = True) -> World:
+def paper(profile: Alg, kind: Kind = "user and entity") -> World:
     """UeDP-Alg's worst: every holder drawn goes from -1 to +1 by the entity under attack.
 
     The sentence that mentions it mentions six more, so that it is used unless seven coins fail,
     and the rest of a holder's update is a sentence without entities, which always is.
     """
     corpus, rate = _Corpus(), profile.user_rate
-    corpus.add(corpus.user(), LARGE, emptied=True)
-    holders = profile.holders if with_entity else 0
+    attacked, user = corpus.user(), Law.of((0.0, 1.0))
+    if kind != "entity":
+        corpus.add(attacked, LARGE, emptied=True)
+        user = Law.of((0.0, 1 - rate), (1.0, rate))
+    holders = profile.holders if kind != "user" else 0
     for holder in (corpus.user() for _ in range(holders)):
         corpus.add(holder, -1.0, emptied=False)
         corpus.add(holder, LARGE, emptied=True, entities=range(_BESIDE + 1))
     while corpus.users < profile.users:
         corpus.user()
-    user = Law.of((0.0, 1 - rate), (1.0, rate))
     down, up = (Law.binomial(holders, rate, sign) for sign in (-1.0, 1.0))
     never = (1 - PAPER_ENTITY_RATE) ** (_BESIDE + 1)
     name = f"{holders} other holders"
@@ -269,6 +278,101 @@ def paper(profile: Alg, with_entity: bool = True) -> World:
 
 
 _BESIDE = 6  # entities beside the one under attack
+
+
+# --- UeDP-Alg on the incidence of a corpus -------------------------------------------------------
+
+
+def most_held(incidence: Incidence) -> int:
+    """The entity that most users mention."""
+    if not incidence.entities:
+        raise UserError("the corpus has no entities: detect some, or audit without a corpus")
+    return int(np.argmax(incidence.holders.counts))
+
+
+def beside(incidence: Incidence, entity: int) -> int:
+    """A user to attack together with an entity.
+
+    One who does not mention it, if there is such a one, so that all its holders count; and one
+    with a sentence without entities, which is used whenever its user is drawn.
+    """
+    holds = np.zeros(incidence.users, dtype=np.bool_)
+    holds[incidence.holders[entity]] = True
+    surely = np.zeros(incidence.users, dtype=np.bool_)
+    surely[incidence.sentence_user[incidence.extended]] = True
+    return int(np.lexsort((-incidence.user_sentences.counts, ~surely, holds))[0])
+
+
+def on_incidence(
+    incidence: Incidence, user_rate: float, entity: int, kind: Kind = "user and entity"
+) -> World:
+    """UeDP-Alg's worst content on who mentions what in a real corpus.
+
+    A sentence of the user under attack, or with the entity under attack, pushes its user's update
+    up to the clip, however much else there is; all other sentences of the entity's holders push it
+    down to the clip. Nobody else has a gradient.
+
+    Which sentences are used depends on coins that entities share, so the laws of the sum are
+    averages over some hundred draws of the mechanism's own coins. They only guide the attack: what
+    it proves does not depend on them.
+    """
+    if kind == "missed mention":
+        raise UserError("UeDP-Alg promises nothing for the pair 'missed mention'")
+    empties = np.zeros(incidence.sentences, dtype=np.bool_)
+    gradients = np.zeros(incidence.sentences)
+    holders = 0
+    if kind != "user":
+        mentioning, owners = incidence.entity_sentences[entity], incidence.sentence_user
+        holds = np.zeros(incidence.users, dtype=np.bool_)
+        holds[owners[mentioning]] = True
+        rest = holds[owners]
+        rest[mentioning] = False
+        gradients[rest] = -1.0
+        times = np.maximum(incidence.sentence_entities.counts, 1)  # a sentence counts so often
+        against = np.bincount(owners[rest], times[rest], minlength=incidence.users)
+        gradients[mentioning] = LARGE + against[owners[mentioning]]
+        empties[mentioning] = True
+        holders = int(holds.sum())
+    if kind != "entity":
+        attacked = beside(incidence, entity)
+        own = incidence.user_sentences[attacked]
+        gradients[own], empties[own] = LARGE, True
+        holders -= int(kind != "user" and attacked in incidence.holders[entity])
+    sides = np.where(empties, 0.0, gradients), gradients
+    emptied, full = (_averaged(incidence, side, user_rate) for side in sides)
+    name = f"{holders} other holders in the corpus"
+    return World(name, incidence, gradients, empties, emptied, full)
+
+
+_COIN_DRAWS = 300
+
+
+def _averaged(incidence: Incidence, gradients: Floats, user_rate: float) -> Law:
+    """The law of UeDP-Alg's sum, averaged over draws of the entities' coins.
+
+    Given the coins, everyone's update is known, and users are drawn independently: so each coin
+    draw is one round with everyone in it.
+    """
+    rng, everyone = np.random.default_rng(0), Sampling(1.0, PAPER_ENTITY_RATE)
+    seen: Counter[tuple[tuple[float, int], ...]] = Counter()
+    for _ in range(_COIN_DRAWS):
+        found = draw_alg(incidence, everyone, rng, np.ones(incidence.entities))
+        rows = found.sentences
+        moves = np.bincount(
+            rows.row_of_value(), gradients[rows.values] * found.weights, minlength=len(rows)
+        )
+        values, counts = np.unique(np.clip(moves, -1.0, 1.0), return_counts=True)
+        seen[tuple(zip(values.tolist(), counts.tolist(), strict=True))] += 1
+    cases: list[tuple[float, float]] = []
+    for updates, times in seen.items():
+        law = Law.of((0.0, 1.0))
+        for value, count in updates:
+            if value:
+                law = law.plus(Law.binomial(count, user_rate, value))
+        cases += [
+            (v, c * times / _COIN_DRAWS) for v, c in zip(law.values, law.chances, strict=True)
+        ]
+    return Law.of(*cases)
 
 
 def _within(value: float) -> float:

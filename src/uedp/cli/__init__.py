@@ -5,7 +5,7 @@ from types import FrameType
 
 import typer
 
-from uedp.cli import data, privacy, train
+from uedp.cli import audit, data, experiment, privacy, train
 from uedp.cli.terminal import plain
 from uedp.errors import UserError
 from uedp.signals import handled_by
@@ -19,6 +19,8 @@ app = typer.Typer(
 data.register(app)
 privacy.register(app)
 train.register(app)
+experiment.register(app)
+audit.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -63,24 +63,51 @@ def draw_users(users: int, rate: float, rng: np.random.Generator) -> Ints:
     return np.flatnonzero(rng.random(users) < rate)
 
 
-def lend(incidence: Incidence, entities: Ints, key: int) -> Ints:
-    """The user each of these entities is lent to in the round of this key.
+def lend(incidence: Incidence, key: int) -> Mask:
+    """Which sentences the rounds of this key may use: those whose entities are all lent to their user.
+
+    Sentences come in a random order, and each takes its entities for its user unless another user
+    has taken one of them. That is decided many sentences at a time: whoever comes first for all of
+    its entities takes them, whoever needs a taken one is out, and the others wait.
 
     Guarantees:
-      - an entity is lent to exactly one of its holders, each equally likely over keys
+      - all usable sentences that mention an entity are one user's
+      - a sentence that is not usable mentions an entity that is lent to another user
       - depends on nothing but the incidence and the key, never on who was drawn
-      - one order of users decides for all entities, so that who wins one tends to win others
     """
-    holders = incidence.holders.take(entities)
-    return holders.argmin_of(_hash(holders.values, key))
+    usable: Mask = incidence.extended
+    sentence, entity = incidence.sentence_entities.row_of_value(), incidence.sentence_entities.values
+    order = _hash(np.arange(incidence.sentences), key)
+    borrower = np.full(incidence.entities, -1, dtype=np.int32)
+    while len(sentence):
+        user = incidence.sentence_user[sentence]
+        first = np.full(incidence.entities, _LAST)
+        np.minimum.at(first, entity, order[sentence])
+        earliest = first[entity] == order[sentence]
+        wanted = borrower.copy()
+        wanted[entity[earliest]] = np.where(
+            borrower[entity[earliest]] < 0, user[earliest], borrower[entity[earliest]]
+        )
+        waits = np.zeros(incidence.sentences, dtype=np.bool_)
+        waits[sentence[wanted[entity] != user]] = True
+        takes = ~waits[sentence]
+        borrower[entity[takes]] = user[takes]
+        usable[sentence[takes]] = True
+        taken = borrower[entity]
+        out = np.zeros(incidence.sentences, dtype=np.bool_)
+        out[sentence[(taken >= 0) & (taken != user)]] = True
+        left = ~takes & ~out[sentence]
+        sentence, entity = sentence[left], entity[left]
+    return usable
 
 
 def select(
-    incidence: Incidence, users: Ints, sampling: Sampling, key: int
+    incidence: Incidence, users: Ints, sampling: Sampling, key: int, usable: Mask | None = None
 ) -> tuple[Ints, Ints, Rows]:
     """Sentences of the given users that the round may use, before coins.
 
-    Returns for each selected sentence its place in `users` and its id, and its entities.
+    Returns for each selected sentence its place in `users` and its id, and its entities. `usable`
+    is what `lend` found for a key, this one or another.
 
     Guarantees:
       - every entity of a selected sentence is lent to its user
@@ -89,15 +116,9 @@ def select(
       - what is selected for a user is the same whichever other users are asked for
     """
     own = incidence.user_sentences.take(users)
-    place = np.repeat(np.arange(len(users)), own.counts)
-    sentences = own.values
+    kept = (lend(incidence, key) if usable is None else usable)[own.values]
+    place, sentences = own.row_of_value()[kept], own.values[kept]
     mentions = incidence.sentence_entities.take(sentences)
-    needed, which = np.unique(mentions.values, return_inverse=True)
-    lent = lend(incidence, needed, key)
-    elsewhere = lent[which] != np.repeat(users[place], mentions.counts)
-    usable = ~_any_per_row(mentions, elsewhere)
-    place, sentences, mentions = place[usable], sentences[usable], mentions.where(usable)
-
     order = _hash(sentences, key ^ _SELECTION)
     chosen = _at_most(mentions, order, sampling.per_entity)
     chosen = _first_of_each(place, order, chosen, sampling.per_user)
@@ -105,9 +126,13 @@ def select(
 
 
 def draw(
-    incidence: Incidence, sampling: Sampling, rng: np.random.Generator, key: int
+    incidence: Incidence,
+    sampling: Sampling,
+    rng: np.random.Generator,
+    key: int,
+    usable: Mask | None = None,
 ) -> Participants:
-    """One round of rotation. `rng` is secret (draws and coins); `key` need not be.
+    """One round of rotation. `rng` is secret (draws and coins); `key` and `usable` need not be.
 
     Guarantees:
       - a user is drawn with probability `user_rate`, independently of all else
@@ -115,7 +140,7 @@ def draw(
         and changes nothing else
     """
     users = draw_users(incidence.users, sampling.user_rate, rng)
-    place, sentences, mentions = select(incidence, users, sampling, key)
+    place, sentences, mentions = select(incidence, users, sampling, key, usable)
     crowding = _crowding(place, mentions)
     heads = _coins(mentions, sampling, rng)
     return _participants(users, place[heads], sentences[heads], crowding[heads])
@@ -192,6 +217,7 @@ def draw_alg(
 # --- vectors -------------------------------------------------------------------------------------
 
 _SELECTION = 0x5E1EC7
+_LAST = np.uint64(2**64 - 1)
 
 
 def _hash(ids: Ints, key: int) -> Words:

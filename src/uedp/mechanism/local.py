@@ -86,7 +86,7 @@ class LocalUpdate:
     """Computes weighted sums of local updates for one model.
 
     `users_at_once` bounds the memory of the batched way (three copies of the trainable weights
-    for each, and activations); by default it follows from the size of the model. With one at a
+    for each, and activations); what the weights' copies allow is kept to anyhow. With one at a
     time, as for large models, and with `batched=False`, one user comes after the other.
 
     Batching fails where a model decides by looking at its data, as Transformers does when
@@ -123,7 +123,8 @@ class LocalUpdate:
             raise UserError("the model has no trainable parameters; unfreeze some")
         if users_at_once is not None and users_at_once < 1:
             raise UserError(f"users_at_once {users_at_once}: must be at least 1")
-        self._users_at_once = users_at_once or _fitting([*self._trainable.values()])
+        fitting = _fitting([*self._trainable.values()])
+        self._users_at_once = min(users_at_once or fitting, fitting)
         self.batched = batched
 
     def weighted_sum(

@@ -9,7 +9,7 @@ from uedp.mechanism.draw import Floats
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import Noise, add_once_
-from uedp.mechanism.release import Reach
+from uedp.mechanism.release import ROOM, Reach
 from uedp.training.methods import Gradient, Randomness
 from uedp.training.plan import Plan
 from uedp.training.tasks import Precision, Task
@@ -27,6 +27,7 @@ class UedpAlg:
         precision: Precision,
     ) -> None:
         settings, clip = plan.config.alg, plan.clips.update
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._incidence, self._task = incidence, task
         self._randomness = Randomness(plan)
         kind = f_e if settings.estimator == "f_E" else f_e_plus
@@ -43,9 +44,9 @@ class UedpAlg:
                 divisor=settings.local_batch,
                 from_start=settings.literal_line,
             ),
+            users_at_once=_fitting(plan, task, settings.local_batch, self.parameters[0].device),
         )
         self._clip = clip
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def round(self, number: int) -> Gradient:
         with self._randomness.of(number, self.parameters[0].device) as (generator, _, noise):
@@ -71,6 +72,12 @@ class UedpAlg:
         add_once_(noise, sums, estimator.deviation_of_sum)
         torch._foreach_mul_(sums, -1 / estimator.denominator)
         return Gradient(sums, estimator.deviation, _reach(len(who.sentences.values), norms))
+
+
+def _fitting(plan: Plan, task: Task, batch: int, device: torch.device) -> int:
+    """How many users may step side by side, by the tokens that are held at once."""
+    room = plan.config.run.tokens_at_once or ROOM.get(device.type, ROOM["cpu"])
+    return max(1, room // (batch * max(1, int(task.lengths.max(initial=1)))))
 
 
 def _reach(sentences: int, norms: Floats) -> Reach:

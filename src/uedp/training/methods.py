@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.draw import Participants, draw, draw_whole
+from uedp.mechanism.draw import Mask, Participants, draw, draw_whole, lend
 from uedp.mechanism.noise import Noise, SecureNoise, SystemNoise
 from uedp.mechanism.release import ROOM, Reach, release
 from uedp.training.plan import Plan
@@ -70,6 +70,30 @@ class Randomness:
             yield generator, key, noise
 
 
+class Lending:
+    """Which sentences may be used, renewed every few rounds where finding out takes a second.
+
+    What is lent may be known and may stay as it was; draws and coins are fresh in every round.
+
+    Guarantees:
+      - with a seed, what a round may use depends on the seed and the round's number alone
+    """
+
+    def __init__(self, incidence: Incidence, seed: int | None) -> None:
+        self._incidence, self._seed = incidence, seed
+        self._rounds = 1 + len(incidence.sentence_entities.values) // _MENTIONS_A_ROUND
+        self._found: tuple[int, Mask] | None = None
+
+    def of(self, number: int) -> Mask:
+        """For a round."""
+        period = number // self._rounds
+        if self._found is None or self._found[0] != period:
+            key = secrets.randbits(62) if self._seed is None else self._seed * 2**31 + period
+            self._found = period, lend(self._incidence, key)
+        return self._found[1]
+
+
+_MENTIONS_A_ROUND = 750_000  # lending them takes a tenth of a second
 _QUANTILES = (0.1, 0.4, 0.7, 0.95)  # of lengths
 
 
@@ -89,7 +113,9 @@ class Clipped:
         self._engine = Engine(model)
         self._randomness = Randomness(plan)
         self.parameters = self._engine.parameters
-        self._draw = draw if plan.config.privacy.method == "rotation" else draw_whole
+        seed = plan.config.privacy.seed
+        rotates = plan.config.privacy.method == "rotation"
+        self._lending = Lending(incidence, seed) if rotates else None
         self._engine.check(self._losses_of_some(), len(_QUANTILES))
 
     def _losses(self, sentences: Ints) -> Tensor:
@@ -102,10 +128,16 @@ class Clipped:
         some = order[[int(quantile * len(order)) for quantile in _QUANTILES]]
         return lambda which: self._losses(some[list(which)])
 
+    def _drawn(self, number: int, generator: np.random.Generator, key: int) -> Participants:
+        if self._lending is None:
+            return draw_whole(self._incidence, self._plan.sampling, generator, key)
+        usable = self._lending.of(number)
+        return draw(self._incidence, self._plan.sampling, generator, key, usable)
+
     def round(self, number: int) -> Gradient:
         plan = self._plan
         with self._randomness.of(number, self.parameters[0].device) as (generator, key, noise):
-            participants = self._draw(self._incidence, plan.sampling, generator, key)
+            participants = self._drawn(number, generator, key)
             found = release(
                 self._engine,
                 participants,

@@ -1,0 +1,245 @@
+"""What the rounds of a run give away of canaries, to one who sees every noisy sum."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import special, stats
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from uedp.accounting.divergence import Floats
+from uedp.audit.canaries import KINDS, Canaries, Kind
+from uedp.incidence import Incidence, Ints
+from uedp.training import tasks
+from uedp.training.plan import Plan
+
+REFERENCES = 64  # texts of the corpus whose gradients are not to count for canaries
+
+
+class Gradients:
+    """Gradients of canaries, and of some other texts, as rows; each at the size it would have.
+
+    Of a model too large for that, so many weights at random as there is room for: the attack is
+    then weaker, and no less valid.
+    """
+
+    def __init__(self, model: nn.Module, task: tasks.Task, rows: int) -> None:
+        self._model, self._task, self._rows = model, task, rows
+        self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        first = next(iter(self._trained.values()))
+        self._device = first.device
+        self._size = sum(p.numel() for p in self._trained.values())
+        kind = first.device.type
+        most = max(1, _ROOM.get(kind, _ROOM["cpu"]) // (4 * rows))
+        self._kept: Tensor | None = None
+        if self._size > most:
+            chosen = np.random.default_rng(0).choice(self._size, most, replace=False)
+            self._kept = torch.from_numpy(np.sort(chosen)).to(self._device)
+        self._at_once = max(1, min(64, _ROOM_AT_ONCE.get(kind, 1 << 26) // self._size))
+        self._together = True
+
+    def flat(self, parts: Sequence[Tensor]) -> Tensor:
+        """One value per weight that is kept, of parts in the order of the parameters."""
+        whole = torch.cat([part.flatten() for part in parts])
+        return whole if self._kept is None else whole[self._kept]
+
+    def now(self) -> tuple[Tensor, Tensor]:
+        """A row per text at the weights as they are, and the norms of all of it."""
+        modes = {module: module.training for module in self._model.modules()}
+        self._model.eval()
+        width = self._size if self._kept is None else len(self._kept)
+        found = torch.empty(self._rows, width, device=self._device)
+        norms = torch.empty(self._rows, device=self._device)
+        try:
+            for start in range(0, self._rows, self._at_once):
+                rows = np.arange(start, min(start + self._at_once, self._rows))
+                part = self._some(rows)
+                part[~torch.isfinite(part).all(dim=1)] = 0  # as in training, it counts for nothing
+                norms[rows[0] : rows[-1] + 1] = part.norm(dim=1)
+                found[rows[0] : rows[-1] + 1] = part if self._kept is None else part[:, self._kept]
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        return found, norms
+
+    def _some(self, rows: Ints) -> Tensor:
+        if self._together:
+            try:
+                return self._side_by_side(rows)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError:  # what torch.func cannot transform; a real fault comes up again
+                self._together = False
+        return torch.stack([self._one(row) for row in rows])
+
+    def _side_by_side(self, rows: Ints) -> Tensor:
+        def loss(values: dict[str, Tensor], sentence: dict[str, Tensor]) -> Tensor:
+            def forward(*arguments: Any, **named: Any) -> Any:
+                return functional_call(self._model, values, arguments, named)
+
+            batch = {name: tensor[None] for name, tensor in sentence.items()}
+            return self._task.sentence_losses(forward, batch)[0]
+
+        values = {name: p.detach() for name, p in self._trained.items()}
+        batch = {n: tensor.to(self._device) for n, tensor in self._task.batch(rows).items()}
+        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be transformed
+            found = vmap(grad(loss), in_dims=(None, 0))(values, batch)
+        return torch.cat([found[name].flatten(1) for name in self._trained], 1)
+
+    def _one(self, row: int) -> Tensor:
+        parameters = list(self._trained.values())
+        with torch.enable_grad():
+            total = self._task.losses(self._model, np.array([row])).sum()
+        parts = torch.autograd.grad(total, parameters, allow_unused=True)
+        filled = [
+            torch.zeros_like(p) if part is None else part
+            for p, part in zip(parameters, parts, strict=True)
+        ]
+        return torch.cat([part.flatten() for part in filled])
+
+
+_ROOM = {"cuda": 8 << 30, "cpu": 1 << 30}  # bytes for rows
+_ROOM_AT_ONCE = {"cuda": 1 << 30, "cpu": 1 << 26}  # values of rows made at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Decoder:
+    """Reads off a noisy sum how much of each canary is in it.
+
+    Least squares with a prior: texts have gradients in common, and what others explain must not
+    count for a canary. `spread` is the noise of the sum, `variance` how much each row's share in it
+    varies. A canary's estimate is scaled to rise by one when the canary is added once.
+    """
+
+    rows: Tensor
+    inverse: Floats
+    gain: Floats
+    deviation: Floats
+
+    @classmethod
+    def of(cls, rows: Tensor, variance: Floats, spread: float) -> "Decoder":
+        products = (rows @ rows.T).double().cpu().numpy()
+        inverse = np.linalg.inv(products + np.diag(spread**2 / variance))
+        gain = np.maximum((inverse * products).sum(1), 1e-12)
+        noise = spread * np.sqrt(np.maximum(((inverse @ products) * inverse).sum(1), 0.0))
+        return cls(rows, inverse, gain, noise / gain)
+
+    def read(self, released: Tensor) -> Floats:
+        found: Floats = self.inverse @ (self.rows @ released).double().cpu().numpy() / self.gain
+        return found
+
+
+def evidence(estimates: Floats, deviations: Floats, law: Mapping[int, float]) -> Floats:
+    """How much a round speaks for a canary being in: the logarithm of a likelihood ratio.
+
+    `law` is how often, with which chance, a canary that is in takes part in a round. Estimates are
+    taken from their median, and are trusted only as far as they scatter: most canaries take no
+    part in a round.
+    """
+    apart = estimates - np.median(estimates)
+    scatter = np.median(np.abs(apart) / np.maximum(deviations, 1e-12)) / _MEDIAN
+    width = np.maximum(deviations * scatter, _SURE)
+    times = np.array(list(law))[:, None]
+    chances = np.array(list(law.values()))[:, None]
+    found: Floats = special.logsumexp((times * apart - times**2 / 2) / width**2, axis=0, b=chances)
+    return found
+
+
+_SURE = 0.2  # gradients are some rounds old, and users clipped: no estimate is closer than this
+
+
+class WhiteBox:
+    """Adds up, round by round, how much speaks for each canary being in.
+
+    `task` has the texts of all canaries, in and out, and after them some of the corpus, whose
+    gradients are taken out of what canaries have in common with them. Gradients are computed anew
+    every few rounds: they change slowly.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        incidence: Incidence,
+        model: nn.Module,
+        task: tasks.Task,
+        canaries: Canaries,
+        every: int | None = None,
+    ) -> None:
+        self._plan, self._canaries = plan, canaries
+        self._every = every or max(1, plan.rounds // _REFRESHES)
+        self._gradients = Gradients(model, task, len(task.lengths))
+        self._clipped = plan.config.privacy.method != "noiseless"
+        # what a round gives out is divided by so much
+        self._divisor = (
+            plan.expected_weight if self._clipped else plan.sampling.user_rate * incidence.sentences
+        )
+        self._laws = {kind: self._law(kind) for kind in KINDS}
+        self._updates: tuple[Tensor, float] | None = None
+        self._decoder: Decoder | None = None
+
+    def _law(self, kind: Kind) -> dict[int, float]:
+        """How often a canary that is in takes part in a round, and with which chance."""
+        privacy = self._plan.config.privacy
+        rate = privacy.user_rate
+        if kind == "entity" and privacy.method != "rotation":
+            times = np.arange(self._canaries.holders + 1)
+            chances = np.asarray(stats.binom.pmf(times, self._canaries.holders, rate))
+            return dict(zip(times.tolist(), chances.tolist(), strict=True))
+        if kind == "entity":  # lent to one of its holders
+            rate *= privacy.entity_rate
+        return {0: 1 - rate, 1: rate}
+
+    def before_round(self, number: int) -> bool:
+        """With the weights the round will begin from; whether gradients were computed anew."""
+        if self._updates is not None and number % self._every:
+            return False
+        self._updates, self._decoder = self._updates_now(), None
+        return True
+
+    def after_round(self, given_out: Sequence[Tensor]) -> Floats:
+        """What the round says of each canary."""
+        released = self._gradients.flat(given_out) * self._divisor
+        if self._decoder is None:
+            self._decoder = self._decoder_for(released)
+        estimates, deviations = self._decoder.read(released), self._decoder.deviation
+        found = np.zeros(len(self._canaries.canaries))
+        for kind in KINDS:
+            if len(own := self._canaries.of(kind)):
+                found[own] = evidence(estimates[own], deviations[own], self._laws[kind])
+        return found
+
+    def _updates_now(self) -> tuple[Tensor, float]:
+        """What each text would add to the sum of a round, and how much that is for canaries."""
+        rows, norms = self._gradients.now()
+        times = torch.ones(len(rows), device=rows.device)
+        times[torch.from_numpy(self._canaries.of("user"))] = self._canaries.copies
+        if self._clipped:
+            clips = self._plan.clips
+            sentence = _factor(norms, clips.share * clips.update)
+            times = times * sentence * _factor(norms * sentence * times, clips.update)
+        rows *= times[:, None]
+        return rows, float((norms * times)[: len(self._canaries.canaries)].median())
+
+    def _decoder_for(self, released: Tensor) -> Decoder:
+        """For the noise that is there, not the noise that is claimed: most weights show it."""
+        assert self._updates is not None  # computed before the round
+        rows, size = self._updates
+        noise = float(released.abs().median()) / _MEDIAN
+        rate = self._plan.sampling.user_rate
+        variance = np.full(len(rows), rate / 2)
+        # the texts of the corpus stand for all the others
+        variance[len(self._canaries.canaries) :] = rate * self._plan.shape.users
+        return Decoder.of(rows, variance, max(noise, _FAINT * size, 1e-12))
+
+
+_REFRESHES = 20  # in a run
+_MEDIAN = 0.6745  # of the absolute value of a standard Gaussian
+_FAINT = 0.05  # of a canary: noise assumed where there is none, for what the rows do not explain
+
+
+def _factor(norms: Tensor, bound: float) -> Tensor:
+    return (bound / norms.clamp(min=1e-30)).clamp(max=1)

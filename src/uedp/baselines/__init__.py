@@ -1,0 +1,1 @@
+"""Other people's protections, as described and with the budget that holds for them."""

@@ -1,0 +1,182 @@
+"""Data sets as plain files, which a machine without Arrow or detectors can train on.
+
+    FOLDER/
+      train.json.gz, validation.json.gz, test.json.gz    texts and labels
+      deidentified.json.gz                               the training texts without names
+      incidence/                                         of all categories
+      incidence-CATEGORY/                                the same corpus, this category protected
+      about.json                                         what was detected, and how much
+"""
+
+import gzip
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from uedp.errors import UserError
+from uedp.experiments.public import PUBLIC
+from uedp.incidence import Incidence
+from uedp.training.material import Texts
+
+if TYPE_CHECKING:
+    from uedp.corpus.sentence import Sentence
+    from uedp.corpus.store import Corpus
+
+PARTS = ("train", "validation", "test")
+_AG_GROUPS = (15, 2, 0)  # mean and spread of users' sizes, as in the paper, and the seed
+_HELD_OUT = 10  # one user in so many is kept for validation where no part is set aside for it
+# Names, not numbers and dates: those would leave no AG article and few clauses without an entity.
+_NAMES = frozenset({"person", "loc", "org", "misc", "gpe", "norp", "contact"})
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Its files, and the categories that are protected one at a time beside all of them."""
+
+    folder: str
+    files: tuple[str, ...]
+    reader: str
+    categories: tuple[str, ...]
+
+
+DATA_SETS = {
+    "conll": DataSet(
+        "conll2003",
+        ("eng.train.gz", "eng.testa.gz", "eng.testb.gz"),
+        "conll",
+        ("person", "org", "loc", "pii"),
+    ),
+    "ag": DataSet(
+        "ag_news", ("train.csv.gz", "test.csv.gz"), "ag", ("person", "org", "loc", "pii")
+    ),
+    "edgar": DataSet(
+        "edgar", ("train.jsonl.gz", "test.jsonl.gz"), "jsonl", ("person", "org", "loc", "pii")
+    ),
+}
+
+
+def prepare(name: str, data: Path, out: Path, ner: str | None = None, most: int | None = None) -> None:
+    """Read, detect, and write the plain files of a data set into a folder; a part of it if asked.
+
+    CoNLL's entities are its human marks. For the others they are what the spaCy pipeline `ner` and
+    the patterns find; AG's users are drawn at random as in the paper, and one user in ten is held
+    out before detection, so that no entity is linked across.
+    """
+    import uedp
+
+    if (out / "about.json").exists():
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    if name == "conll":
+        detectors: tuple[str, ...] = ("labels",)
+    elif ner is None:
+        raise UserError(f"{name}: name a spaCy pipeline with --model ner=PATH")
+    else:
+        detectors = (f"spacy:{ner}", "patterns")
+    from uedp.entities.lists import Lists
+
+    lists = Lists(public=PUBLIC[name])
+    corpora = {}
+    for part, sentences in _parts(name, data, most).items():
+        how = detectors if part == "train" else ("labels",)
+        corpora[part] = uedp.detect(
+            sentences,
+            out / f"corpus-{part}",
+            uedp.Detection(how, _NAMES, lists=lists),
+            overwrite=True,
+        )
+    _write_plain(DATA_SETS[name], corpora, out, detectors)
+    for part in corpora:
+        shutil.rmtree(out / f"corpus-{part}")
+
+
+def texts(folder: Path, part: str, most: int | None = None) -> Texts:
+    """What `prepare` wrote of a part."""
+    with gzip.open(folder / f"{part}.json.gz", "rt", encoding="utf-8") as file:
+        found = json.load(file)
+    return Texts(found["texts"][:most], found["labels"][:most])
+
+
+def incidence(folder: Path, category: str = "all") -> Incidence:
+    """Who mentions what, as far as a category is protected."""
+    return Incidence.load(folder / ("incidence" if category == "all" else f"incidence-{category}"))
+
+
+def _parts(name: str, data: Path, most: int | None) -> dict[str, list["Sentence"]]:
+    import uedp
+    from uedp.corpus.users import assign, random_groups
+
+    data_set = DATA_SETS[name]
+    read = [
+        list(uedp.read(data / data_set.folder / file, reader=data_set.reader))[:most]
+        for file in data_set.files
+    ]
+    if len(read) == len(PARTS):
+        return dict(zip(PARTS, read, strict=True))
+    whole, test = read
+    if name == "ag":
+        whole = list(assign(whole, random_groups(len(whole), *_AG_GROUPS)))
+    held_out = set(sorted({sentence.user for sentence in whole})[::_HELD_OUT])
+    return {
+        "train": [s for s in whole if s.user not in held_out],
+        "validation": [s for s in whole if s.user in held_out],
+        "test": test,
+    }
+
+
+def _write_plain(
+    data_set: DataSet, corpora: dict[str, "Corpus"], out: Path, detectors: Sequence[str]
+) -> None:
+    from uedp.entities.deidentify import deidentified_texts
+
+    for part, corpus in corpora.items():
+        _write(out, part, corpus, (sentence.text for sentence in corpus))
+    train = corpora["train"]
+    _write(out, "deidentified", train, deidentified_texts(train))
+    whole = Incidence.of(train.folder)
+    incidences = {"all": whole} | {
+        category: _of_category(train, whole, category) for category in data_set.categories
+    }
+    about = {"detectors": [d.split(":")[0] for d in detectors], "users": whole.users}
+    for category, found in incidences.items():
+        folder = out / ("incidence" if category == "all" else f"incidence-{category}")
+        shutil.rmtree(folder, ignore_errors=True)
+        found.save(folder)
+        about[category] = {
+            "sentences": found.sentences,
+            "sensitive": int((~found.extended).sum()),
+            "entities": found.entities,
+            "most holders": int(found.holders.counts.max(initial=0)),
+        }
+    (out / "about.json").write_text(json.dumps(about, indent=2) + "\n")
+
+
+def _of_category(corpus: "Corpus", whole: Incidence, category: str) -> Incidence:
+    """The same sentences and users; other categories' entities count as ordinary words."""
+    from uedp.entities.categories import BASE, UNIONS
+
+    members = UNIONS.get(category, frozenset({category}))
+    numbers = [number for number, name in enumerate(BASE) if name in members]
+    mentions = corpus.mentions
+    kept = np.isin(mentions.column("category").to_numpy(), numbers)
+    entities, renumbered = np.unique(
+        mentions.column("entity").to_numpy()[kept], return_inverse=True
+    )
+    return Incidence.build(
+        np.asarray(whole.sentence_user),
+        mentions.column("sentence").to_numpy()[kept],
+        renumbered.astype(np.int32),
+        whole.users,
+        len(entities),
+    )
+
+
+def _write(out: Path, name: str, corpus: Iterable["Sentence"], found: Iterable[str]) -> None:
+    labels: Iterator[str | None] = (sentence.label for sentence in corpus)
+    with gzip.open(out / f"{name}.json.gz", "wt", encoding="utf-8") as file:
+        json.dump({"texts": list(found), "labels": list(labels)}, file)

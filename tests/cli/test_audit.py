@@ -1,0 +1,166 @@
+"""`uedp audit mechanism`, as a person types it: small audits of every method."""
+
+import json
+
+import numpy as np
+import pytest
+
+import uedp.audit.mechanism
+from uedp.audit.cases import METHODS
+from uedp.audit.verdict import MechanismAudit
+from uedp.corpus.store import Corpus
+from uedp.incidence import FOLDER, Incidence
+
+MECHANISM = ["audit", "mechanism", "--seed", "3"]
+USER = [*MECHANISM, "--method", "user-level", "--rounds", "5", "--runs", "2000"]
+
+
+def answer(run, *arguments):
+    outcome = run(*arguments, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    return json.loads(outcome.out)
+
+
+def test_all_methods_in_one_table(run):
+    outcome = run(*MECHANISM, "--noise", "1", "--rounds", "5", "--runs", "300", "--quick")
+    assert (outcome.code, outcome.err) == (0, "")
+    head, columns, *rows = (line for line in outcome.out.splitlines() if line)
+    assert head == (
+        "lower bounds on epsilon at delta 1e-05 after 5 rounds, each with 95% confidence"
+    )
+    for column in ("threshold", "Gaussian fit", "curve", "proven", "published"):
+        assert column in columns
+    assert [row.split("  ")[0] for row in rows[:8]] == [
+        *["rotation"] * 4,
+        "user-level",
+        *["uedp-alg"] * 3,
+    ]
+    assert "published: published accounting of the paper; not a privacy guarantee" in rows
+    assert "no lower bound exceeds the proven epsilon" in rows
+    assert rows[-1] == "chance of a false alarm, all audits together: at most 0.05"
+
+
+def test_what_is_printed_is_what_was_found(run):
+    found = answer(run, *USER)
+    (row,) = (line for line in run(*USER).out.splitlines() if line.startswith("user-level"))
+    one = MechanismAudit.of(found["audits"][0])
+    cells = [float(cell) for cell in row.replace("/", " ").split()[3:]]
+    bounds = [
+        one.directions[side][bound].epsilon
+        for bound in ("threshold", "gaussian")
+        for side in ("full", "emptied")
+    ]
+    assert cells == pytest.approx([*bounds, one.curve.epsilon, one.proven], rel=0.02)
+    assert all(cell <= bound for cell, bound in zip(cells, bounds, strict=False))  # rounded down
+    assert cells[-1] >= one.proven
+    assert one.proven == pytest.approx(8, rel=0.01)
+    assert not one.refutes_proven
+    assert "published" not in run(*USER).out.splitlines()[-1]
+
+
+def test_an_alarm_has_its_own_exit_code(run, monkeypatch, tmp_path):
+    """Half the noise it says it adds; what was found is saved all the same."""
+    add = uedp.audit.mechanism.add_once_
+
+    def weak(noise, sums, deviation):
+        add(noise, sums, deviation / 2)
+
+    monkeypatch.setattr(uedp.audit.mechanism, "add_once_", weak)
+    outcome = run(*USER, "--out", tmp_path / "found.json")
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "ALARM: user-level, user: the attack does better than the proven epsilon" in outcome.out
+    assert json.loads((tmp_path / "found.json").read_text())["alarm"] is True
+
+
+def test_saved_and_drawn(run, tmp_path):
+    out, plot = tmp_path / "some" / "found.json", tmp_path / "other" / "bounds.png"
+    found = answer(run, *USER, "--quick", "--out", out, "--plot", plot)
+    assert json.loads(out.read_text()) == found
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert found["audits"][0]["curve"] is None
+    assert found["audits"][0]["runs"] == 2000
+
+
+def test_repeatable_by_seed(run):
+    assert answer(run, *USER, "--quick") == answer(run, *USER, "--quick")
+    without = ["audit", "mechanism", "--method", "user-level", "--quick", "--runs", "100"]
+    assert answer(run, *without)["audits"][0]["noise_source"] == "system"
+
+
+def test_options_reach_the_audit(run):
+    options = (
+        "--method rotation --epsilon 4 --user-rate 0.3 --entity-share 0.5 --delta 1e-4".split()
+    )
+    found = answer(
+        run, *MECHANISM, *options, "--rounds", 3, "--runs", 40, "--quick", "--confidence", 0.9
+    )
+    pairs = [one["pair"] for one in found["audits"]]
+    assert pairs == ["user", "entity", "user and entity", "missed mention"]
+    one = found["audits"][2]
+    assert one["parameters"]["user_rate"] == 0.3
+    assert one["parameters"]["entity_share"] == 0.5
+    assert (one["rounds"], one["delta"], one["confidence"]) == (3, 1e-4, 0.9)
+    assert one["proven"] == pytest.approx(4, rel=0.01)
+    assert one["alarm"]["confidence"] == pytest.approx(1 - 0.1 / 8)
+
+
+@pytest.fixture
+def corpus(run, conll, tmp_path):
+    folder = tmp_path / "corpus"
+    run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", folder)
+    return folder
+
+
+def test_a_corpus(run, corpus):
+    """Two users who both mention the most common entity."""
+    incidence = Incidence.of(Corpus(corpus).folder)
+    assert (incidence.users, int(incidence.holders.counts.max())) == (2, 2)
+    line = [*MECHANISM, "--method", "uedp-alg", "--corpus", corpus, "--quick", "--user-rate", 0.5]
+    found = answer(run, *line, "--runs", 300, "--rounds", 4)
+    assert [one["pair"] for one in found["audits"]] == ["user", "user and entity"]
+    both = found["audits"][1]
+    assert (both["parameters"]["users"], both["parameters"]["holders"]) == (2, 1)
+    assert "1 other holders in the corpus" in both["threshold"]["attack"]
+
+
+def test_the_released_code_refutes_what_was_published(run, corpus):
+    """The incidence of the corpus is put aside for one of 300 users, as small noise needs many."""
+    rng = np.random.default_rng(0)
+    owners = np.concatenate([np.arange(300), rng.choice(300, 40, replace=False)])
+    folder = corpus / FOLDER
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    mentions = np.arange(300, 340)
+    Incidence.build(owners, mentions, np.zeros(40, int), 300, 1).save(folder)
+    line = [*MECHANISM, "--method", "uedp-alg", "--corpus", corpus, "--quick", "--released-code"]
+    outcome = run(*line, "--runs", 200, "--rounds", 20)
+    assert outcome.code == 0
+    assert "none that is finite" in outcome.out
+    assert "uedp-alg, released code, user and entity: the published epsilon" in outcome.out
+    assert "not a privacy guarantee" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (["--method", "rotate"], f"must be one of {', '.join(METHODS)}"),
+        (["--epsilon", "1", "--noise", "1"], "leave one of them out"),
+        (["--runs", "2"], "runs 2: must be at least 4"),
+        (["--rounds", "0"], "rounds 0: must be at least 1"),
+        (["--confidence", "95"], "confidence 95"),
+        (["--plot", "bounds.txt"], "must end in .png"),
+        (["--out", "."], "is a folder"),
+        (["--corpus", "nowhere"], "nowhere"),
+        (["--method", "rotation", "--released-code"], "audit that method too"),
+        (["--delta", "2"], "delta 2"),
+    ],
+)
+def test_refusals_are_one_line(run, tmp_path, monkeypatch, wrong, why):
+    monkeypatch.chdir(tmp_path)
+    outcome = run(*MECHANISM, "--noise" if "--epsilon" not in wrong else "--user-rate", "1", *wrong)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err.count("\n") == 1
+    assert why in outcome.err
+    assert not list(tmp_path.iterdir())
