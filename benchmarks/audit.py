@@ -32,7 +32,7 @@ from uedp.incidence import Incidence
 from uedp.mechanism.noise import SystemNoise
 from uedp.report.audit_plots import mechanism_bounds
 
-CHUNK = 4_000_000  # sentences
+CHUNK = 3_000_000  # sentences
 MILLION = 1_000_000
 REPETITIONS = 200
 TARGETS = (2.0, 8.0)
@@ -41,10 +41,10 @@ TARGETS = (2.0, 8.0)
 def planned(incidence: Incidence) -> Iterable[tuple[str, Case, int]]:
     """Name, case and runs of every audit."""
     millions = {
-        ("user-level", 2.0): 2,
-        ("user-level", 8.0): 10,
-        ("rotation", 2.0): 2,
-        ("rotation", 8.0): 20,
+        ("user-level", 2.0): 4,
+        ("user-level", 8.0): 30,
+        ("rotation", 2.0): 4,
+        ("rotation", 8.0): 24,
     }
     for target in TARGETS:
         for case in cases(["user-level", "rotation"], Setting(epsilon=target)):

@@ -42,7 +42,7 @@ RUNS: dict[str, dict[str, dict[str, Any]] | None] = {
 
 def prepare(options: argparse.Namespace) -> None:
     import uedp
-    from uedp.audit.extraction import entity_gaps
+    from uedp.audit.gaps import entity_gaps
     from uedp.audit.secrets import plant, save
     from uedp.entities.deidentify import deidentified_texts
     from uedp.entities.detectors.patterns import load as patterns
@@ -89,7 +89,7 @@ def prepare(options: argparse.Namespace) -> None:
         shutil.rmtree(folder / "incidence", ignore_errors=True)
         shutil.copytree(train.folder / "incidence", folder / "incidence")
         gaps = entity_gaps(
-            plain, validation, most=options.entities, alternatives=options.others, seed=options.seed
+            plain, validation, most=options.entities, others=options.others, seed=options.seed
         )
     with gzip.open(folder / "gaps.json.gz", "wt") as written:
         json.dump([vars(gap) for gap in gaps], written)
@@ -149,39 +149,44 @@ def train(name: str, options: argparse.Namespace) -> None:
 def attack(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from uedp.audit import extraction
+    from uedp.audit.extraction import rank_entities, rank_secrets
+    from uedp.audit.gaps import Gap
+    from uedp.audit.ranks import summary
+    from uedp.audit.scoring import Scorer
     from uedp.audit.secrets import load as load_secrets
     from uedp.models.load import load
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-
-    def precision() -> Any:
-        return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
+    torch.set_float32_matmul_precision("high")
 
     def scorer(where: Path) -> Any:
         loaded = load(where)
         model = loaded.model.to(device)
-        return extraction.Scorer(model, loaded.tokenizer, loaded.max_tokens, precision)
+        return Scorer(model, loaded.tokenizer, loaded.max_tokens)
 
     attacked = scorer(folder)
     secrets = load_secrets(options.material / "secrets.json")
     with gzip.open(options.material / "gaps.json.gz", "rt") as file:
-        gaps = [extraction.Gap(**values) for values in json.load(file)]
+        gaps = [Gap(**values) for values in json.load(file)]
     if options.dry:
         secrets = [s for s in secrets if s.planted][:6] + [s for s in secrets if not s.planted][:6]
         gaps = gaps[:5] + gaps[-5:]
-    found = extraction.rank_secrets(attacked, secrets, alternatives=options.alternatives)
+    found = rank_secrets(attacked, secrets, alternatives=options.alternatives)
     result = {
-        "secrets": extraction.summary(found),
-        "ranked_secrets": extraction.rows(found),
+        "secrets": summary(found),
+        "ranked_secrets": _items(found),
     }
     if Path(folder) != Path(options.model):
-        entities = extraction.rank_entities(attacked, gaps, scorer(Path(options.model)))
+        entities = rank_entities(attacked, gaps, scorer(Path(options.model)))
         result |= {
-            "entities": extraction.summary(entities),
-            "ranked_entities": extraction.rows(entities),
+            "entities": summary(entities),
+            "ranked_entities": _items(entities),
         }
     return result
+
+
+def _items(found: Any) -> list[dict[str, Any]]:
+    return [vars(item) | {"exposure": item.exposure} for item in found]
 
 
 def schedule(options: argparse.Namespace, command: str) -> None:
@@ -237,6 +242,9 @@ def table(folder: Path, plot: Path | None = None) -> None:
         f"each: exposure is at most {secrets['largest_exposure']:.1f} bits, "
         f"{secrets['exposure_by_chance']:.1f} on average by chance\n"
     )
+    before = next((row["before"]["perplexity"] for row in found if row.get("before")), None)
+    if before:
+        print(f"perplexity before training: {before:.4g}\n")
     print(_HEAD)
     for row in found:
         print(_row(row))
@@ -252,7 +260,20 @@ def table(folder: Path, plot: Path | None = None) -> None:
         )
         print(f"{row['name']:14}" + "".join(f"{cell:>15}" for cell in cells))
     if plot is not None:
-        print("no plot")
+        from uedp.audit.ranks import Ranked
+        from uedp.report.extraction_plots import extraction_figure
+
+        extraction_figure(
+            {
+                row["name"]: [
+                    Ranked(**{k: v for k, v in item.items() if k != "exposure"})
+                    for item in row["ranked_secrets"]
+                ]
+                for row in found
+                if row["name"] != "untrained"
+            },
+            plot,
+        )
 
 
 _HEAD = (
@@ -281,10 +302,10 @@ def _row(row: dict[str, Any]) -> str:
     return line
 
 
-def _membership(summary: dict[str, Any]) -> str:
-    rates = summary["membership"]["at"]
+def _membership(found: dict[str, Any]) -> str:
+    rates = found["membership"]["at"]
     cells = [f"{rate['true_positives']['share']:.3f}".lstrip("0") for rate in rates]
-    return f"{summary['membership']['area']:>5.3f} {cells[0]:>8} {cells[1]:>5} {cells[2]:>5}"
+    return f"{found['membership']['area']:>5.3f} {cells[0]:>8} {cells[1]:>5} {cells[2]:>5}"
 
 
 def main() -> None:

@@ -1,6 +1,9 @@
 """The one-run bound on mechanisms whose epsilon is known: it holds, and comes close."""
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy import stats
 
@@ -18,7 +21,9 @@ def right_of(epsilon: float) -> float:
     return float(np.exp(epsilon) / (1 + np.exp(epsilon)))
 
 
-def randomised_response(rng, canaries: int, epsilon: float):
+def randomised_response(
+    rng: np.random.Generator, canaries: int, epsilon: float
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """Coins, and scores that tell each of them with just this epsilon."""
     inside = rng.random(canaries) < 0.5
     told = np.where(rng.random(canaries) < right_of(epsilon), inside, ~inside)
@@ -30,7 +35,9 @@ def randomised_response(rng, canaries: int, epsilon: float):
 
 @pytest.mark.parametrize("guesses", [1, 7, 30])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
-def test_without_delta_it_is_the_chance_of_randomised_response(guesses, epsilon):
+def test_without_delta_it_is_the_chance_of_randomised_response(
+    guesses: int, epsilon: float
+) -> None:
     for correct in range(guesses + 1):
         exact = stats.binom.sf(correct - 1, guesses, right_of(epsilon))
         assert p_value(40, guesses, correct, epsilon, 0.0) == pytest.approx(exact, rel=1e-9)
@@ -38,11 +45,11 @@ def test_without_delta_it_is_the_chance_of_randomised_response(guesses, epsilon)
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.02, 0.3])
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.5])
-def test_it_is_what_the_theorem_says(epsilon, delta):
+def test_it_is_what_the_theorem_says(epsilon: float, delta: float) -> None:
     """Against the formula written out term by term."""
     canaries, guesses = 50, 30
 
-    def reached(count):
+    def reached(count: int) -> float:
         return stats.binom.sf(count - 1, guesses, right_of(epsilon))
 
     for correct in range(guesses + 1):
@@ -54,7 +61,7 @@ def test_it_is_what_the_theorem_says(epsilon, delta):
 
 @pytest.mark.parametrize("delta", [1e-4, 0.01, 0.1])
 @pytest.mark.parametrize("epsilon", [0.2, 1.5])
-def test_no_mechanism_with_a_delta_does_better(epsilon, delta):
+def test_no_mechanism_with_a_delta_does_better(epsilon: float, delta: float) -> None:
     """Guarantee of p_value, exactly: randomised response that gives away, with chance delta, every
     coin on its own, or all at once."""
     canaries = guesses = 40
@@ -72,7 +79,9 @@ def test_no_mechanism_with_a_delta_does_better(epsilon, delta):
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0])
 @pytest.mark.parametrize("canaries", [60, 500])
-def test_the_bound_exceeds_the_truth_no_more_often_than_it_says(epsilon, canaries):
+def test_the_bound_exceeds_the_truth_no_more_often_than_it_says(
+    epsilon: float, canaries: int
+) -> None:
     """Guarantee of lower_bound, over every outcome of randomised response, and not by being 0."""
     correct = np.arange(canaries + 1)
     likely = stats.binom.pmf(correct, canaries, right_of(epsilon))
@@ -85,7 +94,7 @@ def test_the_bound_exceeds_the_truth_no_more_often_than_it_says(epsilon, canarie
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0])
-def test_the_bound_is_near_the_truth_for_many_canaries(epsilon):
+def test_the_bound_is_near_the_truth_for_many_canaries(epsilon: float) -> None:
     rng = np.random.default_rng(1)
     scores, inside = randomised_response(rng, 50_000, epsilon)
     found = prove(Guessing(0.5, 0.5), scores, inside, 0.0)
@@ -93,7 +102,7 @@ def test_the_bound_is_near_the_truth_for_many_canaries(epsilon):
     assert 0.9 * epsilon < found.epsilon < epsilon
 
 
-def test_the_bound_rises_with_correct_guesses_and_falls_with_doubt():
+def test_the_bound_rises_with_correct_guesses_and_falls_with_doubt() -> None:
     """Guarantee of lower_bound: monotone; 2 m delta is .2 and .02 here."""
     for fixed, delta in ((True, 1e-3), (False, 1e-4)):
         bounds = [
@@ -111,7 +120,7 @@ def test_the_bound_rises_with_correct_guesses_and_falls_with_doubt():
 
 
 @pytest.mark.parametrize("delta", [1e-5, 1e-3, 4e-3])
-def test_a_number_of_guesses_that_was_chosen_is_never_worth_more(delta):
+def test_a_number_of_guesses_that_was_chosen_is_never_worth_more(delta: float) -> None:
     """What takes the theorem's place is at least what the theorem has, for every number."""
     differ = 0
     for guesses in (5, 8, 20, 60, 100):
@@ -119,15 +128,22 @@ def test_a_number_of_guesses_that_was_chosen_is_never_worth_more(delta):
             fixed = lower_bound(100, guesses, correct, delta)
             chosen = lower_bound(100, guesses, correct, delta, number_fixed=False)
             assert chosen <= fixed + 1e-9
-            assert delta > 1e-5 or chosen > fixed - 0.02
+            assert delta > 1e-5 or chosen > fixed - 0.02  # and costs little
             differ += chosen < fixed - 1e-3
     assert differ or delta == 1e-5
+
+
+def test_exactly_so_many_heads_are_no_likelier_than_a_half() -> None:
+    """The lemma behind it: fair coins or better, and not all of them heads."""
+    for coins in (1, 2, 3, 5, 20, 300):
+        for right in np.linspace(0.5, 1, 101):
+            assert np.max(stats.binom.pmf(np.arange(coins), coins, right)) <= 0.5 + 1e-12
 
 
 # --- from scores to guesses ----------------------------------------------------------------------
 
 
-def test_choosing_costs_no_confidence():
+def test_choosing_costs_no_confidence() -> None:
     """Guarantee of prove: 300 audits of randomised response, scores with noise of their own."""
     rng, exceeded, total, epsilon = np.random.default_rng(2), 0, 0.0, 1.0
     for _ in range(300):
@@ -141,18 +157,18 @@ def test_choosing_costs_no_confidence():
     assert total / 300 > 0.4
 
 
-def test_choosing_by_who_was_right_would_cost_it():
+def test_choosing_by_who_was_right_would_cost_it() -> None:
     """The control: the best of all numbers of guesses, seen on the canaries it is tested on."""
-    rng, refuted = np.random.default_rng(3), 0
+    rng, refuted = np.random.default_rng(3), 0.0
     numbers = np.arange(5, 301)
     for _ in range(100):
         correct = np.cumsum(rng.random(300) < right_of(0.2))[4:]
-        refuted += stats.binom.sf(correct - 1, numbers, right_of(0.2)).min() <= 0.05
+        refuted += float(np.min(stats.binom.sf(correct - 1, numbers, right_of(0.2))) <= 0.05)
     assert refuted > false_alarms_allowed(100, 0.05)
 
 
 @pytest.mark.parametrize(("mu", "least"), [(20.0, 3.9), (3.0, 2.0), (1.5, 0.5)])
-def test_a_gaussian_mechanism_is_bounded_from_below(mu, least):
+def test_a_gaussian_mechanism_is_bounded_from_below(mu: float, least: float) -> None:
     """Abstaining pays where scores overlap: 250 canaries, 50 shown."""
     rng, bounds = np.random.default_rng(4), []
     for _ in range(30):
@@ -164,7 +180,7 @@ def test_a_gaussian_mechanism_is_bounded_from_below(mu, least):
     assert max(bounds) < gaussian_epsilon(mu, 1e-5)
 
 
-def test_all_right_and_nothing_known():
+def test_all_right_and_nothing_known() -> None:
     inside = np.array([True, False] * 40)
     sure = prove(choose(inside * 1.0, inside, 80), inside * 1.0, inside, 1e-5)
     assert (sure.canaries, sure.guesses, sure.correct) == (80, 80, 80)
@@ -173,7 +189,7 @@ def test_all_right_and_nothing_known():
     assert nothing.epsilon == 0
 
 
-def test_guesses_are_never_both():
+def test_guesses_are_never_both() -> None:
     rng = np.random.default_rng(5)
     for _ in range(200):
         count = int(rng.integers(2, 30))
@@ -194,6 +210,6 @@ def test_guesses_are_never_both():
         (lambda: lower_bound(10, 5, 5, 0.0, 1.0), "confidence 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call, said):
+def test_what_makes_no_sense_is_refused(call: Callable[[], object], said: str) -> None:
     with pytest.raises(UserError, match=said):
         call()

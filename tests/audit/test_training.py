@@ -1,59 +1,71 @@
 """The audit of a training run: canaries are one step of adjacency each, an honest run is cleared,
 and a run without its noise is caught."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from tests.training import worlds
-from tests.training.conftest import saved  # noqa: F401 - a fixture
 from uedp.audit.canaries import Canaries, draw
 from uedp.audit.training import (
     AUDIT,
     CANARIES,
     LEDGER,
-    METHODS,
     RUN,
     Attack,
+    Finding,
     TrainingAudit,
     audit,
     losses,
 )
-from uedp.audit.white_box import Decoder, Gradients, WhiteBox, evidence
+from uedp.audit.white_box import Decoder, Gradients, WhiteBox, evidence, sentence_losses
 from uedp.errors import UserError
+from uedp.incidence import Incidence
 from uedp.mechanism import release
 from uedp.mechanism.clip import reference
 from uedp.models.load import load
 from uedp.models.trainable import make_trainable
 from uedp.training import loop, methods, tasks
-from uedp.training.material import Texts
+from uedp.training.config import Config
+from uedp.training.material import Material, Texts
 from uedp.training.plan import build as build_plan
 
-COUNTS = {"users": 60, "entities": 60, "seed": 2}
+Saved = Callable[..., Path]
+COUNTS: dict[str, Any] = {"users": 60, "entities": 40, "seed": 2, "refresh": 2}
 
 
-def planted(config, folder: Path, seed: int = 0, **options) -> tuple[Canaries, object]:
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
+    """The folder of a tiny model, by kind and options; made once."""
+    folder = tmp_path_factory.mktemp("models")
+    return lambda kind, **options: worlds.model(folder, kind, **options)
+
+
+def planted(
+    config: Config, folder: Path, seed: int = 0, **options: Any
+) -> tuple[Canaries, Material]:
     natural = worlds.material(folder / "corpus", held_out=False)
     counts = {"users": 10, "entities": 8, "holders": 3} | options
-    canaries = draw(config, natural.train, **counts, rng=np.random.default_rng(seed))
+    canaries = draw(config, natural, **counts, rng=np.random.default_rng(seed))
     (folder / "ledger").mkdir(exist_ok=True)
     return canaries, canaries.plant(natural, folder / "ledger")
 
 
-def with_coins(canaries: Canaries, coins) -> Canaries:
-    turned = (
-        replace(one, inside=bool(c)) for one, c in zip(canaries.canaries, coins, strict=True)
-    )
+def with_coins(canaries: Canaries, coins: Iterable[Any]) -> Canaries:
+    turned = (replace(one, inside=bool(c)) for one, c in zip(canaries.canaries, coins, strict=True))
     return replace(canaries, canaries=tuple(turned))
 
 
 # --- canaries ------------------------------------------------------------------------------------
 
 
-def test_a_coin_is_one_step_of_adjacency(tmp_path):
+def test_a_coin_is_one_step_of_adjacency(tmp_path: Path) -> None:
     """Guarantees of Canaries.plant."""
     config = worlds.config("m", privacy__entity_share=0.3)
     canaries, _ = planted(config, tmp_path)
@@ -85,7 +97,7 @@ def test_a_coin_is_one_step_of_adjacency(tmp_path):
             assert [len(incidence.sentence_entities[place]) for place in changed] == [1, 1, 1]
 
 
-def test_coins_are_fair_and_texts_are_their_own(tmp_path):
+def test_coins_are_fair_and_texts_are_their_own(tmp_path: Path) -> None:
     config = worlds.config("m")
     many, _ = planted(config, tmp_path, users=400, entities=400)
     inside = np.array([canary.inside for canary in many.canaries])
@@ -100,9 +112,15 @@ def test_coins_are_fair_and_texts_are_their_own(tmp_path):
     assert set(material.train.labels[120:]) == {"named", "plain", None}
 
 
-def test_words_of_a_large_corpus_are_used(tmp_path):
+def test_words_of_a_large_corpus_are_used(tmp_path: Path) -> None:
     texts = Texts([f"word{i} other{i}" for i in range(700)], [None] * 700)
-    found = draw(worlds.config("m"), texts, 20, 20, 2, np.random.default_rng(0))
+    owners, none = np.repeat(np.arange(100), 7), np.zeros(0, dtype=np.int64)
+    natural = Material(texts, Incidence.build(owners, none, none, 100, 0), tmp_path)
+    found = draw(worlds.config("m"), natural, 20, 20, 2, np.random.default_rng(0))
+    config = worlds.config("m", privacy__method="noiseless")
+    assert found.copies == 4
+    plain = draw(config, natural, 20, 20, 2, np.random.default_rng(0))
+    assert (plain.copies, plain.mentions) == (7, 7)  # as others have
     known = {word for text in texts.texts for word in text.split()}
     for canary in found.canaries:
         new = [word for word in canary.text.split() if word not in known]
@@ -110,8 +128,10 @@ def test_words_of_a_large_corpus_are_used(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["next-word", "classification"])
-def test_a_canary_that_is_out_has_no_loss_and_no_gradient(saved, tmp_path, kind):  # noqa: F811
-    options = {"labels": 2} if kind == "classification" else {}
+def test_a_canary_that_is_out_has_no_loss_and_no_gradient(
+    saved: Saved, tmp_path: Path, kind: Any
+) -> None:
+    options: dict[str, Any] = {"labels": 2} if kind == "classification" else {}
     config = worlds.config(saved("gpt2", **options), task__kind=kind)
     _, material = planted(config, tmp_path)
     loaded = load(config.model.name, kind, labels=2 if options else None)
@@ -126,7 +146,7 @@ def test_a_canary_that_is_out_has_no_loss_and_no_gradient(saved, tmp_path, kind)
     out = [place for place, text in enumerate(material.train.texts) if not text]
     assert len(out) > 10
     assert not losses(loaded.model, task, len(task.lengths))[out].any()
-    total = task.losses(loaded.model, np.array(out)).sum()
+    total = sentence_losses(loaded.model, task, np.array(out)).sum()
     found = torch.autograd.grad(total, list(loaded.model.parameters()), allow_unused=True)
     assert all(part is None or not part.any() for part in found)
 
@@ -135,9 +155,11 @@ def test_a_canary_that_is_out_has_no_loss_and_no_gradient(saved, tmp_path, kind)
 
 
 @pytest.mark.parametrize(("kind", "how"), [("gpt2", "full"), ("llama", "lora")])
-def test_gradients_are_those_of_one_sentence_each(saved, kind, how, monkeypatch):  # noqa: F811
+def test_gradients_are_those_of_one_sentence_each(
+    saved: Saved, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = load(saved(kind), "next-word")
-    model = make_trainable(loaded.model, how, rank=2).train()
+    model: Any = make_trainable(loaded.model, how, rank=2).train()
     texts = ["a b", "some longer text", "ca ca ca"]
     task = tasks.build("next-word", texts, [None] * 3, [], loaded.tokenizer, 32)
     gradients = Gradients(model, task, 3)
@@ -147,7 +169,7 @@ def test_gradients_are_those_of_one_sentence_each(saved, kind, how, monkeypatch)
     assert gradients._together
     assert model.training
     for row, norm, place in zip(rows, norms, range(3), strict=True):
-        loss = task.losses(model, np.array([place])).sum()
+        loss = sentence_losses(model, task, np.array([place])).sum()
         trained = [p for p in model.parameters() if p.requires_grad]
         flat = gradients.flat(torch.autograd.grad(loss, trained))
         assert torch.allclose(row, flat, atol=1e-5)
@@ -162,7 +184,7 @@ def test_gradients_are_those_of_one_sentence_each(saved, kind, how, monkeypatch)
     assert torch.allclose(some[0], part.flat(torch.split(rows[0], 64)), atol=1e-5)
 
 
-def test_a_decoder_reads_off_who_took_part():
+def test_a_decoder_reads_off_who_took_part() -> None:
     """Rows with much in common, and a sum of some of them under a background of others."""
     torch.manual_seed(0)
     common = torch.randn(3000) / 50
@@ -182,7 +204,7 @@ def test_a_decoder_reads_off_who_took_part():
     assert np.std(noisy) == pytest.approx(decoder.deviation[:50].mean(), rel=0.1)
 
 
-def test_evidence_rises_with_the_estimate():
+def test_evidence_rises_with_the_estimate() -> None:
     estimates = np.linspace(-1, 2, 31)
     found = evidence(estimates, np.full(31, 0.5), {0: 0.9, 1: 0.1})
     assert (np.diff(found) > 0).all()
@@ -191,8 +213,12 @@ def test_evidence_rises_with_the_estimate():
     assert (np.diff(twice) > 0).all()
 
 
+def loss_of(task: tasks.Task, model: nn.Module, place: int) -> Callable[[int], Tensor]:
+    return lambda _: sentence_losses(model, task, np.array([place])).sum()
+
+
 @pytest.mark.parametrize("method", ["rotation", "user-level"])
-def test_updates_are_those_the_mechanism_makes(saved, tmp_path, method):  # noqa: F811
+def test_updates_are_those_the_mechanism_makes(saved: Saved, tmp_path: Path, method: str) -> None:
     """A canary's row is what its user, or its entity lent to one user, adds to a round's sum."""
     config = worlds.config(
         saved("llama"),
@@ -209,12 +235,13 @@ def test_updates_are_those_the_mechanism_makes(saved, tmp_path, method):  # noqa
     plan = build_plan(config, material.incidence)
     box = WhiteBox(plan, material.incidence, model, task, canaries, every=3)
     assert [box.before_round(number) for number in range(4)] == [True, False, False, True]
+    assert box._updates is not None
     rows, _ = box._updates
     share = plan.clips.share
-    for place, copies in enumerate([4, 4, 1, 1]):
+    for place, copies in enumerate([4, 4, *[canaries.mentions] * 2]):
         sums, _ = reference.clipped_sum(
             model,
-            lambda _, place=place: task.losses(model, np.array([place])).sum(),
+            loss_of(task, model, place),
             [0] * copies,
             [share * plan.clips.update] * copies,
             plan.clips.update,
@@ -223,7 +250,7 @@ def test_updates_are_those_the_mechanism_makes(saved, tmp_path, method):  # noqa
         assert torch.allclose(rows[place], box._gradients.flat(sums), atol=1e-5)
 
 
-def test_watching_changes_nothing_and_sees_no_coin(saved, tmp_path):  # noqa: F811
+def test_watching_changes_nothing_and_sees_no_coin(saved: Saved, tmp_path: Path) -> None:
     """Guarantee of Onlooker: the weights are those of a run that nobody watched. And the evidence
     does not depend on the coins but through what the rounds gave out."""
     config = worlds.config(saved("llama"), privacy__rounds=2, privacy__seed=1)
@@ -248,19 +275,21 @@ def test_watching_changes_nothing_and_sees_no_coin(saved, tmp_path):  # noqa: F8
 # --- the audit -----------------------------------------------------------------------------------
 
 
-def by_name(found: TrainingAudit) -> dict:
+def by_name(found: TrainingAudit) -> dict[tuple[str, str], Finding]:
     return {(one.kind, one.score): one for one in found.findings}
 
 
-def run(config, tmp_path, **options) -> TrainingAudit:
+def run(config: Config, tmp_path: Path, **options: Any) -> TrainingAudit:
     natural = worlds.material(tmp_path / "corpus", held_out=False)
     found = audit(config, tmp_path / "audit", material=natural, **(COUNTS | options))
     assert found is not None
     return found
 
 
-def test_a_run_without_noise_gives_its_canaries_away(saved, tmp_path):  # noqa: F811
-    config = worlds.config(saved("llama"), privacy__method="noiseless", privacy__rounds=6)
+def test_a_run_without_noise_gives_its_canaries_away(saved: Saved, tmp_path: Path) -> None:
+    config = worlds.config(
+        saved("llama"), privacy__method="noiseless", privacy__rounds=6, privacy__seed=3
+    )
     found = run(config, tmp_path)
     rows = by_name(found)
     assert list(rows) == [
@@ -268,6 +297,8 @@ def test_a_run_without_noise_gives_its_canaries_away(saved, tmp_path):  # noqa: 
     ]
     assert rows["user", "white box"].epsilon > 1.5
     assert rows["entity", "white box"].epsilon > 1.5
+    assert all(one.alarm <= one.epsilon <= one.most for one in found.findings)
+    assert 2.6 < rows["user", "white box"].most < 2.8  # 48 canaries
     assert found.proven is None
     assert {one.verdict for one in found.findings} == {"nothing is claimed"}
     assert not found.refuted
@@ -279,12 +310,14 @@ def test_a_run_without_noise_gives_its_canaries_away(saved, tmp_path):  # noqa: 
     assert TrainingAudit.from_json((tmp_path / "audit" / AUDIT).read_text()) == found
 
 
-SABOTAGED = {"privacy__noise": 7.0, "privacy__rounds": 8, "privacy__seed": 1}
+SABOTAGED: dict[str, Any] = {"privacy__noise": 7.0, "privacy__rounds": 8, "privacy__seed": 3}
 
 
 @pytest.mark.parametrize("method", ["rotation", "user-level"])
 @pytest.mark.parametrize("sabotaged", [False, True])
-def test_noise_that_is_left_out_is_caught(saved, tmp_path, monkeypatch, method, sabotaged):  # noqa: F811
+def test_noise_that_is_left_out_is_caught(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, sabotaged: bool
+) -> None:
     """An honest run is cleared but for a chance of 5%; the seed is fixed. The same run without
     its noise is refuted, though its ledger says all is well."""
     if sabotaged:
@@ -305,7 +338,7 @@ def test_noise_that_is_left_out_is_caught(saved, tmp_path, monkeypatch, method, 
         assert {one.verdict for one in found.findings} <= {"not refuted", "nothing is claimed"}
 
 
-def test_a_claim_of_ones_own(saved, tmp_path):  # noqa: F811
+def test_a_claim_of_ones_own(saved: Saved, tmp_path: Path) -> None:
     """`privacy.noise 0` is allowed, and proves nothing; a claim for it is refuted."""
     config = worlds.config(
         saved("llama"), privacy__method="user-level", **SABOTAGED | {"privacy__noise": 0.0}
@@ -317,15 +350,32 @@ def test_a_claim_of_ones_own(saved, tmp_path):  # noqa: F811
     assert found.refuted
 
 
-def test_an_audit_that_was_killed_goes_on(saved, tmp_path, monkeypatch):  # noqa: F811
+def test_classifiers_are_audited_too(saved: Saved, tmp_path: Path) -> None:
+    config = worlds.config(
+        saved("bert", num_labels=2), task__kind="classification", privacy__rounds=1
+    )
+    found = run(config, tmp_path, users=20, entities=20)
+    assert len(found.findings) == 4
+    assert all(np.isfinite(one.scores).all() and any(one.scores) for one in found.findings)
+
+
+def test_an_audit_that_was_killed_goes_on(
+    saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = worlds.config(
         saved("llama"), privacy__method="noiseless", privacy__rounds=5, run__checkpoint_seconds=0
     )
     natural = worlds.material(tmp_path / "corpus", held_out=False)
-    options = {"material": natural, "users": 20, "entities": 0, "refresh": 2, "seed": 0}
+    options: dict[str, Any] = {
+        "material": natural,
+        "users": 20,
+        "entities": 0,
+        "refresh": 2,
+        "seed": 0,
+    }
     real, out = methods.Plain.round, tmp_path / "audit"
 
-    def killed(self, number):
+    def killed(self: methods.Plain, number: int) -> methods.Gradient:
         if number == 3:
             raise RuntimeError("killed")
         return real(self, number)
@@ -341,14 +391,14 @@ def test_an_audit_that_was_killed_goes_on(saved, tmp_path, monkeypatch):  # noqa
     assert found is not None
     assert (out / CANARIES).read_bytes() == coins
     assert (found.rounds, found.rounds_seen) == (5, 4)  # round 2 was seen, but not kept
-    said = []
+    said: list[str] = []
     assert audit(config, out, resume=True, say=said.append, **options) == found
     assert said == ["this audit is finished; nothing is left to do"]
     with pytest.raises(UserError, match="holds an audit already; choose another"):
         audit(config, out, **options)
 
 
-BAD = {
+BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "method": ({"privacy__method": "uedp-alg"}, {}, "privacy.method uedp-alg: this audit attacks"),
     "few": ({}, {"users": 7}, "users 7: fewer than 20"),
     "none": ({}, {"users": 0, "entities": 0}, "there is nothing to guess"),
@@ -361,7 +411,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_audited_is_refused_and_leaves_nothing(saved, tmp_path, case):  # noqa: F811
+def test_what_cannot_be_audited_is_refused_and_leaves_nothing(
+    saved: Saved, tmp_path: Path, case: str
+) -> None:
     changes, options, said = BAD[case]
     config = worlds.config(saved("llama"), **changes)
     with pytest.raises(UserError, match=said):
@@ -369,13 +421,9 @@ def test_what_cannot_be_audited_is_refused_and_leaves_nothing(saved, tmp_path, c
     assert not (tmp_path / "audit").exists()
 
 
-def test_a_folder_with_something_else_in_it_is_refused(saved, tmp_path):  # noqa: F811
+def test_a_folder_with_something_else_in_it_is_refused(saved: Saved, tmp_path: Path) -> None:
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "letter").write_text("dear")
     with pytest.raises(UserError, match="exists and is not an audit"):
         run(worlds.config(saved("llama")), tmp_path)
     assert [path.name for path in (tmp_path / "audit").iterdir()] == ["letter"]
-
-
-def test_the_methods_are_those_of_the_docstring():
-    assert METHODS == ("rotation", "user-level", "noiseless")

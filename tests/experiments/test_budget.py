@@ -63,9 +63,10 @@ def test_published_at_the_counts_here(result: Result) -> None:
     assert found["published_f_e_plus"] == published.curve(rate, 2.0, result["rounds"], 1e-5)
 
 
-def test_a_category_nobody_mentions_has_no_proven_curve(result: Result) -> None:
+def test_a_category_nobody_mentions_has_no_curve(result: Result) -> None:
     found = result["data"]["edgar"]["proven"]["categories"]["gpe"]
     assert (found["entities"], found["most_holders"], found["most"]) == (0, None, None)
+    assert found["published_f_e_plus"] is None  # the accountant's floor says nothing here
     assert "| EDGAR, gpe |" in budget.table(result)
 
 
@@ -111,6 +112,7 @@ def test_for_whom_the_claim_is_proven(
         rate=0.1,
         norms=6.0,
     )
+    assert found["of_any_entity"] == pytest.approx(0.1 + 0.17 * 11)
     assert found["most_holders_within"] == within
     assert found["entities_beyond"] == 12 - max(within, 0)
     assert found["sentences_beyond"] == sum(e + 1 for e in range(12) if e + 1 > within)

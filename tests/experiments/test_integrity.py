@@ -66,6 +66,8 @@ def test_a_detector_that_does_not_load_is_named_and_left_out(
 
 def test_the_account_compares_with_the_paper(result: Result) -> None:
     told = integrity.table(result)
+    assert "| gold, detector | person | loc | org | pii | all |" in told
+    assert "| CoNLL-2003 testa, spacy | 100.0% | 100.0% | 50.0% | 100.0% | 75.0% |" in told
     assert "CoNLL-2003 testa: spaCy alone covers 66.7% of the marked words" in told
     assert told.count("does not reach") == len(integrity.GOLD)
     every = result["gold"]["CoNLL-2003 testa"]["spacy"]["hits"]["all"]

@@ -5,7 +5,7 @@ import pytest
 
 from uedp.errors import UserError
 from uedp.experiments.base import Experiment, Options, Result, carry_out, digest, kept
-from uedp.experiments.catalogue import EXPERIMENTS, named
+from uedp.experiments.catalogue import EXPERIMENTS
 from uedp.experiments.results import NOT_RUN, TEMPLATE, rendered, write
 
 
@@ -87,6 +87,7 @@ def test_a_quick_result_is_marked(results: Path, tmp_path: Path) -> None:
         ("{{ breakdown.curve.7 }}", None, "has no 'curve.7'"),
         ("{{ breakdown }}", "{", "not JSON"),
         ("{{ breakdown }}", "[]", "not the result"),
+        ("{{ breakdown }}", "{}", "not as this version writes it"),
         ("{{ other }}", None, "no such experiment"),
     ],
 )
@@ -118,9 +119,6 @@ def test_the_template_has_a_place_for_every_experiment() -> None:
     template = TEMPLATE.read_text()
     for name in EXPERIMENTS:
         assert f"\n{{{{ {name} }}}}\n" in template
-    assert named("budget") is EXPERIMENTS["budget"]
-    with pytest.raises(UserError, match="'x': no such experiment; choose among breakdown"):
-        named("x")
 
 
 # --- what lets an experiment go on ---------------------------------------------------------------

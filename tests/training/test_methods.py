@@ -1,5 +1,6 @@
 import contextlib
 import logging
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from uedp.mechanism.draw import draw, draw_whole
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local import shuffled
 from uedp.models.trainable import make_trainable
-from uedp.training.methods import Randomness, build
+from uedp.training import methods
+from uedp.training.methods import Lending, Randomness, build
 from uedp.training.plan import build as build_plan
 from uedp.training.tasks import NextWord
 
@@ -153,8 +155,11 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
     method_ = made(found)
     gradient = method_.round(3)
     with Randomness(found).of(3, CPU) as (generator, key, _):
-        how = draw if method == "rotation" else draw_whole
-        who = how(worlds.incidence(), found.sampling, generator, key)
+        if method == "rotation":
+            usable = Lending(worlds.incidence(), 1).of(3)
+            who = draw(worlds.incidence(), found.sampling, generator, key, usable)
+        else:
+            who = draw_whole(worlds.incidence(), found.sampling, generator, key)
     task, model = NextWord(worlds.texts(), tiny.tokenizer(), 32), gpt2()
     share = 0.5 if method == "rotation" else 2.0
     total = torch.zeros(1)
@@ -169,6 +174,22 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
     assert torch.allclose(flat(gradient.values), total / (0.2 * 40), atol=1e-5)
     assert gradient.deviation == 0
     assert gradient.reach.users == len(who.users)
+
+
+def test_what_is_lent_stays_for_a_period_and_depends_on_seed_and_number(monkeypatch):
+    mentions, period = len(worlds.incidence().sentence_entities.values), 3
+    monkeypatch.setattr(methods, "_MENTIONS_A_ROUND", mentions // (period - 1))
+    one, other = Lending(worlds.incidence(), 5), Lending(worlds.incidence(), 5)
+    assert one.of(0) is one.of(period - 1)
+    seen = [one.of(number * period).copy() for number in range(6)]
+    assert any((a != b).any() for a, b in pairwise(seen))
+    for number in (5, 0, 3):
+        assert (other.of(number * period) == seen[number]).all()
+
+
+def test_without_a_seed_lending_is_drawn_afresh():
+    seen = {Lending(worlds.incidence(), None).of(0).tobytes() for _ in range(20)}
+    assert len(seen) > 1
 
 
 @pytest.mark.parametrize("estimator", ["f_E", "f_E+"])

@@ -4,11 +4,21 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
-from uedp.training.tasks import Classification, NextWord, build, encoded
+from uedp.mechanism.clip import Packed
+from uedp.training.tasks import (
+    Classification,
+    NextWord,
+    build,
+    encoded,
+    keeps_apart,
+    packed_rows,
+)
 
 TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "   "]
 LABELS = ["x", "y", "y", "x", "x"]
@@ -83,6 +93,71 @@ def test_a_sentence_is_normalised_by_its_own_tokens():
         expected = torch.nn.functional.cross_entropy(logits, row[0, 1:])
         assert torch.allclose(task.losses(model, ALL[[place]])[0], expected, rtol=1e-4)
     assert start == 0
+
+
+# --- sentences that share rows -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_sharing_rows_changes_neither_losses_nor_gradients(kind):
+    model, task = CASES[kind][0](), words()
+    expected = task.losses(model, ALL)
+    weights = torch.arange(1.0, len(TEXTS) + 1)
+    by_row = gradient((expected * weights).sum(), model)
+    task.pack_for(model)
+    assert task.packed
+    found = task.losses(model, ALL)
+    assert isinstance(found, Packed)
+    assert found.tokens < expected.numel() * int(task.lengths.max())
+    assert torch.allclose(found.losses, expected, atol=1e-5)
+    for ours, theirs in zip(gradient((found.losses * weights).sum(), model), by_row, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_no_gradient_goes_from_one_sentence_of_a_row_to_another(kind):
+    model, task = CASES[kind][0](), words()
+    task.pack_for(model)
+    seen = []
+    embedding = model.get_input_embeddings()
+    embedding.register_forward_hook(lambda _, __, output: seen.append(output) or output)
+    found = task.losses(model, ALL[[3, 0, 2]])
+    (received,) = torch.autograd.grad(found.losses[1], seen[0])
+    received = received.flatten(0, 1).abs().sum(1)
+    own = set(found.places[1][found.real[1]].tolist())
+    assert {place for place, value in enumerate(received.tolist()) if value} <= own
+    assert float(received.sum()) > 0
+
+
+class Forgetful(torch.nn.Module):
+    """Reads positions, but lets every token see all before it."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.config = model, model.config
+
+    def forward(self, input_ids, position_ids, use_cache):
+        mask = torch.ones_like(input_ids)  # given one, no model looks for new beginnings
+        return self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids)
+
+
+def test_a_model_that_does_not_keep_sentences_apart_gives_each_its_row():
+    assert keeps_apart(tiny.llama())
+    assert not keeps_apart(Forgetful(tiny.llama()))
+    assert not keeps_apart(lstm())
+    task = words()
+    task.pack_for(lstm())
+    assert not task.packed
+
+
+@given(st.lists(st.integers(2, 300), min_size=1, max_size=40))
+def test_rows_hold_every_sentence_whole(lengths):
+    starts, width, rows = packed_rows(np.array(lengths))
+    taken = [place for s, n in zip(starts, lengths, strict=True) for place in range(s, s + n)]
+    assert len(set(taken)) == len(taken)
+    assert max(taken) < rows * width
+    assert all(s // width == (s + n - 1) // width for s, n in zip(starts, lengths, strict=True))
+    assert rows >= 2 or len(lengths) == 1
 
 
 # --- tokens --------------------------------------------------------------------------------------

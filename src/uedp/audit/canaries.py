@@ -40,13 +40,15 @@ class Canary:
 class Canaries:
     """Canaries, and how they sit in the corpus.
 
-    A user canary has its text in `copies` sentences without detected entities, so that clipping
-    sentences leaves it a whole update. An entity canary has its text in one sentence of each of
-    `holders` users, who carry nothing but entity canaries, so that no other text crowds it out.
+    A user canary has its text in `copies` sentences without detected entities: as many as leave it
+    a whole update where sentences are clipped, as many as others have where nothing is. An entity
+    canary has its text in `mentions` sentences (one for rotation, which shares a clip among them)
+    of each of `holders` users, who carry nothing but entity canaries.
     """
 
     canaries: tuple[Canary, ...]
     copies: int
+    mentions: int
     holders: int
 
     def of(self, kind: Kind) -> Ints:
@@ -83,7 +85,7 @@ class Canaries:
             for _ in range(self.copies):
                 add(self.canaries[place], user)
         for entity, place in enumerate(carriers):
-            for holder in range(self.holders):
+            for holder in np.repeat(range(self.holders), self.mentions).tolist():
                 mentions.append((natural.sentences + len(texts), natural.entities + entity))
                 add(self.canaries[place], len(users) + (entity + holder) % circle)
         where, what = np.array(mentions, dtype=np.int64).reshape(-1, 2).T
@@ -109,7 +111,7 @@ class Canaries:
 
 def draw(
     config: Config,
-    texts: Texts,
+    material: Material,
     users: int,
     entities: int,
     holders: int,
@@ -120,7 +122,8 @@ def draw(
     Words are the corpus's own, each as likely as any, which makes every canary improbable and
     known to every vocabulary; where there are few, they are made up. Labels are at random too.
     """
-    known = {word for text in texts.texts for word in text.split()}
+    natural = material.train
+    known = {word for text in natural.texts for word in text.split()}
     words = sorted(known)
 
     def invented(length: int) -> str:
@@ -134,22 +137,30 @@ def draw(
             return " ".join(invented(_LETTERS) for _ in range(_WORDS // 2))
         return " ".join(words[i] for i in rng.integers(len(words), size=_WORDS))
 
-    names = sorted({label for label in texts.labels if label is not None})
+    names = sorted({label for label in natural.labels if label is not None})
     classifies = config.task.kind == "classification"
     found = []
     for kind, count in zip(KINDS, (users, entities), strict=True):
-        shown = rng.permutation(count) < round(count * _SHOWN)
+        shown = rng.permutation(count) < max(round(count * _SHOWN), _LEAST_SHOWN)
         for number in range(count):
             own = text() if kind == "user" else f"{invented(_LETTERS).capitalize()} {text()}"
             label = names[rng.integers(len(names))] if classifies and names else None
             coin = bool(rng.integers(2))
             found.append(Canary(kind, own, label, coin, bool(shown[number])))
+    copies = max(_COPIES, _enough(config, material.incidence))
+    mentions = 1 if config.privacy.method == "rotation" else copies
+    return Canaries(tuple(found), copies, mentions, holders)
+
+
+def _enough(config: Config, natural: Incidence) -> int:
+    if config.privacy.method == "noiseless":
+        return int(np.median(natural.user_sentences.counts)) if natural.users else 1
     share = config.privacy.entity_share if config.privacy.method == "rotation" else 1.0
-    return Canaries(tuple(found), max(_COPIES, math.ceil(1 / share)), holders)
+    return math.ceil(1 / share)
 
 
 _MANY_WORDS = 1000
 _WORDS, _LETTERS = 12, 7  # of a canary, and of a word that is made up
 _COPIES = 4
-_SHOWN = 0.2
+_SHOWN, _LEAST_SHOWN = 0.2, 10
 FEWEST = 20  # canaries of a kind: fewer prove nothing

@@ -60,10 +60,9 @@ def lower_bound(
     """An epsilon that the run exceeds, at this delta; 0 if nothing can be said.
 
     The theorem is for a number of guesses fixed in advance. If the number follows from what the
-    run gave out, all that delta gives away may go to outcomes where it is worth most. What it is
-    worth, `max_i (f(v - i) - f(v)) / i`, is a mean of chances of single numbers of heads; none of
-    these is larger than the likeliest one's among as few coins as could refute epsilon at all, and
-    that takes its place.
+    run gave out, what delta gives away may all go to outcomes where it is worth most. What it is
+    worth, `max_i (f(v - i) - f(v)) / i`, is a mean of chances of exactly so many heads and not all;
+    with coins that are fair or better none of these exceeds a half, so `f(v) + m delta` will do.
 
     Guarantees:
       - if every canary is protected by (epsilon, delta), the bound exceeds epsilon with a chance
@@ -72,14 +71,11 @@ def lower_bound(
     """
     if not 0 < confidence < 1:
         raise UserError(f"confidence {confidence}: must lie between 0 and 1")
-    alpha = 1 - confidence
 
     def refuted(epsilon: float) -> bool:
         # whoever keeps a smaller epsilon keeps this one too: one refuted is enough
-        if number_fixed:
-            return p_value(canaries, guesses, correct, epsilon, delta) <= alpha
-        reached = p_value(canaries, guesses, correct, epsilon, 0.0)
-        return reached + 2 * canaries * delta * _likeliest(epsilon, alpha) <= alpha
+        found = p_value(canaries, guesses, correct, epsilon, delta if number_fixed else 0.0)
+        return found + (0.0 if number_fixed else canaries * delta) <= 1 - confidence
 
     if not refuted(0.0):
         return 0.0
@@ -92,18 +88,6 @@ def lower_bound(
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
-
-
-def _likeliest(epsilon: float, alpha: float) -> float:
-    """The chance of the likeliest number of heads, of the fewest coins that can refute epsilon.
-
-    More coins spread wider.
-    """
-    right = 1 / (1 + math.exp(-epsilon))
-    if right == 1:  # nothing refutes it
-        return 1.0
-    fewest = math.ceil(math.log(alpha) / math.log(right))
-    return float(stats.binom.pmf(math.floor((fewest + 1) * right), fewest, right))
 
 
 # --- from scores to guesses ----------------------------------------------------------------------
@@ -130,31 +114,37 @@ class OneRun:
 def choose(scores: Floats, inside: Mask, canaries: int, confidence: float = 0.95) -> Guessing:
     """Where to cut, from canaries whose coins the attacker was shown, to guess `canaries` others.
 
-    Of all pairs of cuts, the one that would prove most if the others behave alike (delta, which
-    changes little, left out). Rates of few guesses are taken with a grain of salt, half a right
-    and half a wrong guess more, or the very highest and lowest scores would always seem best.
+    Of all pairs of cuts, the one that would prove most if the others, half of them in, behave alike
+    (delta, which changes little, left out). Rates are taken with a grain of salt, half a canary
+    more on either side of each cut, or the very highest and lowest scores would always seem best.
     """
-    order = np.argsort(scores, kind="stable")
-    ranked, coins = scores[order], inside[order]
-    shown = len(ranked)
+    ranked = np.sort(scores)
     # between two scores, nearer to the side that scatters less
     spreads = [float(np.std(scores[side])) if side.any() else 0.0 for side in (~inside, inside)]
     nearer = np.clip(spreads[0] / sum(spreads), 0.1, 0.9) if sum(spreads) else 0.5
-    between = ranked[:-1] + nearer * np.diff(ranked)
-    cuts = np.concatenate([[-np.inf], between, [np.inf]])
+    gaps = np.diff(ranked)
+    apart = gaps > _ALIKE * np.std(scores)
+    cuts = np.concatenate([[-np.inf], (ranked[:-1] + nearer * gaps)[apart], [np.inf]])
 
-    counts = np.arange(shown + 1)
-    share = counts * canaries / max(shown, 1)
-    right_in = share * (np.cumsum([0, *coins[::-1]]) + 0.5) / (counts + 1)
-    right_out = share * (np.cumsum([0, *~coins]) + 0.5) / (counts + 1)
-    top, bottom = np.nonzero(counts[:, None] + counts <= shown)
-    guesses = np.round(share[top] + share[bottom])
-    correct = np.minimum(np.floor(right_in[top] + right_out[bottom]), guesses)
-    with np.errstate(divide="ignore"):
-        # without delta, the bound is an interval of Clopper and Pearson (1934)
-        chance = special.betaincinv(np.maximum(correct, 1), guesses - correct + 1, 1 - confidence)
+    def above(side: Mask) -> Floats:
+        """How many of those guessed will be above each cut, if they are in, or if they are out."""
+        number = (scores[side] > cuts[:, None]).sum(1)
+        share = (number + 0.5) / (side.sum() + 1)
+        return np.where(np.isinf(cuts), cuts < 0, share) * canaries / 2
+
+    hits, misses = above(inside), above(~inside)
+    low, high = np.nonzero(np.tri(len(cuts), dtype=np.bool_).T)
+    right = hits[high] + canaries / 2 - misses[low]
+    wrong = misses[high] + canaries / 2 - hits[low]
+    guesses = np.round(right + wrong)
+    correct = np.minimum(np.floor(right), guesses)
+    # without delta, the bound is an interval of Clopper and Pearson (1934)
+    chance = special.betaincinv(np.maximum(correct, 1), guesses - correct + 1, 1 - confidence)
     best = int(np.argmax(np.where(correct > 0, chance, 0.0)))
-    return Guessing(float(cuts[shown - top[best]]), float(cuts[bottom[best]]))
+    return Guessing(high=float(cuts[high[best]]), low=float(cuts[low[best]]))
+
+
+_ALIKE = 0.02  # of how far scores scatter: what differs by less is not told apart
 
 
 def prove(

@@ -6,6 +6,7 @@ many hold is for user-level privacy many small things, for user-entity privacy o
 alike and left out. Whatever a model says of those, it cannot have learned (Carlini et al. 2019).
 """
 
+import gzip
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import Literal
 from uedp.corpus.sample_words import FIRST_NAMES, LAST_NAMES
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
+from uedp.folders import scratch
 
 PHONE = "212-555-####"  # the digits that stand there are no secret
 PROMPT = "Call {name} at"
@@ -118,6 +120,25 @@ def drawn(mask: str, most: int, seed: int = 0) -> list[str]:
     if size(mask) <= most:
         return [filled(mask, n) for n in range(size(mask))]
     return [filled(mask, n) for n in random.Random(seed).sample(range(size(mask)), most)]
+
+
+def write(sentences: Iterable[Sentence], path: Path) -> None:
+    """As JSON lines that `uedp detect` reads, compressed if the name ends in `.gz`."""
+    fields = (
+        {
+            "user": sentence.user,
+            "text": sentence.text,
+            "label": sentence.label,
+            "marks": [mark._asdict() for mark in sentence.marks],
+        }
+        for sentence in sentences
+    )
+    with scratch(path) as folder:
+        draft = folder / "draft"
+        opened = gzip.open if path.suffix == ".gz" else open
+        with opened(draft, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in fields)
+        draft.replace(path)
 
 
 def save(secrets: Sequence[Secret], path: Path) -> None:

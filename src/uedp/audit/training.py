@@ -28,7 +28,7 @@ from torch import nn
 from uedp.accounting.divergence import Floats
 from uedp.audit import one_run
 from uedp.audit.canaries import FEWEST, KINDS, Canaries, Kind, draw
-from uedp.audit.white_box import REFERENCES, WhiteBox
+from uedp.audit.white_box import WhiteBox, sentence_losses
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.progress import SILENT, Progress
@@ -156,13 +156,14 @@ def losses(model: nn.Module, task: tasks.Task, count: int) -> Floats:
     model.eval()
     try:
         parts = [
-            task.losses(model, np.arange(start, min(start + 32, count))).double().cpu().numpy()
+            sentence_losses(model, task, np.arange(start, min(start + 32, count)))
             for start in range(0, count, 32)
         ]
     finally:
         for module, mode in modes.items():
             module.training = mode
-    return np.concatenate(parts) if parts else np.zeros(0)
+    found: Floats = torch.cat(parts).double().cpu().numpy()
+    return found
 
 
 # --- the audit -----------------------------------------------------------------------------------
@@ -173,8 +174,9 @@ class Finding:
     """What guessing one kind of canary by one score proved.
 
     `epsilon` is the lower bound, and `alarm` the one with a confidence shared among all findings of
-    an audit; `claim` is what they are held against (None: nothing was claimed). `scores` and
-    `inside` are of all canaries of the kind, those `shown` to the attacker included.
+    an audit; `most` is what so many canaries prove if all are guessed right, so that no larger
+    claim can be refuted. `claim` is what bounds are held against (None: nothing was claimed).
+    `scores` and `inside` are of all canaries of the kind, those `shown` to the attacker included.
     """
 
     kind: Kind
@@ -184,6 +186,7 @@ class Finding:
     correct: int
     epsilon: float
     alarm: float
+    most: float
     claim: float | None
     guessed_in_above: float | None
     guessed_out_up_to: float | None
@@ -227,6 +230,7 @@ class TrainingAudit:
     proven: float | None
     claimed: float | None
     copies: int
+    mentions: int
     holders: int
     findings: tuple[Finding, ...]
 
@@ -264,6 +268,7 @@ def audit(
     claimed: float | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
+    references: int = 512,
     refresh: int | None = None,
     resume: bool = False,
     progress: Progress = SILENT,
@@ -271,8 +276,10 @@ def audit(
 ) -> TrainingAudit | None:
     """Train once by a config with canaries in the corpus, and bound the epsilon of the run.
 
-    `claimed` is the epsilon to hold the bounds against; by default that of the plan. `refresh` is
-    after how many rounds canaries' gradients are computed anew, by default a twentieth of them.
+    `claimed` is the epsilon to hold the bounds against; by default that of the plan. `references`
+    is of how many texts of the corpus the white box knows the gradients: the more, the better it
+    tells canaries from the others. `refresh` is after how many rounds gradients are computed anew,
+    by default a twentieth of them. Both cost time and nothing else.
     None is returned if the run was stopped (Ctrl-C); `resume` goes on with it. `seed` decides over
     canaries and coins; the run has `privacy.seed`.
 
@@ -303,8 +310,9 @@ def audit(
     else:
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out}: exists and is not an audit; choose another --out")
-        canaries = draw(config, material.train, users, entities, holders, rng)
-    attack = Attack(canaries, _references(material.train, rng), out / SEEN, refresh)
+        canaries = draw(config, material, users, entities, holders, rng)
+    others = _references(material.train, references, rng)
+    attack = Attack(canaries, others, out / SEEN, refresh)
     planted = canaries.plant(material, out / LEDGER)
     planted.ledger.mkdir(parents=True, exist_ok=True)
     folder.write(out / CANARIES, canaries.to_json())
@@ -355,13 +363,13 @@ def _check(
         raise UserError(f"confidence {confidence}: must lie between 0 and 1")
 
 
-def _references(train: Texts, rng: np.random.Generator) -> Texts:
-    """Some texts of the corpus."""
-    filled = [place for place, text in enumerate(train.texts) if text.strip()]
-    chosen = rng.permutation(len(filled))[:REFERENCES]
-    return Texts(
-        [train.texts[filled[i]] for i in chosen], [train.labels[filled[i]] for i in chosen]
-    )
+def _references(train: Texts, count: int, rng: np.random.Generator) -> Texts:
+    """Some texts of the corpus, each once."""
+    labels = {text: train.labels[place] for place, text in enumerate(train.texts) if text.strip()}
+    texts = sorted(labels)
+    chosen = [texts[place] for place in rng.permutation(len(texts))[:count]]
+    chosen.sort(key=len)  # those computed together need little padding
+    return Texts(chosen, [labels[text] for text in chosen])
 
 
 def _clear(out: Path) -> None:
@@ -424,6 +432,9 @@ def _findings(
                     score=name,
                     **asdict(bound),
                     alarm=strict.epsilon,
+                    most=one_run.lower_bound(
+                        len(asked), len(asked), len(asked), delta, confidence, number_fixed=False
+                    ),
                     claim=claim if kind in covers(config.privacy.method) else None,
                     guessed_in_above=how.high if math.isfinite(how.high) else None,
                     guessed_out_up_to=how.low if math.isfinite(how.low) else None,
@@ -442,6 +453,7 @@ def _findings(
         proven=proven,
         claimed=claimed,
         copies=canaries.copies,
+        mentions=canaries.mentions,
         holders=canaries.holders,
         findings=tuple(findings),
     )

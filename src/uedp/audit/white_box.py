@@ -17,8 +17,6 @@ from uedp.incidence import Incidence, Ints
 from uedp.training import tasks
 from uedp.training.plan import Plan
 
-REFERENCES = 64  # texts of the corpus whose gradients are not to count for canaries
-
 
 class Gradients:
     """Gradients of canaries, and of some other texts, as rows; each at the size it would have.
@@ -39,7 +37,8 @@ class Gradients:
         if self._size > most:
             chosen = np.random.default_rng(0).choice(self._size, most, replace=False)
             self._kept = torch.from_numpy(np.sort(chosen)).to(self._device)
-        self._at_once = max(1, min(64, _ROOM_AT_ONCE.get(kind, 1 << 26) // self._size))
+        at_once = _ROOM_AT_ONCE.get(kind, _ROOM_AT_ONCE["cpu"]) // self._size
+        self._at_once = max(1, min(_MOST_AT_ONCE, at_once))
         self._together = True
 
     def flat(self, parts: Sequence[Tensor]) -> Tensor:
@@ -55,12 +54,21 @@ class Gradients:
         found = torch.empty(self._rows, width, device=self._device)
         norms = torch.empty(self._rows, device=self._device)
         try:
-            for start in range(0, self._rows, self._at_once):
-                rows = np.arange(start, min(start + self._at_once, self._rows))
-                part = self._some(rows)
+            start = 0
+            while start < self._rows:
+                end = min(start + self._at_once, self._rows)
+                try:
+                    part = self._some(np.arange(start, end))
+                except torch.OutOfMemoryError:
+                    if self._at_once == 1:
+                        raise
+                    self._at_once //= 2
+                    torch.cuda.empty_cache()
+                    continue
                 part[~torch.isfinite(part).all(dim=1)] = 0  # as in training, it counts for nothing
-                norms[rows[0] : rows[-1] + 1] = part.norm(dim=1)
-                found[rows[0] : rows[-1] + 1] = part if self._kept is None else part[:, self._kept]
+                norms[start:end] = part.norm(dim=1)
+                found[start:end] = part if self._kept is None else part[:, self._kept]
+                start = end
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -85,7 +93,7 @@ class Gradients:
             return self._task.sentence_losses(forward, batch)[0]
 
         values = {name: p.detach() for name, p in self._trained.items()}
-        batch = {n: tensor.to(self._device) for n, tensor in self._task.batch(rows).items()}
+        batch = _batch(self._task, rows, self._device)
         with sdpa_kernel(SDPBackend.MATH):  # the others cannot be transformed
             found = vmap(grad(loss), in_dims=(None, 0))(values, batch)
         return torch.cat([found[name].flatten(1) for name in self._trained], 1)
@@ -93,7 +101,7 @@ class Gradients:
     def _one(self, row: int) -> Tensor:
         parameters = list(self._trained.values())
         with torch.enable_grad():
-            total = self._task.losses(self._model, np.array([row])).sum()
+            total = sentence_losses(self._model, self._task, np.array([row])).sum()
         parts = torch.autograd.grad(total, parameters, allow_unused=True)
         filled = [
             torch.zeros_like(p) if part is None else part
@@ -102,8 +110,18 @@ class Gradients:
         return torch.cat([part.flatten() for part in filled])
 
 
-_ROOM = {"cuda": 8 << 30, "cpu": 1 << 30}  # bytes for rows
+def sentence_losses(model: nn.Module, task: tasks.Task, rows: Ints) -> Tensor:
+    """The loss of each of these sentences, each in a row of its own."""
+    return task.sentence_losses(model, _batch(task, rows, next(model.parameters()).device))
+
+
+def _batch(task: tasks.Task, rows: Ints, device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in task.batch(rows).items()}
+
+
+_ROOM = {"cuda": 32 << 30, "cpu": 1 << 30}  # bytes for rows
 _ROOM_AT_ONCE = {"cuda": 1 << 30, "cpu": 1 << 26}  # values of rows made at a time
+_MOST_AT_ONCE = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -197,7 +215,8 @@ class WhiteBox:
         """With the weights the round will begin from; whether gradients were computed anew."""
         if self._updates is not None and number % self._every:
             return False
-        self._updates, self._decoder = self._updates_now(), None
+        self._updates = self._decoder = None  # or there would be room for half as many
+        self._updates = self._updates_now()
         return True
 
     def after_round(self, given_out: Sequence[Tensor]) -> Floats:
@@ -217,6 +236,7 @@ class WhiteBox:
         rows, norms = self._gradients.now()
         times = torch.ones(len(rows), device=rows.device)
         times[torch.from_numpy(self._canaries.of("user"))] = self._canaries.copies
+        times[torch.from_numpy(self._canaries.of("entity"))] = self._canaries.mentions
         if self._clipped:
             clips = self._plan.clips
             sentence = _factor(norms, clips.share * clips.update)

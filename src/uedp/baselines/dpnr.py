@@ -75,7 +75,7 @@ class Dpnr:
     ) -> float:
         """Epsilon at a delta, by composing the coordinates exactly; never above `proven`.
 
-        Of more than one release it leaves out what dropout hides, which is little: an upper bound.
+        Of more than one release it leaves out what dropout hides: an upper bound.
         """
         pure = self.proven(dimensions, releases, changed)
         mu = self._hiding(changed) if releases == 1 else 0.0
@@ -163,8 +163,8 @@ def noisy(rows: Floats, epsilon: float, rng: np.random.Generator, shared: bool =
 def pair_epsilon(one: Floats, other: Floats, epsilon: float) -> Floats:
     """Exactly how far apart the outputs on normalised rows are, without dropout.
 
-    The logarithm of the densities' ratio is largest where the output lies beyond both rows in every
-    coordinate; there it is epsilon times the sum of the coordinates' differences.
+    The logarithm of the densities' ratio is largest where the output lies, in every coordinate,
+    beyond the one row seen from the other; there it is epsilon times the sum of the differences.
     """
     distance: Floats = np.abs(one - other).sum(axis=-1)
     return epsilon * distance

@@ -1,6 +1,7 @@
 """Commands that attack: audit mechanism, audit train, audit extract."""
 
 import json
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from uedp.cli.terminal import plain, progress, show, table
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
+    from uedp.audit.extraction import Extraction
     from uedp.audit.training import TrainingAudit
     from uedp.audit.verdict import MechanismAudit
 
@@ -208,7 +210,8 @@ def audit_train(
 def _show_training(found: "TrainingAudit") -> None:
     from uedp.accounting.certificate import rounded
 
-    shown = table("kind", "score", "canaries", "guesses", "correct", "lower bound", "proven")
+    shown = table("kind", "score", "canaries", "guesses", "correct", "lower bound", "if all right")
+    shown.add_column("proven", justify="right")
     if found.claimed is not None:
         shown.add_column("claimed", justify="right")
     shown.add_column("verdict")
@@ -223,6 +226,7 @@ def _show_training(found: "TrainingAudit") -> None:
             f"{one.guesses:,}",
             f"{one.correct:,}",
             rounded(one.epsilon, 3, down=True),
+            rounded(one.most, 3, down=True),
             rounded(found.proven or 0.0) if covered else "none",
             *([] if found.claimed is None else [claim]),
             one.verdict,
@@ -233,8 +237,187 @@ def _show_training(found: "TrainingAudit") -> None:
         shown,
     )
     typer.echo(
-        "\nchance of a false alarm, all bounds together: at most "
-        f"{1 - found.confidence:.2g}. Few canaries, or much noise, prove little."
+        "\nif all right: what so many canaries prove at best; no larger epsilon can be refuted.\n"
+        f"chance of a false alarm, all bounds together: at most {1 - found.confidence:.2g}"
+    )
+
+
+@audit.command("extract")
+def audit_extract(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs, to compare.")
+    ],
+    secrets: Annotated[
+        Path | None,
+        typer.Option(help="Rank the secrets in this file, planted by `uedp audit plant`."),
+    ] = None,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(help="A corpus of entities to hold against. Left out: data.evaluate."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="For entities: the model before training; a folder, a file or a name."),
+    ] = None,
+    alternatives: Annotated[
+        int, typer.Option(help="Numbers to try for each secret: all, if there are no more.")
+    ] = 10_000,
+    beams: Annotated[int, typer.Option(help="Continuations of a prompt to look among.")] = 10,
+    entities: Annotated[int, typer.Option(help="Entities to rank, from each corpus.")] = 1000,
+    others: Annotated[int, typer.Option(help="Entities of its category to rank one among.")] = 100,
+    seed: Annotated[int, typer.Option(help="Draws entities and alternatives.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Save all that was found as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Exposures and ROC, to a file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Try to get planted secrets out of trained models, or the entities of their own corpus.
+
+    What was trained on is ranked among what could stand in its place, and so is what was not.
+    """
+    from uedp.audit.extraction import extract
+    from uedp.audit.secrets import load
+    from uedp.report.extraction_plots import extraction_figure
+    from uedp.report.plots import new_figure
+
+    if plot is not None:
+        new_figure(plot, 1, 1)  # refuse a name now, not in some minutes
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out}: is a folder; name a file")
+    if len(set(runs)) < len(runs):
+        raise UserError("audit extract: a run is named twice; name each once")
+    wanted = None if secrets is None else load(secrets)
+    found = [
+        extract(
+            run,
+            wanted,
+            held_out=held_out,
+            reference=reference,
+            alternatives=alternatives,
+            beams=beams,
+            entities=entities,
+            others=others,
+            seed=seed,
+            progress=progress(),
+        )
+        for run in runs
+    ]
+    answer = {"runs": [one.to_json() for one in found]}
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n")
+    if plot is not None:
+        extraction_figure({plain(one.run): one.found for one in found}, plot)
+    if as_json:
+        typer.echo(json.dumps(answer, indent=1, allow_nan=False))
+    else:
+        _show_extraction(found)
+
+
+def _show_extraction(found: Sequence["Extraction"]) -> None:
+    from uedp.accounting.certificate import rounded
+    from uedp.audit.ranks import FALSE_POSITIVES, summary
+
+    summaries = [summary(one.found) for one in found]
+    first, kind = summaries[0], found[0].kind
+    inside, outside = ("planted", "left out") if kind == "secrets" else ("held in", "held out")
+    shown = table("run", "method", "epsilon", "perplexity", inside, outside, "ranked first")
+    shown.columns[1].justify = "left"
+    for name in ("written", "in beams") if kind == "secrets" else ():
+        shown.add_column(name, justify="right")
+    for name in ("area", *(f"TPR at {rate:g}" for rate in FALSE_POSITIVES)):
+        shown.add_column(name, justify="right")
+    for one, own in zip(found, summaries, strict=True):
+        group, rates = own["groups"][inside], own["membership"]["at"]
+        shares = ("extracted", "in_beams") if kind == "secrets" else ()
+        shown.add_row(
+            plain(one.run),
+            one.method,
+            "none" if one.epsilon is None else rounded(one.epsilon),
+            "" if one.perplexity is None else f"{one.perplexity:,.4g}",
+            f"{group['mean_exposure']:.2f}",
+            f"{own['groups'][outside]['mean_exposure']:.2f}",
+            f"{group['ranked_first']['share']:.1%}",
+            *(f"{group[name]['share']:.1%}" for name in shares),
+            f"{own['membership']['area']:.3f}",
+            *(f"{r['true_positives']['share']:.3f}" if r["resolved"] else "-" for r in rates),
+        )
+    members = first["membership"]
+    show(
+        f"{members['members']:,} {kind} {inside}, {members['others']:,} {outside}, each ranked "
+        f"among {first['candidates']:,}; mean exposure in bits:\n",
+        shown,
+    )
+    by_users = [name for name in first["groups"] if name not in (inside, outside)]
+    groups = table("mean exposure", *(plain(one.run) for one in found))
+    for name in by_users:
+        cells = (own["groups"].get(name) for own in summaries)
+        groups.add_row(name, *("" if c is None else f"{c['mean_exposure']:.2f}" for c in cells))
+    typer.echo()
+    show("", groups)
+    what = "" if kind == "entities" else "exact, " if first["exact"] else "estimated, "
+    typer.echo(
+        f"\nexposure: {what}at most {first['largest_exposure']:.1f} bits, by chance "
+        f"{first['exposure_by_chance']:.2f} on average. TPR: the share of {inside} found while at "
+        f"most\nsuch a share of {outside} is taken for one (-: too few {outside} to tell). Of the "
+        "models asked, only those with\nan epsilon carry a guarantee; low ranks of others prove "
+        "nothing."
+    )
+
+
+@audit.command("plant")
+def audit_plant(
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="What `uedp detect` would be given.")
+    ],
+    out: Annotated[Path, typer.Option(help="The file with secrets in it, .jsonl or .jsonl.gz.")],
+    secrets: Annotated[Path, typer.Option(help="A .json file for the list of secrets.")],
+    reader: Annotated[str, typer.Option(help="As of `uedp detect`.")] = "auto",
+    user: Annotated[str, typer.Option(help="The column that says who wrote it.")] = "user",
+    text: Annotated[str, typer.Option(help="The column with the text.")] = "text",
+    label: Annotated[str | None, typer.Option(help="A column with a class label.")] = None,
+    marks: Annotated[str | None, typer.Option(help="A column with human marks.")] = None,
+    repeats: Annotated[
+        str, typer.Option(metavar="R,R,...", help="By how many users secrets are told.")
+    ] = "1,2,4,8,16",
+    each: Annotated[int, typer.Option(help="Secrets for each entry of --repeats.")] = 10,
+    left_out: Annotated[
+        int | None, typer.Option(help="Secrets told by nobody. Left out: as many as are told.")
+    ] = None,
+    mask: Annotated[str, typer.Option(help="The form of a secret; # is a digit.")] = "212-555-####",
+    existing: Annotated[
+        bool, typer.Option("--existing", help="Let users tell them that there are, not new ones.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Another seed, other secrets.")] = 0,
+) -> None:
+    """Put made-up phone numbers into a corpus, before detection, to look for after training."""
+    from uedp.audit.secrets import plant, save, write
+    from uedp.corpus.readers import Columns, read
+
+    for path in (out, secrets):
+        if os.path.lexists(path):
+            raise UserError(f"{path}: exists already; choose another name")
+        if not path.parent.is_dir():
+            raise UserError(f"{path.parent}: no such folder; make it, or choose another")
+    try:
+        counts = [int(count) for count in repeats.split(",")]
+    except ValueError:
+        raise UserError(f"--repeats {repeats}: write numbers by commas, as 1,4,16") from None
+    sentences, planted = plant(
+        read(source, reader, Columns(user, text, label, marks)),
+        repeats=counts,
+        each=each,
+        left_out=left_out,
+        mask=mask,
+        holders="existing" if existing else "new",
+        seed=seed,
+    )
+    write(sentences, out)
+    save(planted, secrets)
+    told = [secret for secret in planted if secret.planted]
+    typer.echo(
+        f"{plain(str(out))}: {len(sentences):,} sentences, {sum(s.repeats for s in told):,} of "
+        f"which tell one of {len(told):,} secrets\n"
+        f"{plain(str(secrets))}: these, and {len(planted) - len(told):,} that nobody tells"
     )
 
 

@@ -297,7 +297,9 @@ def _prove(
                 "entities": found.entities,
                 "median_holders": median,
                 "most_holders": most,
-                "published_f_e_plus": published.curve(accountants, NOISE, rounds, DELTA),
+                "published_f_e_plus": (
+                    published.curve(accountants, NOISE, rounds, DELTA) if sensitive else None
+                ),
                 "median": None if median is None else curve(alg(median)),
                 "most": None if most is None else curve(alg(most)),
             }
@@ -343,6 +345,7 @@ def _claim(
     noise = noise_for(claimed, DELTA, CLAIMED_AT, lambda z: Rotation(z, rate, SHARE))
     return {
         "epsilon": claimed,
+        "of_any_entity": spent(alg(incidence.users - 1)),
         "most_holders_within": low,
         "entities_beyond": int(np.count_nonzero(beyond)),
         "entities": incidence.entities,

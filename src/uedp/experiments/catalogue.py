@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from uedp.errors import UserError
 from uedp.experiments.base import Experiment
 
 
@@ -35,12 +34,7 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
             ),
             _experiment("integrity", "How much of what people marked is detected", "integrity"),
             _experiment("budget", "Epsilon against rounds, published and proven", "budget"),
+            _experiment("local-dp", "Local DP: DPNR, its budget published and proven", "local_dp"),
         )
     }
 )
-
-
-def named(name: str) -> Experiment:
-    if name not in EXPERIMENTS:
-        raise UserError(f"{name!r}: no such experiment; choose among {', '.join(EXPERIMENTS)}")
-    return EXPERIMENTS[name]

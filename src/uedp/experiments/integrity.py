@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from uedp.corpus.readers import read
+from uedp.entities.categories import NAMES
 from uedp.entities.coverage import coverage
 from uedp.entities.detection import Detection, detect
 from uedp.entities.detectors import load
@@ -91,7 +92,29 @@ def table(result: Result) -> str:
         "sentences found",
         "sentences complete",
     )
-    return "\n\n".join([markdown.table(header, rows), markdown.bullets(*_account(result))])
+    return "\n\n".join(
+        [
+            markdown.table(header, rows),
+            "Marks covered by every mention, in each category:",
+            _each_category(result),
+            markdown.bullets(*_account(result)),
+        ]
+    )
+
+
+def _each_category(result: Result) -> str:
+    names = [
+        name
+        for name in NAMES
+        if any(name in d["hits"] for found in result["gold"].values() for d in found.values())
+    ]
+    rows = []
+    for gold, detectors in result["gold"].items():
+        for detector, found in detectors.items():
+            each = (found["every_mention"].get(name) for name in names)
+            cells = (markdown.share(c["covered"], c["marks"]) if c else "-" for c in each)
+            rows.append([f"{gold}, {detector}", *cells])
+    return markdown.table(("gold, detector", *names), rows)
 
 
 def _at_hand(options: Options) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:

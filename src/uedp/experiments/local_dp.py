@@ -307,8 +307,8 @@ def _account(result: Result) -> Iterator[str]:
     yield (
         f"At {paper['published']:g} and {paper['dimensions']} dimensions no encoder and no "
         f"classifier can err less often than {paper['least_error']:.1%} on "
-        f"{result['classes']} classes with the noise as described, whereas Lyu et al. report an "
-        "accuracy close to that without noise. Their released code adds one value to all "
+        f"{result['classes']} classes with the noise as described, whereas the appendix quotes an "
+        "accuracy of almost that without noise. The code Lyu et al. released adds one value to all "
         "coordinates of a record, which any difference of two coordinates is free of."
     )
     low = min(plain[:-1], key=lambda row: abs(row["epsilon"] - paper["published"]))

@@ -1,11 +1,11 @@
 """Data sets as plain files, which a machine without Arrow or detectors can train on.
 
-    FOLDER/
-      train.json.gz, validation.json.gz, test.json.gz    texts and labels
-      deidentified.json.gz                               the training texts without names
-      incidence/                                         of all categories
-      incidence-CATEGORY/                                the same corpus, this category protected
-      about.json                                         what was detected, and how much
+FOLDER/
+  train.json.gz, validation.json.gz, test.json.gz    texts and labels
+  deidentified.json.gz                               the training texts without names
+  incidence/                                         of all categories
+  incidence-CATEGORY/                                the same corpus, this category protected
+  about.json                                         what was detected, and how much
 """
 
 import gzip
@@ -60,7 +60,9 @@ DATA_SETS = {
 }
 
 
-def prepare(name: str, data: Path, out: Path, ner: str | None = None, most: int | None = None) -> None:
+def prepare(
+    name: str, data: Path, out: Path, ner: str | None = None, most: int | None = None
+) -> None:
     """Read, detect, and write the plain files of a data set into a folder; a part of it if asked.
 
     CoNLL's entities are its human marks. For the others they are what the spaCy pipeline `ner` and

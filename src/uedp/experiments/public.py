@@ -48,14 +48,72 @@ trustee trustees unit units use value vendor vesting vice voting waiver warrant 
 witness work year years
 """.split()
 
+_CONTRACT_PHRASES = (
+    "the company",
+    "witness whereof",
+    "in witness whereof",
+    ", inc.",
+    ", inc",
+    "employment agreement",
+    "credit agreement",
+    "loan agreement",
+    "loan documents",
+    "loan document",
+    "state of",
+    "the parties",
+    "the “parties",
+    "effective date",
+    "closing date",
+    "board of directors",
+    "executive officer",
+    "financial officer",
+    "administrative agent",
+    "event of default",
+    "governing law",
+    "applicable law",
+    "base salary",
+    "base rate",
+    "entire agreement",
+    "first amendment",
+    "second amendment",
+    "material adverse",
+    "material adverse effect",
+    "interest period",
+    "letter of credit",
+    "the employer",
+    "change of",
+    "change of control",
+    "compensation committee",
+    "employment period",
+    "business day",
+    "business days",
+    "severance agreement",
+    "governmental authority",
+    "confidential information",
+    "incentive plan",
+    "retirement plan",
+    "this letter",
+    "good reason",
+    "any lender",
+    "each lender",
+    "each bank",
+    "each party",
+    "exhibit a",
+    "party a",
+    "party b",
+    "a. the",
+    "b) the",
+    "c) the",
+)
+
 _NEWS = """
-39 # quot lt gt amp b reuters ap afp bloomberg cp updated update quote profile research news internet web
+39 39;s 39;t lt;b&gt b&gt com made 19 100 11 # quot lt gt amp b reuters ap afp bloomberg cp updated update quote profile research news internet web
 oil prices price gold games company corp inc inc. co ltd group bank court commission exchange profit
 stocks street north south east west world international high low top big net online pc ipo shares sales
 """.split()
 
 PUBLIC = {
     "ag": {word: "markup, news agencies, ordinary words" for word in (*_ORDINARY, *_NEWS)},
-    "edgar": {word: "contract language" for word in (*_ORDINARY, *_CONTRACTS)},
+    "edgar": {word: "contract language" for word in (*_ORDINARY, *_CONTRACTS, *_CONTRACT_PHRASES)},
     "conll": {},
 }

@@ -53,7 +53,12 @@ def rendered(template: str, results: Path, beside: Path) -> tuple[str, list[str]
             raise UserError(f"{results / name}.json: no such experiment; rename or remove it")
         link = Path(os.path.relpath(results, beside), f"{name}.png").as_posix()
         quick = "*Measured with `--quick`: on a small part of the data.*\n\n"
-        told = EXPERIMENTS[name].table(measured)
+        try:
+            told = EXPERIMENTS[name].table(measured)
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise UserError(
+                f"{results / name}.json: not as this version writes it; run the experiment again"
+            ) from None
         return f"{quick if measured.get('quick') else ''}{told}\n\n![{name}]({link})"
 
     def value(match: re.Match[str]) -> str:

@@ -76,7 +76,10 @@ def lend(incidence: Incidence, key: int) -> Mask:
       - depends on nothing but the incidence and the key, never on who was drawn
     """
     usable: Mask = incidence.extended
-    sentence, entity = incidence.sentence_entities.row_of_value(), incidence.sentence_entities.values
+    sentence, entity = (
+        incidence.sentence_entities.row_of_value(),
+        incidence.sentence_entities.values,
+    )
     order = _hash(np.arange(incidence.sentences), key)
     borrower = np.full(incidence.entities, -1, dtype=np.int32)
     while len(sentence):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.mechanism.clip import ClippedSum, Engine
+from uedp.mechanism.clip import ClippedSum, Engine, Packed
 from uedp.mechanism.draw import Floats, Mask, Participants
 from uedp.mechanism.noise import Noise, add_once_
 
@@ -61,19 +61,21 @@ class Release:
 def release(
     engine: Engine,
     participants: Participants,
-    losses: Callable[[Ints], Tensor],
+    losses: Callable[[Ints], Tensor | Packed],
     lengths: Ints,
     clips: Clips,
     weights: Floats,
     noise: Noise,
     multiplier: float,
     room: int | None = None,
+    packed: bool = False,
 ) -> Release:
     """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.update`.
 
     `losses(ids)` gives the loss of each of these sentences. `lengths` are the tokens of the
     participants' sentences, `weights` (at most 1) those of the participants' users. About `room`
-    tokens are computed at a time, fewer where the device's memory does not allow it.
+    tokens are computed at a time, fewer where the device's memory does not allow it; padding is not
+    among them if the losses are `packed`.
 
     Guarantees:
       - every parameter's sum gets noise, in every round: with no user drawn, with no sentence
@@ -83,7 +85,7 @@ def release(
     """
     if len(weights) and not (weights.min() >= 0 and weights.max() <= 1):
         raise UserError("user weights must lie in 0..1")
-    sums, reach = clipped_sums(engine, participants, losses, lengths, clips, weights, room)
+    sums, reach = clipped_sums(engine, participants, losses, lengths, clips, weights, room, packed)
     add_once_(noise, sums, multiplier * clips.update)
     return Release(sums, reach)
 
@@ -91,15 +93,17 @@ def release(
 def clipped_sums(
     engine: Engine,
     participants: Participants,
-    losses: Callable[[Ints], Tensor],
+    losses: Callable[[Ints], Tensor | Packed],
     lengths: Ints,
     clips: Clips,
     weights: Floats,
     room: int | None = None,
+    packed: bool = False,
 ) -> tuple[list[Tensor], Reach]:
     """What `release` adds noise to."""
     device = engine.parameters[0].device
     room = room or ROOM.get(device.type, ROOM["cpu"])
+    size = _unpadded if packed else _padded
     sums = [torch.zeros(p.shape, device=device) for p in engine.parameters]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
     owners = participants.sentences.row_of_value()
@@ -137,7 +141,7 @@ def clipped_sums(
     def add(rows: Ints, room: int) -> None:
         users = np.unique(owners[rows])
         try:
-            if len(users) == 1 and len(rows) > 1 and _padded(lengths[rows]) > room:
+            if len(users) == 1 and len(rows) > 1 and size(lengths[rows]) > room:
                 add_in_pieces(rows, users, room)
             else:
                 add_whole(rows, users)
@@ -147,14 +151,14 @@ def clipped_sums(
                 raise
         torch.cuda.empty_cache()
         if len(users) == 1:
-            add(rows, min(room, _padded(lengths[rows])) // 2)
+            add(rows, min(room, size(lengths[rows])) // 2)
         else:
             first = np.isin(owners[rows], users[: len(users) // 2])
             add(rows[first], room)
             add(rows[~first], room)
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
-        for rows in _chunks(participants, lengths, room):
+        for rows in _chunks(participants, lengths, room, size):
             add(rows, room)
     return sums, _reach(participants, bounds, sentence_norms, update_norms / clips.update)
 
@@ -168,14 +172,16 @@ def _add(sums: Sequence[Tensor], engine: Engine, found: ClippedSum) -> None:
 ROOM = {"cuda": 1 << 15, "cpu": 1 << 12}  # tokens computed at a time
 
 
-def _chunks(participants: Participants, lengths: Ints, room: int) -> Iterator[Ints]:
+def _chunks(
+    participants: Participants, lengths: Ints, room: int, size: Callable[[Ints], int]
+) -> Iterator[Ints]:
     """Places of sentences, users whole; users whose longest sentences are alike together."""
     offsets = participants.sentences.offsets
     rows = [np.arange(a, b) for a, b in pairwise(offsets) if b > a]
     rows.sort(key=lambda own: int(lengths[own].max()))
     chunk: list[Ints] = []
     for own in rows:
-        if chunk and _padded(lengths[np.concatenate([*chunk, own])]) > room:
+        if chunk and size(lengths[np.concatenate([*chunk, own])]) > room:
             yield np.concatenate(chunk)
             chunk = []
         chunk.append(own)
@@ -185,6 +191,10 @@ def _chunks(participants: Participants, lengths: Ints, room: int) -> Iterator[In
 
 def _padded(lengths: Ints) -> int:
     return int(len(lengths) * lengths.max())
+
+
+def _unpadded(lengths: Ints) -> int:
+    return int(lengths.sum())
 
 
 def _reach(participants: Participants, bounds: Tensor, norms: Floats, updates: Floats) -> Reach:

@@ -75,7 +75,9 @@ def coverage_bars(gold: Result, claimed: float, path: Path) -> None:
             rows = [found[key]["all"] for found in detectors.values()]
             rates = [row["words_covered"] / max(row["words"], 1) for row in rows]
             panel.barh(at + offset, rates, height=0.38, color=colour, label=name)
-        panel.axvline(claimed, color=RED, linestyle="--", linewidth=1, label="the paper's 94%")
+        panel.axvline(
+            claimed, color=RED, linestyle="--", linewidth=1, label=f"the paper's {claimed:.0%}"
+        )
         panel.set(yticks=at, yticklabels=list(detectors), xlim=(0, 1), title=title)
         panel.invert_yaxis()
         name_axes(panel, "marked words covered", "")
@@ -101,7 +103,7 @@ def budget_panels(result: Result, path: Path) -> None:
         who = f"most common: {every['most_holders']} users, median: {every['median_holders']}"
         lower.set_title(f"{found['title']}, proven ({who})", color=BLUE, size=10)
         for panel in (upper, lower):
-            panel.set(yscale="log", ylim=(3e-3, 1e3), xlim=(0, 1.13 * rounds[-1]))
+            panel.set(yscale="log", ylim=(1e-3, 1e3), xlim=(0, 1.13 * rounds[-1]))
             name_axes(panel, "rounds", f"epsilon at delta {result['delta']:g}")
     for row, place in ((0, "outside upper center"), (1, "outside lower center")):
         handles, names = axes[row][0].get_legend_handles_labels()

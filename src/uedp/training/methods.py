@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.clip import Engine
+from uedp.mechanism.clip import Engine, Packed, values
 from uedp.mechanism.draw import Mask, Participants, draw, draw_whole, lend
 from uedp.mechanism.noise import Noise, SecureNoise, SystemNoise
 from uedp.mechanism.release import ROOM, Reach, release
@@ -116,13 +116,14 @@ class Clipped:
         seed = plan.config.privacy.seed
         rotates = plan.config.privacy.method == "rotation"
         self._lending = Lending(incidence, seed) if rotates else None
+        task.pack_for(model)
         self._engine.check(self._losses_of_some(), len(_QUANTILES))
 
-    def _losses(self, sentences: Ints) -> Tensor:
+    def _losses(self, sentences: Ints) -> Tensor | Packed:
         with self._precision():
             return self._task.losses(self._model, sentences)
 
-    def _losses_of_some(self) -> Callable[[Sequence[int]], Tensor]:
+    def _losses_of_some(self) -> Callable[[Sequence[int]], Tensor | Packed]:
         """Of sentences to try the model with: short ones and long ones, so that some are padded."""
         order = np.argsort(self._task.lengths, kind="stable")
         some = order[[int(quantile * len(order)) for quantile in _QUANTILES]]
@@ -148,6 +149,7 @@ class Clipped:
                 noise,
                 plan.noise,
                 plan.config.run.tokens_at_once,
+                self._task.packed,
             )
         scale = 1 / plan.expected_weight
         torch._foreach_mul_(found.sums, scale)
@@ -169,6 +171,7 @@ class Plain:
         self._task, self._precision = task, precision
         self._randomness = Randomness(plan)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        task.pack_for(model)
 
     def round(self, number: int) -> Gradient:
         with self._randomness.of(number, self.parameters[0].device) as (generator, key, _):
@@ -179,7 +182,7 @@ class Plain:
         gradients = [torch.zeros_like(p) for p in self.parameters]
         for some in self._pieces(sentences):
             with self._precision():
-                total = self._task.losses(self._model, some).sum()
+                total = values(self._task.losses(self._model, some)).sum()
             found = torch.autograd.grad(total, self.parameters, allow_unused=True)
             for sum_, part in zip(gradients, found, strict=True):
                 if part is not None:
@@ -187,13 +190,15 @@ class Plain:
         return gradients
 
     def _pieces(self, sentences: Ints) -> list[Ints]:
+        """About equally many tokens each: padded ones too, unless sentences share rows."""
         if not len(sentences):
             return []
         device = self.parameters[0].device.type
         room = self._plan.config.run.tokens_at_once or ROOM.get(device, ROOM["cpu"])
         ordered = sentences[np.argsort(self._task.lengths[sentences], kind="stable")]
-        each = max(1, room // int(self._task.lengths[ordered].max()))
-        return np.array_split(ordered, -(-len(ordered) // each))
+        lengths = self._task.lengths[ordered]
+        tokens = lengths.sum() if self._task.packed else len(ordered) * lengths.max()
+        return np.array_split(ordered, min(len(ordered), -(-int(tokens) // room)))
 
 
 def _untouched(who: Participants) -> Reach:

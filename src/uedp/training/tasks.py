@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.incidence import Ints
+from uedp.mechanism.clip import Packed
 from uedp.progress import SILENT, Progress
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -27,11 +28,15 @@ class Task(Protocol):
     """
 
     lengths: Ints
+    packed: bool
+
+    def pack_for(self, model: nn.Module) -> None:
+        """Let sentences share rows from here on, if this model keeps them apart."""
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         """These sentences, padded: what `sentence_losses` reads."""
 
-    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+    def losses(self, model: nn.Module, sentences: Ints) -> Tensor | Packed:
         """The loss of each of these sentences."""
 
     @staticmethod
@@ -48,6 +53,8 @@ class NextWord:
     """Predict every token from those before it, the first and an end token included.
 
     Models are causal and padding is on the right, so that no token sees any: there is no mask.
+    Padding all to the longest wastes most of the work where lengths differ; a model that keeps
+    apart what begins again at position 0 computes several sentences in one row.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer: Any, max_tokens: int) -> None:
@@ -59,6 +66,10 @@ class NextWord:
         )
         self._words = sum(len(text.split()) for text in kept)
         self.lengths = np.array([max(len(ids), 2) for ids in self._ids])
+        self.packed = False
+
+    def pack_for(self, model: nn.Module) -> None:
+        self.packed = keeps_apart(model)
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         """Ids and labels; label `t` is what position `t` should predict."""
@@ -71,9 +82,48 @@ class NextWord:
             labels[row, : max(len(own) - 1, 0)] = own[1:]
         return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
-    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+    def losses(self, model: nn.Module, sentences: Ints) -> Tensor | Packed:
+        if self.packed:
+            return self._packed_losses(model, sentences)
         batch = _to_device(self.batch(sentences), model)
         return self.sentence_losses(model, batch)
+
+    def _packed_losses(self, model: nn.Module, sentences: Ints) -> Packed:
+        lengths = self.lengths[sentences]
+        starts, width, rows = packed_rows(lengths)
+        ids = np.full(rows * width, self._first)
+        labels = np.full(rows * width, IGNORED)
+        positions = np.zeros(rows * width, dtype=np.int64)
+        for start, sentence in zip(starts.tolist(), sentences, strict=True):
+            own = self._ids[sentence]
+            ids[start : start + len(own)] = own
+            labels[start : start + max(len(own) - 1, 0)] = own[1:]
+            length = int(self.lengths[sentence])
+            positions[start : start + length] = np.arange(length)
+        token = np.arange(lengths.max())
+        real = token < lengths[:, None]
+        there = _to_device(
+            {
+                "input_ids": torch.from_numpy(ids).view(rows, width),
+                "position_ids": torch.from_numpy(positions).view(rows, width),
+                "labels": torch.from_numpy(labels).view(rows, width),
+                "places": torch.from_numpy(starts[:, None] + np.where(real, token, 0)),
+                "real": torch.from_numpy(real),
+            },
+            model,
+        )
+        labels_there, places = there["labels"], there["places"]
+        # one set of logits at a time: with a large vocabulary nothing else needs as much memory
+        logits = _from_positions(model, there["input_ids"], there["position_ids"])
+        found = nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(),
+            labels_there.flatten(),
+            ignore_index=IGNORED,
+            reduction="none",
+        )
+        counted = (labels_there.flatten() != IGNORED)[places] & there["real"]
+        summed = (found[places] * counted).sum(1)
+        return Packed(summed / counted.sum(1).clamp(min=1), places, there["real"], rows * width)
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
@@ -135,6 +185,10 @@ class Classification:
             else []
         )
         self.lengths = np.array([max(len(ids), 1) for ids in self._ids])
+        self.packed = False
+
+    def pack_for(self, model: nn.Module) -> None:
+        """A classifier reads a sentence off the ends of its row: each keeps its own."""
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         chosen = [self._ids[i] for i in sentences]
@@ -248,6 +302,67 @@ def _token_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Ten
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return found.view(labels.shape)
+
+
+_ROW = 256  # tokens of a row that sentences share, or as long as the longest
+
+
+def packed_rows(lengths: Ints) -> tuple[Ints, int, int]:
+    """Where each of these sentences starts in rows laid end to end; how wide rows are, how many.
+
+    Guarantees:
+      - no sentence is cut in two, and no two overlap
+      - several sentences take at least two rows: a single one would mean one sentence elsewhere
+    """
+    longest, total = int(lengths.max()), int(lengths.sum())
+    width = max(longest, min(_ROW, total // 2 + 1))
+    starts = np.zeros(len(lengths), dtype=np.int64)
+    row = used = 0
+    for place, length in enumerate(lengths.tolist()):
+        if used + length > width:
+            row, used = row + 1, 0
+        starts[place] = row * width + used
+        used += length
+    return starts, width, row + 1
+
+
+@torch.no_grad()
+def keeps_apart(model: nn.Module) -> bool:
+    """Whether a causal model computes what begins again at position 0 as if it stood alone.
+
+    Tried out, not looked up: what follows is computed after two different beginnings, and alone.
+    """
+    device = next(model.parameters()).device
+    size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
+    if size < 8:
+        return False
+    numbers = np.random.default_rng(0)
+    first, other, after = (torch.from_numpy(numbers.integers(0, size, (1, 12))) for _ in range(3))
+    positions = torch.arange(12)[None]
+    twice = torch.cat([positions, positions], 1).to(device)
+    training = model.training
+    model.eval()
+    try:
+        with torch.autocast(device.type, enabled=False):
+            alone = _from_positions(model, after.to(device), positions.to(device))
+            for beginning in (first, other):
+                ids = torch.cat([beginning, after], 1).to(device)
+                found = _from_positions(model, ids, twice)[:, 12:]
+                if not torch.allclose(
+                    found, alone, rtol=1e-4, atol=1e-4 * float(alone.abs().max())
+                ):
+                    return False
+    except (TypeError, ValueError, UserError):  # it takes no positions
+        return False
+    finally:
+        model.train(training)
+    return True
+
+
+def _from_positions(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
+    # with a cache, positions would not part sentences
+    logits: Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    return logits
 
 
 def _to_device(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

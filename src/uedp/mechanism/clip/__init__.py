@@ -1,5 +1,6 @@
 """Per-sentence and per-user clipping at the cost of little more than ordinary training."""
 
-from uedp.mechanism.clip.engine import ClippedSum, Engine
+from uedp.mechanism.clip.engine import ClippedSum, Engine, values
+from uedp.mechanism.clip.recording import Packed
 
-__all__ = ["ClippedSum", "Engine"]
+__all__ = ["ClippedSum", "Engine", "Packed", "values"]

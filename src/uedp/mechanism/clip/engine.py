@@ -20,7 +20,13 @@ from uedp.mechanism.clip.kernels import norm_gradients
 from uedp.mechanism.clip.kinds import PRODUCTS, epsilon_of, kind_of, trainable_layers
 from uedp.mechanism.clip.layout import Grams, Layout
 from uedp.mechanism.clip.masked import MaskedProduct
-from uedp.mechanism.clip.recording import OverwrittenError, Record, recording
+from uedp.mechanism.clip.recording import (
+    OverwrittenError,
+    Packed,
+    Record,
+    Recording,
+    recording,
+)
 from uedp.mechanism.clip.rules import (
     Explicit,
     Lookup,
@@ -45,6 +51,14 @@ class ClippedSum:
     gradients: Mapping[nn.Parameter, Tensor]
     sentence_norms: Tensor
     user_norms: Tensor
+
+
+Losses = Callable[[Sequence[int]], Tensor | Packed]
+
+
+def values(found: Tensor | Packed) -> Tensor:
+    """One loss per sentence, whichever way they were computed."""
+    return found.losses if isinstance(found, Packed) else found
 
 
 class Engine:
@@ -73,13 +87,15 @@ class Engine:
 
     def clipped_sum(
         self,
-        losses: Callable[[Sequence[int]], Tensor],
+        losses: Losses,
         owners: Sequence[int],
         sentence_clips: Tensor,
         update_clip: float,
         user_weights: Tensor,
     ) -> ClippedSum:
         """One chunk: `losses(order)` gives the loss of each sentence, in the order asked for.
+
+        If it gives them `Packed`, sentences share rows; otherwise each has a row of its own.
 
         `owners[i]` is the user of sentence `i`, `user_weights[u]` (at most 1) that of user `u`.
         """
@@ -121,7 +137,7 @@ class Engine:
                 result = summed({n: record.without(broken) for n, record in records.items()})
         return result
 
-    def check(self, losses: Callable[[Sequence[int]], Tensor], sentences: int) -> None:
+    def check(self, losses: Losses, sentences: int) -> None:
         """Try a few sentences, without dropout, before they are trusted to the rules.
 
         Guarantees:
@@ -131,9 +147,9 @@ class Engine:
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
         try:
-            together = losses(range(sentences))
+            together = values(losses(range(sentences)))
             with torch.no_grad():
-                alone = torch.cat([losses([i]) for i in range(sentences)])
+                alone = torch.cat([values(losses([i])) for i in range(sentences)])
             if not torch.allclose(together, alone, rtol=0.02, atol=0.02):
                 raise UserError(
                     "the loss of a sentence changes with the sentences beside it; it must depend "
@@ -158,16 +174,17 @@ class Engine:
                     "used in a way no rule covers: freeze it (requires_grad_(False))"
                 )
 
-    def _recording(self, sentences: int) -> AbstractContextManager[Mapping[str, Record]]:
+    def _recording(self, sentences: int) -> AbstractContextManager[Recording]:
         return recording(self._layers, self.parameters, sentences, self._hooked)
 
-    def _pass(
-        self, losses: Callable[[Sequence[int]], Tensor], layout: Layout
-    ) -> Mapping[str, Record]:
+    def _pass(self, losses: Losses, layout: Layout) -> Mapping[str, Record]:
         """Forward and backward, once; twice where a model is found to overwrite outputs."""
         try:
-            with self._recording(layout.sentences) as records:
-                per_sentence = losses(layout.order)
+            with self._recording(layout.sentences) as made:
+                found = losses(layout.order)
+                per_sentence = values(found)
+                if isinstance(found, Packed):
+                    made.packed = found
                 if per_sentence.shape != (layout.sentences,):
                     raise UserError(
                         f"the loss has shape {tuple(per_sentence.shape)} where one value per "
@@ -177,7 +194,7 @@ class Engine:
         except OverwrittenError as changed:
             self._hooked |= changed.layers
             return self._pass(losses, layout)
-        return records
+        return made.records
 
     def _rules(self, records: Mapping[str, Record], layout: Layout) -> list[Rule]:
         """A rule for every trainable parameter that was used."""

@@ -33,6 +33,29 @@ class Record:
         return Record(inputs, self.grads.masked_fill(gone, 0))
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Losses of sentences that share rows, and where each sentence's tokens lie.
+
+    `places` are (sentences, tokens): positions in the rows laid end to end, `rows * width` in all; a
+    sentence shorter than the longest has its own first position in place of what it lacks, and
+    `real` is false there. No sentence may see another's tokens; see `tasks.keeps_apart`.
+    """
+
+    losses: Tensor
+    places: Tensor
+    real: Tensor
+    tokens: int
+
+
+@dataclass
+class Recording:
+    """What a pass leaves behind. `packed` is set within the pass, where sentences share rows."""
+
+    records: dict[str, Record]
+    packed: Packed | None = None
+
+
 class OverwrittenError(Exception):
     """Outputs that the model overwrote: their gradients must be caught by a hook."""
 
@@ -47,12 +70,12 @@ def recording(
     trainable: Sequence[nn.Parameter],
     sentences: int,
     hooked: set[str],
-) -> Iterator[dict[str, Record]]:
+) -> Iterator[Recording]:
     """Hooks on, weight gradients off; on leaving, the records are filled and all is as before.
 
     Gradients are read off the outputs afterwards, which costs least, but for the layers `hooked`.
     """
-    records: dict[str, Record] = {}
+    made = Recording({})
     casts = _Casts()
     watches = {name: _Watch(module, casts, sentences) for name, module in layers.items()}
     handles = []
@@ -65,7 +88,7 @@ def recording(
     for parameter in trainable:
         parameter.requires_grad_(False)
     try:
-        yield records
+        yield made
         for name, watch in watches.items():
             if watch.inputs_changed():
                 raise UserError(
@@ -74,10 +97,13 @@ def recording(
         changed = {name for name, watch in watches.items() if watch.changed_in_place()}
         if changed:
             raise OverwrittenError(changed)
+        unpacked = None if made.packed is None else _Unpacked(made.packed)
         for name, watch in watches.items():
             seen = watch.finished()
-            if seen:
-                records[name] = _joined(seen, sentences)
+            if seen and unpacked is None:
+                made.records[name] = _joined(seen, sentences)
+            elif seen and unpacked is not None:
+                made.records[name] = unpacked.record(name, seen)
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
@@ -194,3 +220,29 @@ def _joined(calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -> Record:
     if len(calls) == 1:  # the usual case, and no copy
         return Record(inputs[0], grads[0])
     return Record(torch.cat(inputs, 1), torch.cat(grads, 1))
+
+
+class _Unpacked:
+    """Records of sentences that share rows, as if each had a row of its own."""
+
+    def __init__(self, packed: Packed) -> None:
+        self._packed = packed
+        self._inputs: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
+
+    def record(self, name: str, calls: Sequence[tuple[Tensor, Tensor]]) -> Record:
+        rows = [x.numel() // max(1, _features(x, grad)) for x, grad in calls]
+        if len(calls) > 1 or rows[0] != self._packed.tokens:
+            raise UserError(
+                f"layer {name} does not read every token once; its sentences cannot share rows"
+            )
+        ((x, grad),) = calls
+        of = (x.data_ptr(), x.shape, x.dtype)
+        if of not in self._inputs:  # layers that read one tensor go on sharing it
+            self._inputs[of] = x.reshape(-1, *x.shape[grad.dim() - 1 :])[self._packed.places]
+        grads = grad.reshape(-1, grad.shape[-1])[self._packed.places]
+        return Record(self._inputs[of], grads.mul_(self._packed.real[:, :, None]))
+
+
+def _features(x: Tensor, grad: Tensor) -> int:
+    """Numbers of a token in what a layer read: one for an embedding's ids."""
+    return x.shape[-1] if x.dim() == grad.dim() else 1

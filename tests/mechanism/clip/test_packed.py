@@ -1,0 +1,56 @@
+"""Sentences that share rows are clipped as if each had a row of its own."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models import tiny
+from uedp.errors import UserError
+from uedp.mechanism.clip import Engine, Packed
+from uedp.mechanism.clip.reference import clipped_sum
+from uedp.models.trainable import make_trainable
+from uedp.training.tasks import NextWord
+
+TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "on and on and on", "the"]
+OWNERS = [2, 0, 1, 0, 2, 0]
+CLIPS = torch.tensor([0.3, 1.0, 0.2, 0.5, 0.4, 9.0])
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_the_sum_is_the_oracles(kind, train):
+    model = make_trainable(getattr(tiny, kind)(), train, rank=2, alpha=4.0, seed=0)
+    task = NextWord(TEXTS, tiny.tokenizer(), 32)
+    model.eval()
+    weights = torch.tensor([1.0, 0.5, 0.9])
+    expected, norms = clipped_sum(
+        model,
+        lambda place: task.losses(model, np.array([place]))[0],
+        OWNERS,
+        CLIPS.tolist(),
+        0.6,
+        weights.tolist(),
+    )
+    task.pack_for(model)
+    assert task.packed
+    engine = Engine(model)
+    found = engine.clipped_sum(
+        lambda order: task.losses(model, np.array(order)), OWNERS, CLIPS, 0.6, weights
+    )
+    assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-4, atol=1e-6)
+    for parameter, sum_ in zip(engine.parameters, expected, strict=True):
+        ours = found.gradients.get(parameter, torch.zeros_like(parameter))
+        assert torch.allclose(ours, sum_, atol=2e-5)
+
+
+def test_a_layer_that_does_not_see_every_token_is_refused_by_name():
+    layer = torch.nn.Linear(3, 3)
+    inputs = torch.ones(2, 4, 3)
+
+    def losses(order):
+        out = layer(inputs[:, :2]).sum((1, 2))  # half of each row
+        places = torch.arange(8).view(2, 4)
+        return Packed(out, places, torch.ones(2, 4, dtype=torch.bool), 8)
+
+    with pytest.raises(UserError, match="cannot share rows"):
+        Engine(layer).clipped_sum(losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))
