@@ -275,6 +275,11 @@ def test_watching_changes_nothing_and_sees_no_coin(saved: Saved, tmp_path: Path)
 # --- the audit -----------------------------------------------------------------------------------
 
 
+# of ten seeds each, with these settings, nearly all are refuted without noise and none with it
+OFTEN: dict[str, Any] = {"privacy__rounds": 6, "privacy__user_rate": 0.8, "privacy__seed": 3}
+SABOTAGED: dict[str, Any] = {"privacy__noise": 20.0, **OFTEN}
+
+
 def by_name(found: TrainingAudit) -> dict[tuple[str, str], Finding]:
     return {(one.kind, one.score): one for one in found.findings}
 
@@ -287,9 +292,7 @@ def run(config: Config, tmp_path: Path, **options: Any) -> TrainingAudit:
 
 
 def test_a_run_without_noise_gives_its_canaries_away(saved: Saved, tmp_path: Path) -> None:
-    config = worlds.config(
-        saved("llama"), privacy__method="noiseless", privacy__rounds=6, privacy__seed=3
-    )
+    config = worlds.config(saved("llama"), privacy__method="noiseless", **OFTEN)
     found = run(config, tmp_path)
     rows = by_name(found)
     assert list(rows) == [
@@ -298,7 +301,7 @@ def test_a_run_without_noise_gives_its_canaries_away(saved: Saved, tmp_path: Pat
     assert rows["user", "white box"].epsilon > 1.5
     assert rows["entity", "white box"].epsilon > 1.5
     assert all(one.alarm <= one.epsilon <= one.most for one in found.findings)
-    assert 2.6 < rows["user", "white box"].most < 2.8  # 48 canaries
+    assert 2.5 < rows["user", "white box"].most < 2.7  # 44 canaries
     assert found.proven is None
     assert {one.verdict for one in found.findings} == {"nothing is claimed"}
     assert not found.refuted
@@ -308,9 +311,6 @@ def test_a_run_without_noise_gives_its_canaries_away(saved: Saved, tmp_path: Pat
     assert not (tmp_path / "audit" / RUN).exists()
     assert not (tmp_path / "audit" / LEDGER).exists()
     assert TrainingAudit.from_json((tmp_path / "audit" / AUDIT).read_text()) == found
-
-
-SABOTAGED: dict[str, Any] = {"privacy__noise": 7.0, "privacy__rounds": 8, "privacy__seed": 3}
 
 
 @pytest.mark.parametrize("method", ["rotation", "user-level"])

@@ -100,10 +100,11 @@ def test_a_gaussian_fit_above_is_no_alarm():
 
 
 def test_what_was_published_is_refuted_in_words():
-    low = replace(RIGHT, method="uedp-alg", published=0.1)
+    """The lower bound is rounded down."""
+    bound = replace(RIGHT.threshold, epsilon=0.4699)
+    low = replace(RIGHT, method="uedp-alg", published=0.1, threshold=bound)
     assert conclusion([low])[1] == (
-        f"uedp-alg, user: the published epsilon 0.10 is refuted; it is at least "
-        f"{low.threshold.epsilon:.2f}"
+        "uedp-alg, user: the published epsilon 0.10 is refuted; it is at least 0.46"
     )
     assert len(conclusion([replace(RIGHT, published=9.0)])) == 1
 

@@ -141,7 +141,7 @@ def draw(
     classifies = config.task.kind == "classification"
     found = []
     for kind, count in zip(KINDS, (users, entities), strict=True):
-        shown = rng.permutation(count) < max(round(count * _SHOWN), _LEAST_SHOWN)
+        shown = rng.permutation(count) < min(max(count // 5, _LEAST_SHOWN), count // 2)
         for number in range(count):
             own = text() if kind == "user" else f"{invented(_LETTERS).capitalize()} {text()}"
             label = names[rng.integers(len(names))] if classifies and names else None
@@ -162,5 +162,5 @@ def _enough(config: Config, natural: Incidence) -> int:
 _MANY_WORDS = 1000
 _WORDS, _LETTERS = 12, 7  # of a canary, and of a word that is made up
 _COPIES = 4
-_SHOWN, _LEAST_SHOWN = 0.2, 10
+_LEAST_SHOWN = 16  # of a fifth that is shown: cuts from fewer are often bad ones
 FEWEST = 20  # canaries of a kind: fewer prove nothing

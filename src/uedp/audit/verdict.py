@@ -141,7 +141,7 @@ def conclusion(audits: Sequence[MechanismAudit]) -> list[str]:
         if one.refutes_published:
             lines.append(
                 f"{_named(one)}: the published epsilon {one.published:.2f} is refuted; it is at "
-                f"least {one.threshold.epsilon:.2f}"
+                f"least {math.floor(100 * one.threshold.epsilon) / 100:.2f}"
             )
     return lines
 
