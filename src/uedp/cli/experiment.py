@@ -25,6 +25,9 @@ Models = Annotated[
     list[str],
     typer.Option("--model", metavar="PART=PATH", help="A saved model: ner, gpt, bert, words."),
 ]
+FinishedOnly = Annotated[
+    bool, typer.Option("--finished-only", help="Train nothing; tell what has been trained so far.")
+]
 
 
 @experiment.callback(invoke_without_command=True)
@@ -67,11 +70,13 @@ def _command(found: Experiment) -> Callable[..., None]:
         quick: Quick = False,
         jobs: Jobs = 1,
         model: Models = [],  # noqa: B006 - Typer copies it
+        finished_only: FinishedOnly = False,
     ) -> None:
         if not data.is_dir():
             raise UserError(f"--data {data}: no such folder")
         work = out / ".work" / found.name
-        carry_out(found, Options(data, work, quick, _models(model), jobs, progress()), out)
+        options = Options(data, work, quick, _models(model), jobs, progress(), finished_only)
+        carry_out(found, options, out)
         typer.echo(f"{plain(str(out / found.name))}.json, .png, .svg")
 
     return command

@@ -21,7 +21,8 @@ class Options:
 
     `data` holds a folder per data set (conll2003, ag_news, edgar, presidio_synth); `work` keeps
     what lets an interrupted experiment go on. `models` names saved models by their part: `gpt`,
-    `bert`, `ner` (a spaCy pipeline), `words` (a public tokenizer.json).
+    `bert`, `ner` (a spaCy pipeline), `words` (a public tokenizer.json). With `finished_only`
+    nothing is trained: runs without a result are left out, and named as not run.
     """
 
     data: Path
@@ -30,6 +31,7 @@ class Options:
     models: Mapping[str, str] = field(default_factory=dict)
     jobs: int = 1
     progress: Progress = SILENT
+    finished_only: bool = False
 
     def __post_init__(self) -> None:
         if self.jobs < 1:

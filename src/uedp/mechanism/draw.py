@@ -64,7 +64,7 @@ def draw_users(users: int, rate: float, rng: np.random.Generator) -> Ints:
 
 
 def lend(incidence: Incidence, key: int) -> Mask:
-    """Which sentences the rounds of this key may use: those whose entities are all lent to their user.
+    """Which sentences may be used: those whose entities are all lent to their user.
 
     Sentences come in a random order, and each takes its entities for its user unless another user
     has taken one of them. That is decided many sentences at a time: whoever comes first for all of

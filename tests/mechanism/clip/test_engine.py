@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.mechanism.clip import ClippedSum, Engine, engine
 from uedp.mechanism.clip.layout import Layout
+from uedp.mechanism.clip.recording import Record
 from uedp.mechanism.clip.reference import clipped_sum
-from uedp.mechanism.clip.rules import Weight
 
 VOCABULARY = 37
 
@@ -156,8 +156,10 @@ def test_the_cheapest_way_follows_the_sizes():
     def way(users: int, each: int, tokens: int, width: int, out: int) -> str:
         layout = Layout.of([user for user in range(users) for _ in range(each)])
         inputs = torch.zeros(users * each, tokens, width)
-        weight = Weight(nn.Parameter(torch.zeros(1)), torch.zeros(users * each, tokens, out), False)
-        return engine._cheapest(inputs, [weight], layout)
+        record = Record(inputs, torch.zeros(users * each, tokens, out))
+        return engine._cheapest(
+            [engine._Layer(nn.Parameter(torch.zeros(1)), record, False)], layout
+        )
 
     assert way(2, 4, 24, 768, 768) == "grams"
     assert way(2, 40, 60, 256, 256) == "by user"

@@ -1,5 +1,8 @@
 """Sentences that share rows are clipped as if each had a row of its own."""
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,6 +44,26 @@ def test_the_sum_is_the_oracles(kind, train):
     for parameter, sum_ in zip(engine.parameters, expected, strict=True):
         ours = found.gradients.get(parameter, torch.zeros_like(parameter))
         assert torch.allclose(ours, sum_, atol=2e-5)
+
+
+def test_a_sentence_that_is_not_finite_contributes_nothing():
+    model, task = tiny.llama(), NextWord(TEXTS, tiny.tokenizer(), 32)
+    task.pack_for(model)
+
+    def summed(texts, spoilt):
+        own = NextWord(texts, tiny.tokenizer(), 32)
+        own.packed = task.packed
+
+        def losses(order):
+            found = own.losses(model, np.array(order))
+            scale = torch.tensor([math.nan if place in spoilt else 1.0 for place in order])
+            return replace(found, losses=found.losses * scale)
+
+        return Engine(model).clipped_sum(losses, OWNERS, CLIPS, 0.6, torch.ones(3)).gradients
+
+    without = summed([*TEXTS[:3], "", *TEXTS[4:]], ())
+    for parameter, sum_ in summed(TEXTS, (3,)).items():
+        assert torch.allclose(sum_, without[parameter], atol=1e-5)
 
 
 def test_a_layer_that_does_not_see_every_token_is_refused_by_name():

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -201,50 +201,84 @@ class Engine:
         rules: list[Rule] = []
         explicit = Explicit()
         tied: dict[nn.Parameter, list[Lookup | MatrixProducts]] = defaultdict(list)
-        readers: dict[tuple[int, int], list[tuple[Tensor, Weight]]] = defaultdict(list)
+        readers: dict[tuple[int, int], list[_Layer]] = defaultdict(list)
         for name, module in self._layers.items():
             if name not in records:
                 continue
-            kind, x, grad = kind_of(module), records[name].inputs, records[name].grads
+            kind, record = kind_of(module), records[name]
             weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
             if _trains(bias):
-                explicit.add(bias, grad.sum(1, dtype=torch.float32))
+                grads = record.unpacked(with_inputs=False).grads
+                explicit.add(bias, grads.sum(1, dtype=torch.float32))
             if not _trains(weight):
                 continue
             mask = mask_of(module)
+            multiplies = mask is None and kind in (*PRODUCTS, "masked")
+            if multiplies and self._uses[weight] == 1:
+                readers[record.source].append(_Layer(weight, record, kind == "conv1d"))
+                continue
+            found = record.unpacked()
             if mask is not None:
-                rules.append(MaskedProduct(weight, x, grad, mask))
-            elif kind in (*PRODUCTS, "masked"):
-                part = Weight(weight, grad, inputs_first=kind == "conv1d")
-                if self._uses[weight] > 1:
-                    tied[weight].append(MatrixProducts(x, [part]))
-                else:
-                    readers[x.data_ptr(), x.shape[2]].append((x, part))
+                rules.append(MaskedProduct(weight, found.inputs, found.grads, mask))
+            elif multiplies:
+                part = Weight(weight, found.grads, inputs_first=kind == "conv1d")
+                tied[weight].append(MatrixProducts(found.inputs, [part]))
             elif kind == "embedding":
-                lookup = Lookup(weight, x, grad)
+                lookup = Lookup(weight, found.inputs, found.grads)
                 if self._uses[weight] > 1:
                     tied[weight].append(lookup)
                 else:
                     rules.append(lookup)
             else:
                 centred = kind == "layer norm"
-                explicit.add(weight, norm_gradients(x, grad, epsilon_of(module), centred))
+                gradients = norm_gradients(found.inputs, found.grads, epsilon_of(module), centred)
+                explicit.add(weight, gradients)
         rules.extend(_tied(parts) for parts in tied.values())
-        alike: dict[tuple[Any, ...], list[MatrixProducts]] = defaultdict(list)
+        alike: dict[tuple[Any, ...], list[list[_Layer]]] = defaultdict(list)
         for group in readers.values():
-            products = MatrixProducts(group[0][0], [part for _, part in group])
-            alike[products.signature].append(products)
+            alike[_signature(group)].append(group)
         for layers in alike.values():
-            way = _cheapest(layers[0].inputs, layers[0].weights, layout)
+            way = _cheapest(layers[0], layout)
             for some in _stacks(layers, way):
-                one = some[0] if len(some) == 1 else StackedProducts(some)
+                # only now are sentences that share rows laid out, for these layers alone
+                products = [_products(group) for group in some]
+                one = products[0] if len(products) == 1 else StackedProducts(products)
                 if way == "explicit":
                     one.explicit(explicit)
                 elif way == "by user":
-                    rules.append(ProductsByUser(some[0].inputs, some[0].weights))
+                    rules.append(ProductsByUser(products[0].inputs, products[0].weights))
                 else:
                     rules.append(one)
         return [*rules, explicit]
+
+
+class _Layer(NamedTuple):
+    """A weight matrix of its own, and what its layer saw."""
+
+    weight: nn.Parameter
+    record: Record
+    inputs_first: bool
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.record.inputs.shape[-1], self.record.grads.shape[-1]
+
+
+def _signature(group: Sequence[_Layer]) -> tuple[Any, ...]:
+    """The same for layers, each with those that read the same, that can be computed together."""
+    of_layers = ((*layer.widths, layer.record.grads.dtype, layer.inputs_first) for layer in group)
+    return (group[0].record.shape, group[0].record.inputs.dtype, *of_layers)
+
+
+def _products(group: Sequence[_Layer]) -> MatrixProducts:
+    records = [layer.record.unpacked(with_inputs=layer is group[0]) for layer in group]
+    return MatrixProducts(
+        records[0].inputs,
+        [
+            Weight(layer.weight, record.grads, layer.inputs_first)
+            for layer, record in zip(group, records, strict=True)
+        ],
+    )
 
 
 def _factors(norms: Tensor, bounds: Tensor | float) -> Tensor:
@@ -277,14 +311,15 @@ _STACK = {"cuda": 1 << 29, "cpu": 1 << 22}
 Way = Literal["grams", "by user", "explicit"]
 
 
-def _cheapest(inputs: Tensor, weights: Sequence[Weight], layout: Layout) -> Way:
+def _cheapest(group: Sequence[_Layer], layout: Layout) -> Way:
     """How to get norms of the gradients of weights that read one input, for the average user."""
-    _, each, width = inputs.shape
-    outputs = sum(weight.grads.shape[2] for weight in weights)
+    (_, each), width = group[0].record.shape, group[0].widths[0]
+    outputs = sum(layer.widths[1] for layer in group)
     sentences = layout.sentences / len(layout.users)
     tokens = sentences * each
-    traffic = _TRAFFIC.get(inputs.device.type, 100)
-    starts = len(weights) * _START.get(inputs.device.type, 5e5)  # users come one by one
+    device = group[0].record.grads.device.type
+    traffic = _TRAFFIC.get(device, 100)
+    starts = len(group) * _START.get(device, 5e5)  # users come one by one
     costs: dict[Way, float] = {
         "grams": tokens**2 * (width + outputs + traffic),
         "by user": tokens * each * (width + outputs)
@@ -295,12 +330,14 @@ def _cheapest(inputs: Tensor, weights: Sequence[Weight], layout: Layout) -> Way:
     return min(costs, key=lambda way: costs[way])
 
 
-def _stacks(layers: Sequence[MatrixProducts], way: Way) -> Iterator[Sequence[MatrixProducts]]:
+def _stacks(layers: Sequence[Sequence[_Layer]], way: Way) -> Iterator[Sequence[Sequence[_Layer]]]:
     """Layers alike in groups to be computed together; one by one where that gains nothing."""
-    inputs = layers[0].inputs
-    size = inputs.numel() * inputs.element_size()
-    device = inputs.device.type if inputs.device.type in _SMALL else "cpu"
-    turned = way == "explicit" and any(weight.inputs_first for weight in layers[0].weights)
+    first = layers[0][0]
+    sentences, tokens = first.record.shape
+    size = sentences * tokens * first.widths[0] * first.record.inputs.element_size()
+    device = first.record.grads.device.type
+    device = device if device in _SMALL else "cpu"
+    turned = way == "explicit" and any(layer.inputs_first for layer in layers[0])
     each = 1
     if size <= _SMALL[device] and way != "by user" and not turned:
         each = max(1, _STACK[device] // max(size, 1))

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,11 +18,24 @@ class Record:
     """What a layer saw in one pass, all its calls put end to end along the tokens.
 
     `inputs` and `grads` are (sentences, tokens, features); an embedding's inputs are ids. Layers
-    that read the same tensor have `inputs` in the same memory.
+    that read the same tensor have the same `source`.
     """
 
     inputs: Tensor
     grads: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sentences, and tokens of each."""
+        return self.grads.shape[0], self.grads.shape[1]
+
+    @property
+    def source(self) -> tuple[int, int]:
+        return self.inputs.data_ptr(), self.inputs.shape[-1]
+
+    def unpacked(self, with_inputs: bool = True) -> "Record":
+        """With a row for each sentence; without inputs, where those of another layer serve."""
+        return self
 
     def without(self, sentences: Tensor) -> "Record":
         """With the gradients of some sentences made zero, whatever they were."""
@@ -34,10 +47,35 @@ class Record:
 
 
 @dataclass(frozen=True)
+class PackedRecord(Record):
+    """The same where sentences share rows: `inputs` and `grads` are (tokens, features).
+
+    Laid out a sentence a row they take several times the memory, so that is done layer by layer,
+    when a rule comes to them.
+    """
+
+    packed: "Packed"
+    gone: Tensor | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.packed.places.shape[0], self.packed.places.shape[1]
+
+    def unpacked(self, with_inputs: bool = True) -> Record:
+        grads = self.grads[self.packed.places].mul_(self.packed.real[:, :, None])
+        inputs = self.inputs[self.packed.places] if with_inputs else grads[:, :, :0]
+        found = Record(inputs, grads)
+        return found if self.gone is None else found.without(self.gone)
+
+    def without(self, sentences: Tensor) -> "Record":
+        return replace(self, gone=sentences)
+
+
+@dataclass(frozen=True)
 class Packed:
     """Losses of sentences that share rows, and where each sentence's tokens lie.
 
-    `places` are (sentences, tokens): positions in the rows laid end to end, `rows * width` in all; a
+    `places` are (sentences, tokens): positions in the rows laid end to end, `tokens` in all; a
     sentence shorter than the longest has its own first position in place of what it lacks, and
     `real` is false there. No sentence may see another's tokens; see `tasks.keeps_apart`.
     """
@@ -97,13 +135,12 @@ def recording(
         changed = {name for name, watch in watches.items() if watch.changed_in_place()}
         if changed:
             raise OverwrittenError(changed)
-        unpacked = None if made.packed is None else _Unpacked(made.packed)
         for name, watch in watches.items():
             seen = watch.finished()
-            if seen and unpacked is None:
+            if seen and made.packed is None:
                 made.records[name] = _joined(seen, sentences)
-            elif seen and unpacked is not None:
-                made.records[name] = unpacked.record(name, seen)
+            elif seen and made.packed is not None:
+                made.records[name] = _packed(name, seen, made.packed)
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
@@ -222,25 +259,16 @@ def _joined(calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -> Record:
     return Record(torch.cat(inputs, 1), torch.cat(grads, 1))
 
 
-class _Unpacked:
-    """Records of sentences that share rows, as if each had a row of its own."""
-
-    def __init__(self, packed: Packed) -> None:
-        self._packed = packed
-        self._inputs: dict[tuple[int, torch.Size, torch.dtype], Tensor] = {}
-
-    def record(self, name: str, calls: Sequence[tuple[Tensor, Tensor]]) -> Record:
-        rows = [x.numel() // max(1, _features(x, grad)) for x, grad in calls]
-        if len(calls) > 1 or rows[0] != self._packed.tokens:
-            raise UserError(
-                f"layer {name} does not read every token once; its sentences cannot share rows"
-            )
-        ((x, grad),) = calls
-        of = (x.data_ptr(), x.shape, x.dtype)
-        if of not in self._inputs:  # layers that read one tensor go on sharing it
-            self._inputs[of] = x.reshape(-1, *x.shape[grad.dim() - 1 :])[self._packed.places]
-        grads = grad.reshape(-1, grad.shape[-1])[self._packed.places]
-        return Record(self._inputs[of], grads.mul_(self._packed.real[:, :, None]))
+def _packed(name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: Packed) -> PackedRecord:
+    """The one call of a layer whose sentences share rows."""
+    rows = [x.numel() // max(1, _features(x, grad)) for x, grad in calls]
+    if len(calls) > 1 or rows[0] != packed.tokens:
+        raise UserError(
+            f"layer {name} does not read every token once; its sentences cannot share rows"
+        )
+    ((x, grad),) = calls
+    inputs = x.reshape(-1, *x.shape[grad.dim() - 1 :])
+    return PackedRecord(inputs, grad.reshape(-1, grad.shape[-1]), packed)
 
 
 def _features(x: Tensor, grad: Tensor) -> int:

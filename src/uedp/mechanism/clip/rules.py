@@ -6,7 +6,7 @@ large: the inner products between the gradients of a user's sentences, and one w
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -102,12 +102,6 @@ class MatrixProducts(Rule):
 
     def __init__(self, inputs: Tensor, weights: Sequence[Weight]) -> None:
         self.inputs, self.weights = inputs, weights
-
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """The same for layers that can be computed together."""
-        of_weights = ((w.grads.shape, w.grads.dtype, w.inputs_first) for w in self.weights)
-        return (self.inputs.shape, self.inputs.dtype, *of_weights)
 
     def add_products(self, grams: Grams) -> None:
         for bucket, total in grams.tokens(self.inputs.shape[1]):

@@ -1,0 +1,216 @@
+"""Experiments that train: many runs on prepared material, each known by its name.
+
+**On a machine with an accelerator.** Give the same command there; it needs the data, the models and
+nothing else. What a run leaves is one file, `OUT/.work/EXPERIMENT/NAME.json`. Copy those files into the
+same folder here and give the command again: what is there is not run again, and with `--finished-only`
+nothing is run at all, and what is missing is told as such. A file that was made with other settings
+than the trial of its name has now is refused. Prepared data (`OUT/.work/common/materials`) may be
+copied as well, in either direction.
+"""
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from uedp.accounting import published
+from uedp.accounting.published import Method, Setting
+from uedp.errors import UserError
+from uedp.experiments import runs
+from uedp.experiments.base import Options, Result
+from uedp.experiments.breakdown import PAPER as COUNTS
+from uedp.experiments.material import DATA_SETS, prepare
+from uedp.experiments.runs import Place, Trial, changed
+
+QUICK_ROUNDS = 2
+QUICK_SENTENCES = 400  # read of each part
+_QUICK_USERS = 0.6  # of the few users there are then
+_QUICK_SIZES = {"embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 2}
+_REPEAT = "-repeat-"
+
+Row = Mapping[str, Any]
+
+
+def repeated(trial: Trial, times: int) -> Iterator[Trial]:
+    """The trial, and others like it but for the first weights and all that is drawn at random."""
+    yield trial
+    for number in range(2, times + 1):
+        again = changed(trial.config, model__seed=number - 1)
+        yield replace(trial, name=f"{trial.name}{_REPEAT}{number}", config=again)
+
+
+def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
+    """A row for each trial: what it was, and what came of it, or that it was not run.
+
+    Guarantees:
+      - a trial that has a result, here or in another experiment of the same folder, is not run
+      - a result made with other settings than the trial's is refused
+      - with `finished_only`, nothing is trained, and trials without a result have `test` None
+    """
+    found = list(trials)
+    assert len({trial.name for trial in found}) == len(found), "a name for each trial"
+    if options.quick:
+        found = [replace(trial, config=_small(trial.config)) for trial in found]
+    place = _place(options)
+    _lend_results(found, place, options)
+    if not options.finished_only:
+        _check_models(found, options.models)
+        for data in {trial.data: None for trial in found}:
+            material(data, options)
+    deadline = -1.0 if options.finished_only else float("inf")
+    results = runs.carry_out(
+        found, place, options.jobs, deadline=deadline, progress=options.progress
+    )
+    for trial in found:
+        if trial.name in results and not _same(trial, results[trial.name], place):
+            raise UserError(
+                f"{place.result(trial)}: made with other settings than {trial.name} has; remove it "
+                "to run it again"
+            )
+    return [_row(trial, results.get(trial.name), place) for trial in found]
+
+
+def material(data: str, options: Options) -> Path:
+    """The folder of a data set as plain files, prepared if it is not there."""
+    folder = _place(options).materials / data
+    if not (folder / "about.json").exists():
+        for file in DATA_SETS[data].files:
+            if not (path := options.data / DATA_SETS[data].folder / file).is_file():
+                raise UserError(f"{path}: no such file; --data must hold it")
+        most = QUICK_SENTENCES if options.quick else None
+        prepare(data, options.data, folder, options.models.get("ner"), most)
+    return folder
+
+
+def _place(options: Options) -> Place:
+    return Place(
+        options.common / ("materials-quick" if options.quick else "materials"),
+        dict(options.models),
+        options.work / "quick" if options.quick else options.work,
+        QUICK_ROUNDS if options.quick else None,
+    )
+
+
+def _small(config: runs.Config) -> dict[str, dict[str, Any]]:
+    small = changed(config, privacy__user_rate=_QUICK_USERS, model__max_tokens=32)
+    if "sizes" in small["model"]:
+        small["model"]["sizes"] = _QUICK_SIZES
+    return small
+
+
+def _check_models(trials: Sequence[Trial], models: Mapping[str, str]) -> None:
+    for trial in trials:
+        part = trial.config["model"]["name"]
+        if trial.config.get("vocabulary", {}).get("source") == "public":
+            part = "words"
+        if part not in models:
+            kind = "a public tokenizer.json" if part == "words" else "a saved model"
+            raise UserError(f"--model {part}=PATH: missing; {trial.name} needs {kind}")
+
+
+def _lend_results(trials: Sequence[Trial], place: Place, options: Options) -> None:
+    """Copy what another experiment has measured with the same settings under the same name."""
+    place.out.mkdir(parents=True, exist_ok=True)
+    within = place.out.relative_to(options.work)
+    for trial in trials:
+        for other in sorted(options.work.parent.iterdir()):
+            there = other / within / f"{trial.name}.json"
+            if place.result(trial).exists() or not there.is_file():
+                continue
+            if _same(trial, json.loads(there.read_text()), place):
+                shutil.copyfile(there, place.result(trial))
+
+
+def _same(trial: Trial, result: Row, place: Place) -> bool:
+    """Whether a result is the trial's: all settings but of the machine it ran on."""
+    from uedp.training.config import parse
+
+    of_the_data = {"train": ".", "evaluate": "."}
+    theirs = changed(result["config"], model__name=result["model"])
+    if theirs.get("vocabulary", {}).get("source") == "public":
+        theirs["vocabulary"]["path"] = "words"
+    named = replace(place, models={"words": "words"})
+    ours = runs.resolved(trial, named)
+    both = [
+        parse({**config, "data": of_the_data}, trial.name).model_dump(exclude={"run"})
+        for config in (ours, theirs)
+    ]
+    return both[0] == both[1] and (trial.data, trial.category) == (
+        result["data"],
+        result["category"],
+    )
+
+
+def _row(trial: Trial, result: Row | None, place: Place) -> Result:
+    """What tables and plots need of a trial."""
+    config = runs.resolved(trial, replace(place, models={"words": "words"}))
+    privacy = config["privacy"]
+    row: Result = {
+        "name": trial.name,
+        "setting": trial.name.partition(_REPEAT)[0],
+        "data": trial.data,
+        "model": trial.config["model"]["name"],
+        "train": config["model"]["train"],
+        "category": trial.category,
+        "method": privacy["method"],
+        "estimator": config.get("alg", {}).get("estimator", "f_E+"),
+        "target": privacy.get("epsilon"),
+        "rate": config["optimiser"]["rate"],
+        "user_rate": privacy["user_rate"],
+        "rounds": privacy["rounds"],
+        "share": privacy.get("entity_share", 0.3) if privacy["method"] == "rotation" else None,
+        "extended_rate": privacy.get("extended_rate", 1.0),
+    }
+    measured_ = ("epsilon", "noise", "sentences", "seconds")
+    if result is None:
+        return row | dict.fromkeys(("published", *measured_, "before", "validation", "test"))
+    row |= {key: result[key] for key in measured_}
+    row["published"] = _published(row, privacy)
+    row["measure"] = result["measure"]
+    for part in ("before", "validation", "test"):
+        row[part] = result[part][result["measure"]]
+    return row
+
+
+_PAPER_NAMES = {"conll": "conll2003", "ag": "ag_news", "edgar": "edgar"}
+
+
+def _published(row: Row, privacy: Row) -> float | None:
+    """The paper's accountant for UeDP-Alg as it was run, with the paper's share of sensitive sentences."""
+    if row["method"] != "uedp-alg" or not row["noise"]:
+        return None
+    counts = COUNTS[_PAPER_NAMES[row["data"]]]
+    sensitive = counts["sensitive"].get(row["category"])
+    if sensitive is None:
+        return None
+    setting = Setting(1, 1, privacy["entity_rate"], sensitive, counts["sentences"])
+    method = Method.f_e_plus if row["estimator"] == "f_E+" else Method.f_e
+    rate = row["user_rate"] * setting.rate(method)
+    return published.epsilon(rate, row["noise"], row["rounds"], privacy["delta"])
+
+
+# --- reading rows --------------------------------------------------------------------------------
+
+
+def chosen(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """Of the rows with these values, those of the setting that did best on the validation part.
+
+    A setting is a trial with its repeats; those that were not run are left out.
+    """
+    settings: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["test"] is not None and all(row[key] == value for key, value in wanted.items()):
+            settings.setdefault(row["setting"], []).append(row)
+    return min(settings.values(), key=lambda own: mean(r["validation"] for r in own), default=[])
+
+
+def score(rows: Sequence[Row]) -> float | None:
+    """The mean of the test measure."""
+    return mean(row["test"] for row in rows) if rows else None
+
+
+def not_run(rows: Iterable[Row]) -> list[str]:
+    return [row["name"] for row in rows if row["test"] is None]

@@ -1,0 +1,100 @@
+"""The configs that trained experiments share: fine-tuning, an AWD-LSTM from nothing, classifying.
+
+Rates, rounds and shares were chosen on CoNLL's validation part and, for topics, on AG's; the test part
+decided nothing. Where two learning rates or kinds of training are tried, both are trials of the
+experiment, and the better by validation is told.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from uedp.experiments.runs import Config, changed
+
+DELTA = 1e-5
+EPSILONS = (8.0, 2.0)
+PAPER_NOISE = {"gpt": 2.5, "bert": 2.5, "awd-lstm": 2.0}  # its z, by model
+PAPER_USER_RATE, PAPER_ENTITY_RATE = 0.05, 0.5
+ALG_ROUNDS = 10  # local steps go one after another, which takes long; more rounds add noise only
+
+FINE_TUNING: Config = {
+    "privacy": {"method": "rotation", "delta": DELTA, "rounds": 200, "user_rate": 0.1},
+    "model": {"name": "gpt", "train": "lora", "rank": 8, "max_tokens": 128},
+    "optimiser": {"name": "adam", "rate": 2e-3},
+    "run": {"evaluate_every": 50, "checkpoint_seconds": 600, "tokens_at_once": 3 << 12},
+}
+LSTM: Config = changed(
+    FINE_TUNING,
+    model__name="awd-lstm",
+    model__train="full",
+    model__max_tokens=64,
+    model__sizes={"embedding_size": 100, "hidden_size": 1150, "num_hidden_layers": 3},
+    vocabulary__source="public",
+    privacy__rounds=150,
+)
+TOPICS: Config = changed(
+    FINE_TUNING,
+    model__name="bert",
+    task__kind="classification",
+    privacy__rounds=100,
+    privacy__user_rate=0.05,
+    run__tokens_at_once=1 << 16,
+)
+# Few articles name nobody that another user names: so for rotation users are drawn often, and one
+# article may move an update as far as the clip allows.
+TOPICS_ROTATION: Mapping[str, Any] = MappingProxyType(
+    {"privacy__user_rate": 0.3, "privacy__entity_share": 1.0}
+)
+# Pooler and head alone: fewer parameters for the noise to hide in.
+HEAD: Mapping[str, Any] = MappingProxyType({"model__train": "last:0", "optimiser__rate": 5e-3})
+TOPICS_LSTM: Config = changed(
+    LSTM,
+    task__kind="classification",
+    privacy__rounds=100,
+    privacy__user_rate=0.05,
+    run__tokens_at_once=1 << 16,
+)
+
+# Learning rates of fine-tuning: the one first tried where there is noise, and another beside it.
+RATES = {8.0: (4e-3, 2e-3), 2.0: (2e-3, 4e-3)}
+NOISELESS_RATE = 1e-3
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """How often users are drawn: by rotation, with user-level privacy, without; an entity's share."""
+
+    title: str
+    rotation: float
+    user_level: float
+    plain: float
+    share: float
+    rounds: int
+
+
+CORPORA = {
+    "conll": Corpus("CoNLL-2003", rotation=0.1, user_level=0.05, plain=0.1, share=0.3, rounds=200),
+    "ag": Corpus("AG", rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100),
+    "edgar": Corpus("EDGAR", rotation=0.3, user_level=0.1, plain=0.1, share=0.8, rounds=100),
+}
+
+
+def config(
+    base: Config, method: str, epsilon: float | None = None, **changes: Any
+) -> dict[str, dict[str, Any]]:
+    """A base config for a method, at an epsilon if it has one, after changes."""
+    target = {} if epsilon is None else {"privacy__epsilon": epsilon}
+    return changed(base, privacy__method=method, **target, **changes)
+
+
+def as_published(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
+    """UeDP-Alg at the paper's `z` and rates, with the noise that its text describes."""
+    asked = {
+        "privacy__noise": PAPER_NOISE[base["model"]["name"]],
+        "privacy__user_rate": PAPER_USER_RATE,
+        "privacy__entity_rate": PAPER_ENTITY_RATE,
+        "privacy__rounds": ALG_ROUNDS,
+        **changes,
+    }
+    return changed(base, privacy__method="uedp-alg", **asked)
