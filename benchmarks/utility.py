@@ -5,8 +5,8 @@
     python benchmarks/utility.py table FOLDER
 
 `train` runs a suite, several runs at once, through the same loop as `uedp train`; what is finished
-is not run again. Choices are made on the validation part; the test part is measured once per finished
-run and decides nothing.
+is not run again. Choices are made on the validation part; the test part is measured once per
+finished run and decides nothing.
 """
 
 import argparse

@@ -7,7 +7,6 @@ from uedp.corpus.users import random_groups
 from uedp.experiments import breakdown, corpora
 from uedp.experiments.base import Result
 from uedp.experiments.corpora import DATA_SETS, detected, protecting
-from uedp.experiments.public import PUBLIC
 
 
 @pytest.fixture
@@ -49,7 +48,7 @@ def test_what_is_declared_public_is_no_entity_but_a_hit(
     options: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = detected("ag_news", options("breakdown"))
-    monkeypatch.setitem(PUBLIC, "ag", {"acme": "a trade mark"})
+    monkeypatch.setattr(corpora, "public_words", lambda data: {"acme": "a trade mark"})
     protected = detected("ag_news", options("breakdown"))
     assert protected.folder != before.folder
     assert protected.info["mentions"] == 0

@@ -77,7 +77,7 @@ def shaken(model: nn.Module) -> nn.Module:
     [
         (kind, how)
         for kind in MODELS
-        for how in ("full", "lora", "last:2")
+        for how in ("full", "lora", "lora-b", "last:2")
         if (kind, how) != ("opt", "full")  # refused: see below
     ],
 )
@@ -108,7 +108,7 @@ def test_a_layer_without_a_rule_is_refused_by_name_if_it_is_trained():
     Engine(make_trainable(tiny.opt(), "lora"))
 
 
-@pytest.mark.parametrize("how", ["full", "lora", "last:2"])
+@pytest.mark.parametrize("how", ["full", "lora", "lora-b", "last:2"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_the_model_computes_is_unchanged(kind, how):
     before = logits(MODELS[kind]())
@@ -163,6 +163,15 @@ def test_adapters_have_the_rank_and_scale_asked_for_and_no_dropout():
     assert adapter.scaling["default"] == 4
     assert layer().mlp.up_proj.scaling["default"] == 2
     assert isinstance(adapter.lora_dropout["default"], nn.Identity)
+
+
+def test_half_of_each_adapter_may_stay_as_it_was_drawn():
+    whole, half = (make_trainable(tiny.bert(), how, rank=3) for how in ("lora", "lora-b"))
+    left = set(trained_names(whole)) - set(trained_names(half))
+    assert left == {name for name in trained_names(whole) if ".lora_A." in name}
+    assert left
+    # a classifier's head is trained whole all the same
+    assert any("lora" not in name for name in trained_names(half))
 
 
 def test_adapters_come_from_the_seed_alone():
@@ -231,8 +240,8 @@ def test_our_own_models_have_blocks_too():
 @pytest.mark.parametrize(
     ("how", "options", "said"),
     [
-        ("some", {}, "train 'some': must be `full`, `lora` or `last:N`"),
-        ("last:", {}, "must be `full`, `lora` or `last:N`"),
+        ("some", {}, "train 'some': must be `full`, `lora`, `lora-b` or `last:N`"),
+        ("last:", {}, "must be `full`, `lora`, `lora-b` or `last:N`"),
         ("last:4", {}, "the model has 3 blocks only"),
         ("lora", {"rank": 0}, "rank 0: must be at least 1"),
         ("lora", {"alpha": 0.0}, "alpha 0.0: must be above 0"),
@@ -263,7 +272,7 @@ def test_models_of_another_make():
 # --- saving --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["full", "lora", "last:1"])
+@pytest.mark.parametrize("how", ["full", "lora", "lora-b", "last:1"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_is_saved_loads_as_a_plain_model(tmp_path, kind, how):
     model = shaken(make_trainable(MODELS[kind](), how))
@@ -280,7 +289,7 @@ def test_what_is_saved_loads_as_a_plain_model(tmp_path, kind, how):
     assert not torch.allclose(logits(plain), logits(MODELS[kind]()), atol=1e-4)
     again = load(tmp_path / "run", "classification" if "classifier" in kind else "next-word")
     assert again.new_weights == ()
-    assert (tmp_path / "run" / "adapter").exists() == (how == "lora")
+    assert (tmp_path / "run" / "adapter").exists() == how.startswith("lora")
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.models import tiny
 from uedp.errors import UserError
-from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
 from uedp.mechanism.clip import Packed
+from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
 from uedp.training.tasks import (
     Classification,
     NextWord,

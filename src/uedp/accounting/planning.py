@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import Floats
 from uedp.accounting.proven import Profile, Rotation, UserLevel, epsilon
+from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Sampling, select
 
@@ -30,14 +32,19 @@ class Option:
     noise: float
     users_per_round: float
     merit: float
+    extended_rate: float = 1.0
 
 
 @dataclass(frozen=True)
 class Supply:
-    """What a round has to work with: users, and how many sentences each of some could give."""
+    """What a round has to work with: users, and how many sentences each of some could give.
+
+    `extended_per_user` counts those among them without an entity, if it is known.
+    """
 
     users: int
     sentences_per_user: Floats
+    extended_per_user: Floats | None = None
 
     @classmethod
     def of_counts(cls, users: int, sentences: int, usable: float) -> "Supply":
@@ -51,11 +58,26 @@ class Supply:
         for key in range(draws):
             place, _, _ = select(incidence, everyone, no_limit, key)
             usable += np.bincount(place, minlength=incidence.users)
-        return cls(incidence.users, usable / draws)
+        extended = np.bincount(
+            np.asarray(incidence.sentence_user)[incidence.extended], minlength=incidence.users
+        )
+        return cls(incidence.users, usable / draws, extended.astype(np.float64))
 
-    def norms(self, share: float) -> float:
-        """The sum over users of the largest norm their update can have."""
-        return self.users * float(np.minimum(1.0, share * self.sentences_per_user).mean())
+    def norms(self, share: float, extended_rate: float = 1.0) -> float:
+        """The sum over users of the largest norm their update can have.
+
+        Each usable sentence moves an update by `share` until the clip is full; of those without an
+        entity the expected number counts.
+        """
+        usable = self.sentences_per_user
+        if extended_rate < 1:
+            if self.extended_per_user is None:
+                raise UserError(
+                    f"extended rate {extended_rate:g}: how many sentences have no entity is not "
+                    "known; give the corpus"
+                )
+            usable = usable - (1 - extended_rate) * self.extended_per_user
+        return self.users * float(np.minimum(1.0, share * usable).mean())
 
 
 def options(
@@ -65,16 +87,18 @@ def options(
     user_rates: Sequence[float],
     rounds: Sequence[int],
     shares: Sequence[float],
+    extended_rates: Sequence[float] = (1.0,),
 ) -> Iterator[Option]:
     """Every combination, calibrated. Sort by `merit` to compare."""
-    for rate, count, share in product(user_rates, rounds, shares):
+    for rate, count, share, extended in product(user_rates, rounds, shares, extended_rates):
+        profile = partial(_rotation, rate, share, extended)
+        noise = noise_for(target, delta, count, profile)
+        merit = float(np.sqrt(count)) * rate * supply.norms(share, extended) / noise
+        yield Option(rate, count, share, noise, rate * supply.users, merit, extended)
 
-        def rotation(noise: float, rate: float = rate, share: float = share) -> Profile:
-            return Rotation(noise, rate, share)
 
-        noise = noise_for(target, delta, count, rotation)
-        merit = float(np.sqrt(count)) * rate * supply.norms(share) / noise
-        yield Option(rate, count, share, noise, rate * supply.users, merit)
+def _rotation(rate: float, share: float, extended_rate: float, noise: float) -> Profile:
+    return Rotation(noise, rate, share, extended_rate=extended_rate)
 
 
 def curves(option: Option, delta: float, points: int = 12) -> dict[str, list[tuple[int, float]]]:

@@ -34,6 +34,27 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
             ),
             _experiment("integrity", "How much of what people marked is detected", "integrity"),
             _experiment("budget", "Epsilon against rounds, published and proven", "budget"),
+            _experiment(
+                "next-word-gpt",
+                "Perplexity against epsilon, pretrained model",
+                "next_word",
+                "measure_gpt",
+            ),
+            _experiment(
+                "next-word-lstm",
+                "Perplexity against epsilon, AWD-LSTM from nothing",
+                "next_word",
+                "measure_lstm",
+            ),
+            _experiment(
+                "extended-rate",
+                "How often sentences without entities are used, measured and predicted",
+                "extended_rate",
+            ),
+            _experiment(
+                "classification", "Error rate against epsilon, AG's topics", "classification"
+            ),
+            _experiment("estimators", "f_E, f_E+ and user-level DP in utility", "estimators"),
             _experiment("local-dp", "Local DP: DPNR, its budget published and proven", "local_dp"),
         )
     }

@@ -16,7 +16,7 @@ from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
 from uedp.experiments.base import Options, digest
-from uedp.experiments.public import PUBLIC
+from uedp.experiments.public import public_words
 from uedp.incidence import Incidence
 
 QUICK_SENTENCES = 400
@@ -65,7 +65,7 @@ def detected(name: str, options: Options, protected: bool = True) -> Corpus:
     data_set = DATA_SETS[name]
     path = data_set_file(options, data_set.file)
     detectors = ("labels",) if data_set.marked else (f"spacy:{pipeline(options)}", "patterns")
-    lists = Lists(public=PUBLIC[data_set.public] if protected else {})
+    lists = Lists(public=public_words(data_set.public) if protected else {})
     propagate = protected and not data_set.marked
     what = {
         "file": file_hash(path),

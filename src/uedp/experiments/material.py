@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from uedp.errors import UserError
-from uedp.experiments.public import PUBLIC
+from uedp.experiments.public import public_words
 from uedp.incidence import Incidence
 from uedp.training.material import Texts
 
@@ -82,7 +82,7 @@ def prepare(
         detectors = (f"spacy:{ner}", "patterns")
     from uedp.entities.lists import Lists
 
-    lists = Lists(public=PUBLIC[name])
+    lists = Lists(public=public_words(name))
     corpora = {}
     for part, sentences in _parts(name, data, most).items():
         how = detectors if part == "train" else ("labels",)

@@ -1,8 +1,8 @@
 """Many training runs, several at once, through the same loop as `uedp train`.
 
-A trial is a config on prepared material. Each runs in a process of its own and leaves one JSON file;
-what is there is not run again. The held-out part is measured as training goes; the test part once, at
-the end, and nothing is decided by it.
+A trial is a config on prepared material. Each runs in a process of its own and leaves one JSON
+file; what is there is not run again. The held-out part is measured as training goes; the test part
+once, at the end, and nothing is decided by it.
 """
 
 import json
@@ -37,7 +37,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class Place:
-    """Where trials read and write. `models` gives each part's folder; `words` a public tokenizer."""
+    """Where trials read and write. `models` gives each part's folder, `words` a tokenizer's."""
 
     materials: Path
     models: Mapping[str, str]
@@ -201,7 +201,8 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
     """The results, a line each."""
     lines = [
         f"{'run':28} {'data':6} {'epsilon':>7} {'noise':>6} {'rate':>5} {'rounds':>6} {'share':>5} "
-        f"{'sentences':>9} {'clip used':>9} {'before':>8} {'validation':>10} {'test':>8} {'seconds':>7}"
+        f"{'sentences':>9} {'clip used':>9} {'before':>8} {'validation':>10} {'test':>8} "
+        f"{'seconds':>7}"
     ]
     for row in results:
         privacy, measure = row["config"]["privacy"], row["measure"]
@@ -210,7 +211,7 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
         noise = f"{row['noise']:.3g}" if row["noise"] else "-"
         lines.append(
             f"{row['name']:28} {row['data']:6} {epsilon:>7} {noise:>6} {privacy['user_rate']:>5g} "
-            f"{row['rounds']:>6} {share:>5} {row['sentences']:>9,} {row['mean_update']:>9.2f} "
+            f"{row['rounds']:>6} {share:>5} {int(row['sentences']):>9,} {row['mean_update']:>9.2f} "
             f"{row['before'][measure]:>8.4g} {row['validation'][measure]:>10.4g} "
             f"{row['test'][measure]:>8.4g} {row['seconds']:>7.0f}"
         )

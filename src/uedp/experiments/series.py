@@ -1,19 +1,19 @@
 """Experiments that train: many runs on prepared material, each known by its name.
 
 **On a machine with an accelerator.** Give the same command there; it needs the data, the models and
-nothing else. What a run leaves is one file, `OUT/.work/EXPERIMENT/NAME.json`. Copy those files into the
-same folder here and give the command again: what is there is not run again, and with `--finished-only`
-nothing is run at all, and what is missing is told as such. A file that was made with other settings
-than the trial of its name has now is refused. Prepared data (`OUT/.work/common/materials`) may be
-copied as well, in either direction.
+nothing else. What a run leaves is one file, `OUT/.work/EXPERIMENT/NAME.json`. Copy those files into
+the same folder here and give the command again: what is there is not run again. With
+`--finished-only` nothing is run at all, and what is missing is told as such. A file that was made
+with other settings than the trial of its name has now is refused. Prepared data
+(`OUT/.work/common/materials`) may be copied as well, in either direction.
 """
 
 import json
+import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from uedp.accounting import published
@@ -23,15 +23,13 @@ from uedp.experiments import runs
 from uedp.experiments.base import Options, Result
 from uedp.experiments.breakdown import PAPER as COUNTS
 from uedp.experiments.material import DATA_SETS, prepare
+from uedp.experiments.rows import REPEAT, Row
 from uedp.experiments.runs import Place, Trial, changed
 
 QUICK_ROUNDS = 2
 QUICK_SENTENCES = 400  # read of each part
 _QUICK_USERS = 0.6  # of the few users there are then
 _QUICK_SIZES = {"embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 2}
-_REPEAT = "-repeat-"
-
-Row = Mapping[str, Any]
 
 
 def repeated(trial: Trial, times: int) -> Iterator[Trial]:
@@ -39,7 +37,7 @@ def repeated(trial: Trial, times: int) -> Iterator[Trial]:
     yield trial
     for number in range(2, times + 1):
         again = changed(trial.config, model__seed=number - 1)
-        yield replace(trial, name=f"{trial.name}{_REPEAT}{number}", config=again)
+        yield replace(trial, name=f"{trial.name}{REPEAT}{number}", config=again)
 
 
 def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
@@ -56,6 +54,7 @@ def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
         found = [replace(trial, config=_small(trial.config)) for trial in found]
     place = _place(options)
     _lend_results(found, place, options)
+    _refuse_others(found, place)
     if not options.finished_only:
         _check_models(found, options.models)
         for data in {trial.data: None for trial in found}:
@@ -64,12 +63,6 @@ def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
     results = runs.carry_out(
         found, place, options.jobs, deadline=deadline, progress=options.progress
     )
-    for trial in found:
-        if trial.name in results and not _same(trial, results[trial.name], place):
-            raise UserError(
-                f"{place.result(trial)}: made with other settings than {trial.name} has; remove it "
-                "to run it again"
-            )
     return [_row(trial, results.get(trial.name), place) for trial in found]
 
 
@@ -120,8 +113,29 @@ def _lend_results(trials: Sequence[Trial], place: Place, options: Options) -> No
             there = other / within / f"{trial.name}.json"
             if place.result(trial).exists() or not there.is_file():
                 continue
-            if _same(trial, json.loads(there.read_text()), place):
+            if _same(trial, _read(there), place):
                 shutil.copyfile(there, place.result(trial))
+
+
+def _refuse_others(trials: Sequence[Trial], place: Place) -> None:
+    for trial in trials:
+        path = place.result(trial)
+        if path.exists() and not _same(trial, _read(path), place):
+            raise UserError(
+                f"{path}: made with other settings than {trial.name} has now; remove it to run it "
+                "again"
+            )
+
+
+def _read(path: Path) -> Result:
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return {key: result[key] for key in (*_KEPT, "config", "data", "category", "model")}
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path}: not the result of a run; remove it to run it again") from None
+
+
+_KEPT = ("epsilon", "noise", "sentences", "seconds", "measure", "before", "validation", "test")
 
 
 def _same(trial: Trial, result: Row, place: Place) -> bool:
@@ -150,7 +164,7 @@ def _row(trial: Trial, result: Row | None, place: Place) -> Result:
     privacy = config["privacy"]
     row: Result = {
         "name": trial.name,
-        "setting": trial.name.partition(_REPEAT)[0],
+        "setting": trial.name.partition(REPEAT)[0],
         "data": trial.data,
         "model": trial.config["model"]["name"],
         "train": config["model"]["train"],
@@ -164,22 +178,20 @@ def _row(trial: Trial, result: Row | None, place: Place) -> Result:
         "share": privacy.get("entity_share", 0.3) if privacy["method"] == "rotation" else None,
         "extended_rate": privacy.get("extended_rate", 1.0),
     }
-    measured_ = ("epsilon", "noise", "sentences", "seconds")
     if result is None:
-        return row | dict.fromkeys(("published", *measured_, "before", "validation", "test"))
-    row |= {key: result[key] for key in measured_}
-    row["published"] = _published(row, privacy)
-    row["measure"] = result["measure"]
-    for part in ("before", "validation", "test"):
-        row[part] = result[part][result["measure"]]
-    return row
+        return row | dict.fromkeys(("published", *_KEPT))
+    row |= {key: result[key] for key in _KEPT}
+    if row["epsilon"] is not None and not math.isfinite(row["epsilon"]):
+        row["epsilon"] = None  # without noise there is none
+    row |= {part: result[part][result["measure"]] for part in ("before", "validation", "test")}
+    return row | {"published": _published(row, privacy)}
 
 
 _PAPER_NAMES = {"conll": "conll2003", "ag": "ag_news", "edgar": "edgar"}
 
 
 def _published(row: Row, privacy: Row) -> float | None:
-    """The paper's accountant for UeDP-Alg as it was run, with the paper's share of sensitive sentences."""
+    """The paper's accountant for UeDP-Alg as it was run, at the paper's sensitive share."""
     if row["method"] != "uedp-alg" or not row["noise"]:
         return None
     counts = COUNTS[_PAPER_NAMES[row["data"]]]
@@ -190,27 +202,3 @@ def _published(row: Row, privacy: Row) -> float | None:
     method = Method.f_e_plus if row["estimator"] == "f_E+" else Method.f_e
     rate = row["user_rate"] * setting.rate(method)
     return published.epsilon(rate, row["noise"], row["rounds"], privacy["delta"])
-
-
-# --- reading rows --------------------------------------------------------------------------------
-
-
-def chosen(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """Of the rows with these values, those of the setting that did best on the validation part.
-
-    A setting is a trial with its repeats; those that were not run are left out.
-    """
-    settings: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["test"] is not None and all(row[key] == value for key, value in wanted.items()):
-            settings.setdefault(row["setting"], []).append(row)
-    return min(settings.values(), key=lambda own: mean(r["validation"] for r in own), default=[])
-
-
-def score(rows: Sequence[Row]) -> float | None:
-    """The mean of the test measure."""
-    return mean(row["test"] for row in rows) if rows else None
-
-
-def not_run(rows: Iterable[Row]) -> list[str]:
-    return [row["name"] for row in rows if row["test"] is None]

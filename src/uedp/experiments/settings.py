@@ -1,8 +1,8 @@
 """The configs that trained experiments share: fine-tuning, an AWD-LSTM from nothing, classifying.
 
-Rates, rounds and shares were chosen on CoNLL's validation part and, for topics, on AG's; the test part
-decided nothing. Where two learning rates or kinds of training are tried, both are trials of the
-experiment, and the better by validation is told.
+Rates, rounds and shares were chosen on CoNLL's validation part and, for topics, on AG's; the test
+part decided nothing. Where two learning rates or kinds of training are tried, both are trials of
+the experiment, and the better by validation is told.
 """
 
 from collections.abc import Mapping
@@ -63,7 +63,7 @@ NOISELESS_RATE = 1e-3
 
 @dataclass(frozen=True)
 class Corpus:
-    """How often users are drawn: by rotation, with user-level privacy, without; an entity's share."""
+    """How often each method draws users, and the entity share of rotation."""
 
     title: str
     rotation: float

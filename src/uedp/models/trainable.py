@@ -29,9 +29,11 @@ def make_trainable(
 
     `full` is every weight. `lora` adds to each linear layer but the head, or to those of them
     whose name ends in one of `targets`, a product of two matrices of the given rank, scaled by
-    `alpha / rank` (default 2); a classifier's head is trained whole. `last:N` is the last N blocks
-    and what comes after them, less weights that earlier layers use too (a head tied to the
-    embedding). For `lora` use the model that is returned, not the one handed in.
+    `alpha / rank` (default 2); a classifier's head is trained whole. `lora-b` trains of each
+    product the second matrix alone, which starts at zero, and leaves the first as it was drawn:
+    half the weights to add noise to (Sun et al. 2024). `last:N` is the last N blocks and what comes
+    after them, less weights that earlier layers use too (a head tied to the embedding). For `lora`
+    and `lora-b` use the model that is returned, not the one handed in.
 
     Guarantees:
       - what the model computes is unchanged
@@ -42,11 +44,17 @@ def make_trainable(
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         return model
-    if how == "lora":
-        return _with_adapters(model, rank, 2.0 * rank if alpha is None else alpha, targets, seed)
+    if how in ("lora", "lora-b"):
+        scale = 2.0 * rank if alpha is None else alpha
+        adapted = _with_adapters(model, rank, scale, targets, seed)
+        if how == "lora-b":
+            for name, parameter in adapted.named_parameters():
+                if ".lora_A." in name:
+                    parameter.requires_grad_(False)
+        return adapted
     if count := re.fullmatch(r"last:(\d+)", how):
         return _last_blocks(model, int(count[1]))
-    raise UserError(f"train {how!r}: must be `full`, `lora` or `last:N`, such as last:2")
+    raise UserError(f"train {how!r}: must be `full`, `lora`, `lora-b` or `last:N`, such as last:2")
 
 
 def trained_names(model: nn.Module) -> list[str]:

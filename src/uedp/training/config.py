@@ -105,7 +105,7 @@ class Model(_Section):
     name: str
     sizes: dict[str, bool | int | float] = {}
     tokenizer: str | None = None
-    train: Annotated[str, Field(pattern=r"^(full|lora|last:\d+)$")] = "lora"
+    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|last:\d+)$")] = "lora"
     rank: Count = 8
     alpha: Positive | None = None
     targets: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class Model(_Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "Model":
-        if self.name in NEW_MODELS and self.train == "lora":
+        if self.name in NEW_MODELS and self.train.startswith("lora"):
             raise ValueError(f"{self.name} is new and has nothing to adapt; train it `full`")
         return self
 

@@ -1,0 +1,140 @@
+"""AG's four topics: error rate against epsilon, with a pretrained encoder and with an AWD-LSTM.
+
+Almost every article names somebody whom other users name too, so rotation has few articles in a
+round. Adapters then learn nothing; pooler and head alone, which have fewer parameters, are tried
+beside them. A row with no extended entities (`q_s = 0`) answers the paper's 75%. How to run it on
+another machine: `series.py`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from uedp.experiments import markdown, telling
+from uedp.experiments.base import Options, Result
+from uedp.experiments.material import DATA_SETS
+from uedp.experiments.rows import chosen, score
+from uedp.experiments.runs import Config, Trial, changed
+from uedp.experiments.series import measured, repeated
+from uedp.experiments.settings import (
+    EPSILONS,
+    HEAD,
+    TOPICS,
+    TOPICS_LSTM,
+    TOPICS_ROTATION,
+    as_published,
+    config,
+)
+
+REPEATS = 3
+PANELS = {"bert": "AG, pretrained encoder", "awd-lstm": "AG, AWD-LSTM"}
+WITHOUT_EXTENDED = 0.75  # the paper's error rate at q_s = 0, "in all cases"
+LSTM_EXTENDED = 0.6  # the paper's q_s of this model in this task
+
+
+def measure(options: Options) -> Result:
+    rows = measured(trials(options.quick), options)
+    return {
+        "quick": options.quick,
+        "measure": "error rate",
+        "panels": PANELS,
+        "paper": {},
+        "paper_without_extended": WITHOUT_EXTENDED,
+        "rows": [row | {"panel": row["model"]} for row in rows],
+    }
+
+
+def draw(result: Result, path: Path) -> None:
+    from uedp.report.utility_plots import against_epsilon
+
+    against_epsilon(result, path)
+
+
+def table(result: Result) -> str:
+    """Errors by method and epsilon; the row without extended entities; then the claims."""
+    header = (
+        "without extended entities (q_s = 0)",
+        "paper",
+        "as published, honestly noised",
+        "proven",
+    )
+    lines = []
+    for panel, title in result["panels"].items():
+        own = [r for r in result["rows"] if r["panel"] == panel and r["extended_rate"] == 0]
+        if own:
+            alg, rotation = (
+                [r for r in own if r["method"] == method] for method in ("uedp-alg", "rotation")
+            )
+            lines.append(
+                [title, f"{result['paper_without_extended']:.0%}", _error(alg), _error(rotation)]
+            )
+    return "\n\n".join(
+        [telling.main_table(result), markdown.table(header, lines), telling.claims(result)]
+    )
+
+
+def _error(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "-"
+    value = score(chosen(rows))
+    at = f" at {rows[0]['target']:g}" if rows[0]["target"] else ""
+    return telling.NOT_RUN if value is None else f"{value:.1%}{at}"
+
+
+# --- trials --------------------------------------------------------------------------------------
+
+
+def trials(quick: bool = False) -> Iterator[Trial]:
+    """Every method with both models; once at the largest epsilon if quick."""
+    for trial in (*_pretrained(), *_lstm()):
+        if not quick:
+            repeats = REPEATS if trial.category == "all" and "uedp-alg" not in trial.name else 1
+            yield from repeated(trial, repeats)
+        elif trial.name in _QUICK:
+            yield trial
+
+
+_QUICK = (
+    *("topics-rotation-8", "topics-user-8", "topics-noiseless", "topics-uedp-alg"),
+    *("topics-rotation-8-extended-0", "topics-lstm-rotation-8"),
+)
+
+
+def _pretrained() -> Iterator[Trial]:
+    for epsilon in EPSILONS:
+        for name, method, changes in (
+            ("rotation", "rotation", TOPICS_ROTATION),
+            ("user", "user-level", {}),
+        ):
+            adapters = config(TOPICS, method, epsilon, **changes)
+            yield Trial(f"topics-{name}-{epsilon:g}", "ag", changed(adapters, **HEAD))
+            yield Trial(f"topics-{name}-{epsilon:g}-adapters", "ag", adapters)
+    yield from _plain("topics", TOPICS)
+    head = changed(config(TOPICS, "rotation", 8.0, **TOPICS_ROTATION), **HEAD)
+    yield Trial("topics-rotation-8-extended-0", "ag", changed(head, privacy__extended_rate=0.0))
+    for category in DATA_SETS["ag"].categories:
+        yield Trial(f"topics-rotation-8-{category}", "ag", head, category)
+    yield from _published("topics", TOPICS)
+
+
+def _lstm() -> Iterator[Trial]:
+    for epsilon in EPSILONS:
+        rotation = config(TOPICS_LSTM, "rotation", epsilon, **TOPICS_ROTATION)
+        yield Trial(f"topics-lstm-rotation-{epsilon:g}", "ag", rotation)
+        user = config(TOPICS_LSTM, "user-level", epsilon)
+        yield Trial(f"topics-lstm-user-{epsilon:g}", "ag", user)
+    yield from _plain("topics-lstm", TOPICS_LSTM)
+    none = config(TOPICS_LSTM, "rotation", 8.0, **TOPICS_ROTATION, privacy__extended_rate=0.0)
+    yield Trial("topics-lstm-rotation-8-extended-0", "ag", none)
+    yield from _published("topics-lstm", TOPICS_LSTM, privacy__extended_rate=LSTM_EXTENDED)
+
+
+def _plain(name: str, base: Config) -> Iterator[Trial]:
+    for method in ("noiseless", "deidentified"):
+        yield Trial(f"{name}-{method}", "ag", config(base, method))
+
+
+def _published(name: str, base: Config, **changes: Any) -> Iterator[Trial]:
+    yield Trial(f"{name}-uedp-alg", "ag", as_published(base, **changes))
+    without = as_published(base, privacy__extended_rate=0.0)
+    yield Trial(f"{name}-uedp-alg-extended-0", "ag", without)

@@ -1,0 +1,118 @@
+"""f_E against f_E+ against user-level DP: what each learns, with the noise of its text and without.
+
+All at the paper's rates and `z`, over the same few rounds: local steps go one after another, which
+takes long. Without noise there is no privacy; it shows what an estimator could learn. The paper
+compares the estimators by epsilon and says that f_E+ learns more. How to run it on another machine:
+`series.py`.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from uedp.experiments import markdown
+from uedp.experiments.base import Options, Result
+from uedp.experiments.rows import Row, not_run, score
+from uedp.experiments.runs import Trial, changed
+from uedp.experiments.series import measured
+from uedp.experiments.settings import ALG_ROUNDS, PAPER_NOISE, TOPICS, as_published, config
+from uedp.experiments.telling import NOT_RUN
+
+NO_NOISE = "-no-noise"  # at the end of a trial's name
+GUESSING = 0.75  # of four classes, equally many
+
+
+def measure(options: Options) -> Result:
+    return {
+        "quick": options.quick,
+        "measure": "error rate",
+        "noise": PAPER_NOISE["bert"],
+        "guessing": GUESSING,
+        "rows": measured(trials(), options),
+    }
+
+
+def trials() -> Iterator[Trial]:
+    """Each estimator with noise and without. The first is a trial of `classification` too."""
+    published = as_published(TOPICS)
+    user = config(
+        TOPICS, "user-level", privacy__noise=PAPER_NOISE["bert"], privacy__rounds=ALG_ROUNDS
+    )
+    for name, own in (
+        ("topics-uedp-alg", published),
+        ("topics-uedp-alg-f_e", changed(published, alg__estimator="f_E")),
+        ("topics-user-paper", user),
+    ):
+        yield Trial(name, "ag", own)
+        yield Trial(f"{name}{NO_NOISE}", "ag", changed(own, privacy__noise=0.0))
+
+
+def draw(result: Result, path: Path) -> None:
+    from uedp.report.utility_plots import estimator_bars
+
+    estimator_bars(result, path)
+
+
+_NAMES = {
+    ("uedp-alg", "f_E+"): "f_E+",
+    ("uedp-alg", "f_E"): "f_E",
+    ("user-level", "f_E+"): "user-level",
+}
+
+
+def table(result: Result) -> str:
+    """Error rates; epsilons as published and proven."""
+    header = (
+        "estimator, AG topics",
+        "published epsilon (not a guarantee)",
+        "proven epsilon",
+        "error, without noise",
+        "error, with it",
+    )
+    rows = []
+    for name, noisy, clean in by_estimator(result):
+        known = noisy[0] if noisy else None
+        rows.append(
+            [
+                name,
+                markdown.epsilon(known["published"] if known else None),
+                markdown.epsilon(known["epsilon"] if known else None),
+                *(
+                    NOT_RUN if (e := score(found)) is None else f"{e:.1%}"
+                    for found in (clean, noisy)
+                ),
+            ]
+        )
+    return "\n\n".join([markdown.table(header, rows), markdown.bullets(*_account(result))])
+
+
+def by_estimator(result: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], list[Row]]]:
+    """The name of each, its finished rows with noise, and those without."""
+    for (method, estimator), name in _NAMES.items():
+        own = [
+            row
+            for row in result["rows"]
+            if (row["method"], row["estimator"]) == (method, estimator) and row["test"] is not None
+        ]
+        noisy = [row for row in own if not row["name"].endswith(NO_NOISE)]
+        yield name, noisy, [row for row in own if row not in noisy]
+
+
+def _account(result: Result) -> Iterator[str]:
+    found = {name: (score(noisy), score(clean)) for name, noisy, clean in by_estimator(result)}
+    for kind, place in (("With the noise of its text", 0), ("Without noise", 1)):
+        plus, plain, user = (found[name][place] for name in ("f_E+", "f_E", "user-level"))
+        if plus is None or plain is None:
+            continue
+        than = "less" if plus < plain else "no less"
+        beside = "" if user is None else f"; user-level DP {user:.1%}"
+        yield (
+            f"{kind}, f_E+ errs {than} often than f_E: {plus:.1%} and {plain:.1%}{beside}. "
+            f"Guessing gives {result['guessing']:.0%}."
+        )
+    yield (
+        f"The same `z` ({result['noise']:g}) is far more noise for f_E and f_E+ than for "
+        "user-level DP: it counts in units of all drawn users' updates there, of one user's here."
+    )
+    if names := not_run(result["rows"]):
+        yield f"Not run: {', '.join(f'`{name}`' for name in names)}."

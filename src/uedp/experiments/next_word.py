@@ -1,0 +1,159 @@
+"""Next-word prediction: perplexity against epsilon, with a pretrained model and with an AWD-LSTM.
+
+Three things stand beside each other. *Paper*: what it printed, at epsilons that are no guarantee.
+*As published, honestly noised*: UeDP-Alg at the paper's rates and `z`, with the noise that its text
+describes (the released code draws far less), a few rounds of it. *Proven*: rotation, which protects
+users with entities, and user-level DP, which protects users alone, at proven epsilons. How to run
+it on another machine: `series.py`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from uedp.experiments import telling
+from uedp.experiments.base import Options, Result
+from uedp.experiments.material import DATA_SETS
+from uedp.experiments.runs import Trial
+from uedp.experiments.series import measured, repeated
+from uedp.experiments.settings import (
+    CORPORA,
+    EPSILONS,
+    FINE_TUNING,
+    LSTM,
+    NOISELESS_RATE,
+    RATES,
+    as_published,
+    config,
+)
+
+LSTM_EPSILONS = (8.0, 2.0, 0.5)
+LSTM_REPEATS = 3
+TITLES = {name: corpus.title for name, corpus in CORPORA.items()}
+
+# Lai et al. (2022), perplexities in the text: data, then who is protected, then published epsilon.
+PRINTED: dict[str, dict[str, dict[str, float]]] = {
+    "conll": {
+        "person": {"0.185": 35.09, "0.2": 29.24},
+        "org": {"0.185": 35.34, "0.2": 29.58},
+        "loc": {"0.185": 36.79, "0.2": 29.75},
+        "misc": {"0.185": 35.57, "0.2": 29.35},
+        "user-level": {"0.185": 52.01, "0.2": 30.15},
+        "deidentified": {"": 38.30},
+        "noiseless": {"": 27.13},
+    },
+    "ag": {
+        "org": {"0.19": 25.77},
+        "loc": {"0.19": 25.33},
+        "gpe": {"0.19": 26.01},
+        "pii": {"0.19": 25.72},
+        "user-level": {"0.19": 36.05},
+        "deidentified": {"": 35.90},
+        "noiseless": {"": 24.98},
+    },
+    "edgar": {
+        "all": {"0.18": 43.77, "0.19": 21.33},
+        "org": {"0.18": 43.70, "0.19": 21.50},
+        "loc": {"0.18": 43.21, "0.19": 21.22},
+        "gpe": {"0.18": 42.63, "0.19": 20.98},
+        "pii": {"0.18": 43.30, "0.19": 21.12},
+        "user-level": {"0.18": 583.06, "0.19": 36.07},
+        "deidentified": {"": 34.07},
+    },
+}
+
+
+def measure_gpt(options: Options) -> Result:
+    """A pretrained model with adapters on the three data sets."""
+    return _result(options, list(gpt_trials(options.quick)), PRINTED)
+
+
+def measure_lstm(options: Options) -> Result:
+    """An AWD-LSTM of the paper's sizes from nothing, on CoNLL; each run three times."""
+    return _result(options, list(lstm_trials(options.quick)), {})
+
+
+def _result(options: Options, trials: list[Trial], printed: dict[str, Any]) -> Result:
+    rows = measured(trials, options)
+    return {
+        "quick": options.quick,
+        "measure": "perplexity",
+        "panels": {data: TITLES[data] for data in dict.fromkeys(row["data"] for row in rows)},
+        "paper": printed,
+        "rows": [row | {"panel": row["data"]} for row in rows],
+    }
+
+
+def draw(result: Result, path: Path) -> None:
+    from uedp.report.utility_plots import against_epsilon
+
+    against_epsilon(result, path)
+
+
+def table(result: Result) -> str:
+    """What the paper printed, its mechanism with its noise, and what is proven; then the claims."""
+    return telling.page(result)
+
+
+# --- trials --------------------------------------------------------------------------------------
+
+
+def gpt_trials(quick: bool = False) -> Iterator[Trial]:
+    """Every category at each epsilon, and what they are compared with; some of it if quick."""
+    for data in CORPORA:
+        yield from _few(data) if quick else _all(data)
+
+
+def _few(data: str) -> Iterator[Trial]:
+    full = data == "conll"  # all methods there, elsewhere that the data can be trained on
+    names = {"rotation-8", "noiseless"}
+    if full:
+        names |= {"rotation-8-person", "user-8", "uedp-alg", "deidentified"}
+    for trial in _all(data):
+        if trial.name.removeprefix(f"{data}-") in names:
+            yield trial
+
+
+def _all(data: str) -> Iterator[Trial]:
+    corpus = CORPORA[data]
+    rotation: dict[str, Any] = {
+        "privacy__user_rate": corpus.rotation,
+        "privacy__entity_share": corpus.share,
+    }
+    user_level: dict[str, Any] = {"privacy__user_rate": corpus.user_level}
+    plain: dict[str, Any] = {"privacy__user_rate": corpus.plain, "optimiser__rate": NOISELESS_RATE}
+
+    def of(name: str, method: str, epsilon: float | None, category: str = "all", **c: Any) -> Trial:
+        own = config(FINE_TUNING, method, epsilon, privacy__rounds=corpus.rounds, **c)
+        return Trial(f"{data}-{name}", data, own, category)
+
+    for epsilon in EPSILONS:
+        first, second = RATES[epsilon]
+        for name, method, changes in (
+            (f"rotation-{epsilon:g}", "rotation", rotation),
+            (f"user-{epsilon:g}", "user-level", user_level),
+        ):
+            yield of(name, method, epsilon, **changes, optimiser__rate=first)
+            yield of(f"{name}-rate-{second:g}", method, epsilon, **changes, optimiser__rate=second)
+    yield of("deidentified", "deidentified", None, **plain)
+    yield of("noiseless", "noiseless", None, **plain)
+    for category in ("all", *DATA_SETS[data].categories):
+        suffix = "" if category == "all" else f"-{category}"
+        yield Trial(f"{data}-uedp-alg{suffix}", data, as_published(FINE_TUNING), category)
+    for epsilon in EPSILONS:
+        for category in DATA_SETS[data].categories:
+            rate: dict[str, Any] = {"optimiser__rate": RATES[epsilon][0]}
+            name = f"rotation-{epsilon:g}-{category}"
+            yield of(name, "rotation", epsilon, category, **rotation, **rate)
+
+
+def lstm_trials(quick: bool = False) -> Iterator[Trial]:
+    """Each method at each epsilon, three times; once at the largest if quick."""
+    for epsilon in LSTM_EPSILONS[: 1 if quick else None]:
+        for name, method in (("rotation", "rotation"), ("user", "user-level")):
+            trial = Trial(f"lstm-{name}-{epsilon:g}", "conll", config(LSTM, method, epsilon))
+            yield from repeated(trial, 1 if quick else LSTM_REPEATS)
+    for method in ("noiseless", "deidentified"):
+        trial = Trial(f"lstm-{method}", "conll", config(LSTM, method))
+        yield from repeated(trial, 1 if quick else LSTM_REPEATS)
+    yield Trial("lstm-uedp-alg", "conll", as_published(LSTM))

@@ -1,0 +1,162 @@
+"""Figures of the experiments that train. Each is drawn from an experiment's result alone."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from uedp.experiments.rows import chosen
+from uedp.report.experiment_plots import BLUE, GREEN, GREY, ORANGE, RED, name_axes, save
+from uedp.report.plots import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Result = Mapping[str, Any]
+Row = Mapping[str, Any]
+
+
+def against_epsilon(result: Result, path: Path) -> None:
+    """The measure against epsilon, a panel for each data set or model.
+
+    Epsilon is proven; a hollow mark shows where the paper's accountant has the same run.
+    """
+    figure, axes = new_figure(path, 1, len(result["panels"]))
+    for panel, (key, title) in zip(np.atleast_1d(axes), result["panels"].items(), strict=True):
+        rows = [r for r in result["rows"] if r["panel"] == key and r["test"] is not None]
+        _epsilon_panel(panel, rows)
+        panel.set_title(title)
+        panel.set(xscale="log", yscale="linear" if result["measure"] == "error rate" else "log")
+        name_axes(panel, "epsilon, proven (hollow: published, not a guarantee)", result["measure"])
+        if panel.get_legend_handles_labels()[0]:
+            panel.legend(frameon=False, fontsize=7)
+        else:
+            panel.text(0.5, 0.5, "not run", transform=panel.transAxes, ha="center", color=GREY)
+    save(figure, path)
+
+
+def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
+    whole = [row for row in rows if row["extended_rate"] == 1.0]
+    for method, name, colour, mark in (
+        ("rotation", "rotation: users with entities", BLUE, "o"),
+        ("user-level", "user-level: users alone", ORANGE, "s"),
+    ):
+        own = [row for row in whole if row["method"] == method]
+        targets = sorted({row["target"] for row in own if row["target"] is not None})
+        points = [found for t in targets if (found := chosen(own, target=t, category="all"))]
+        if points:
+            _line(axes, points, name, colour, mark)
+        for category in sorted({row["category"] for row in own} - {"all"}):
+            one = [found for t in targets if (found := chosen(own, target=t, category=category))]
+            for found in one:
+                axes.plot(found[0]["epsilon"], found[0]["test"], ".", color=colour, alpha=0.5)
+                at = (found[0]["epsilon"], found[0]["test"])
+                axes.annotate(category, at, size=6, color=colour, xytext=(4, 0), **_OFFSET)
+    used = [row for row in rows if row["extended_rate"]]
+    _alg(axes, chosen(used, method="uedp-alg", category="all"))
+    for method, name, style in (
+        ("deidentified", "de-identified", "--"),
+        ("noiseless", "noiseless", ":"),
+    ):
+        if found := chosen(whole, method=method):
+            colour = GREEN if method == "deidentified" else GREY
+            level = mean(row["test"] for row in found)
+            axes.axhline(level, color=colour, linestyle=style, label=f"{name} (no guarantee)")
+
+
+_OFFSET: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+
+
+def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str, mark: str) -> None:
+    """Means, with bars from the least to the most where a run was repeated."""
+    at = [found[0]["epsilon"] for found in points]
+    means, below, above = _bars(points)
+    axes.errorbar(
+        at,
+        means,
+        yerr=(below, above),
+        color=colour,
+        marker=mark,
+        markersize=4,
+        capsize=3,
+        label=name,
+    )
+
+
+def _bars(points: Sequence[Sequence[Row]]) -> tuple[list[float], list[float], list[float]]:
+    tests = [[row["test"] for row in found] for found in points]
+    means = [mean(values) for values in tests]
+    below = [m - min(values) for m, values in zip(means, tests, strict=True)]
+    above = [max(values) - m for m, values in zip(means, tests, strict=True)]
+    return means, below, above
+
+
+def _alg(axes: "Axes", found: Sequence[Row]) -> None:
+    if not found:
+        return
+    one, level = found[0], mean(row["test"] for row in found)
+    label = "UeDP-Alg, the paper's noise"
+    axes.plot(one["epsilon"], level, "D", color=RED, markersize=5, label=label)
+    if one["published"] is not None:
+        axes.plot(one["published"], level, "D", color=RED, markersize=5, fillstyle="none")
+        axes.plot([one["published"], one["epsilon"]], [level] * 2, ":", color=RED, linewidth=0.8)
+
+
+def against_extended_rate(result: Result, path: Path) -> None:
+    """Above, the measure against the rate; below, against what was predicted of all options."""
+    figure, axes = new_figure(path, 2, len(result["series"]))
+    for column, series in enumerate(result["series"].values()):
+        rows = series["rows"]
+        base = next(row for row in rows if row["extended_rate"] == 1)
+        swept = [row for row in rows if all(row[k] == base[k] for k in _SAME)]
+        _measured(
+            axes[0][column], sorted(swept, key=lambda row: row["extended_rate"]), "extended_rate"
+        )
+        name_axes(axes[0][column], "rate of extended entities, q_s", series["measure"])
+        axes[0][column].set_title(series["title"])
+        top = max(row["predicted"]["merit"] for row in rows)
+        merits = [{**row, "merit": row["predicted"]["merit"] / top} for row in rows]
+        _measured(axes[1][column], merits, "merit", joined=False)
+        name_axes(axes[1][column], "predicted signal to noise, of the best", series["measure"])
+    save(figure, path)
+
+
+_SAME = ("user_rate", "rounds", "share")
+
+
+def _measured(axes: "Axes", rows: Sequence[Row], over: str, joined: bool = True) -> None:
+    ran = [row for row in rows if row["test"] is not None]
+    if not ran:
+        axes.text(0.5, 0.5, "not run", transform=axes.transAxes, ha="center", color=GREY)
+        return
+    at = [row[over] for row in ran]
+    for part, colour, mark in (("validation", GREY, "s"), ("test", BLUE, "o")):
+        style = mark + ("-" if joined else "")
+        axes.plot(at, [row[part] for row in ran], style, color=colour, markersize=4, label=part)
+    axes.legend(frameon=False, fontsize=7)
+
+
+def estimator_bars(result: Result, path: Path) -> None:
+    """Error rates of the estimators, without noise and with the noise of their text."""
+    from uedp.experiments.estimators import by_estimator
+
+    figure, axes = new_figure(path, 1, 1)
+    named = list(by_estimator(result))
+    for offset, which, name, colour in (
+        (-0.2, 1, "without noise", GREY),
+        (0.2, 0, "with the noise of its text", BLUE),
+    ):
+        for place, (_, *parts) in enumerate(named):
+            tests = [row["test"] for row in parts[which]]
+            if tests:
+                axes.bar(place + offset, mean(tests), 0.38, color=colour)
+            else:
+                axes.text(place + offset, 0.02, "not run", rotation=90, size=7, ha="center")
+        axes.bar(0, 0, color=colour, label=name)
+    axes.axhline(result["guessing"], color=RED, linestyle="--", linewidth=1, label="guessing")
+    axes.set(xticks=range(len(named)), xticklabels=[found[0] for found in named], ylim=(0, 1))
+    name_axes(axes, "", "error rate")
+    axes.legend(frameon=False, fontsize=7, ncols=3)
+    save(figure, path)
