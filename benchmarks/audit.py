@@ -60,8 +60,11 @@ def planned(incidence: Incidence) -> Iterable[tuple[str, Case, int]]:
     paper = Setting()
     for released in (False, True):
         for case in alg_cases(paper, incidence, released_code=released):
-            runs = 1_000 if released or case.pair == "user" else 10_000
-            yield f"{case.method}, {case.pair}, CoNLL", case, runs
+            assert isinstance(case.profile, Alg)
+            runs = {"user": 1_000, "entity": 20_000, "user and entity": 40_000}[case.pair]
+            held = f" ({case.profile.holders} holders)" if case.profile.holders else ""
+            name = f"{case.method}, {case.pair}, CoNLL{held}"
+            yield name, case, 1_000 if released else runs
     for case in alg_cases(paper, holders=945):
         if case.pair == "user and entity":
             yield f"{case.method}, {case.pair}, an entity of all 946", case, 4_000
@@ -190,8 +193,8 @@ def table(results: dict[str, Any]) -> str:
         "attainable: the epsilon of the world attacked, computed.",
         "published: published accounting of the paper; not a privacy guarantee.",
         "",
-        f"{'':52}{'runs':>11}{'threshold':>13}{'full':>8}{'emptied':>8}"
-        f"{'Gaussian':>13}{'curve':>13}{'attainable':>13}{'proven':>9}{'published':>10}",
+        f"{'':60}{'runs':>11}{'threshold':>15}{'full':>8}{'emptied':>8}"
+        f"{'Gaussian':>15}{'curve':>15}{'attainable':>15}{'proven':>9}{'published':>10}",
     ]
     for key, saved in results["audits"].items():
         one = MechanismAudit.of(saved)
@@ -199,9 +202,9 @@ def table(results: dict[str, Any]) -> str:
         curve = one.curve.epsilon if one.curve else None
         bounds = (one.gaussian.epsilon, curve, one.attainable)
         lines.append(
-            f"{key:52}{one.runs:>11,}{cell(one.threshold.epsilon, one.proven):>13}"
+            f"{key:60}{one.runs:>11,}{cell(one.threshold.epsilon, one.proven):>15}"
             + "".join(f"{cell(side, None):>8}" for side in sides)
-            + "".join(f"{cell(bound, one.proven):>13}" for bound in bounds)
+            + "".join(f"{cell(bound, one.proven):>15}" for bound in bounds)
             + f"{cell(one.proven, None):>9}{cell(one.published, None):>10}"
         )
     lines += [
@@ -211,12 +214,12 @@ def table(results: dict[str, Any]) -> str:
         "than `allowed` come once in a thousand times. Alarms: either of them, at a level where",
         "any alarm at all in all these audits together has a chance of at most 5%.",
         "",
-        f"{'':52}{'runs':>11}{'above':>7}{'excess':>8}{'allowed':>9}{'alarms':>8}"
+        f"{'':60}{'runs':>11}{'above':>7}{'excess':>8}{'allowed':>9}{'alarms':>8}"
         f"{'largest threshold':>19}{'Gaussian of proven':>20}",
     ]
     for key, one in results["repetitions"].items():
         lines.append(
-            f"{key:52}{one['runs']:>11,}{one['threshold_above_proven']:>7}{one['excess_above_0']:>8}"
+            f"{key:60}{one['runs']:>11,}{one['threshold_above_proven']:>7}{one['excess_above_0']:>8}"
             f"{one['by_chance_once_in_1000']:>9}{one['alarms']:>8}"
             f"{one['largest_threshold_of_proven']:>19.3f}{one['largest_gaussian_of_proven']:>20.3f}"
         )

@@ -12,13 +12,14 @@ from typing import Any
 
 from uedp.experiments import markdown
 from uedp.experiments.base import Options, Result
-from uedp.experiments.rows import Row, not_run, score
+from uedp.experiments.rows import Row, score
 from uedp.experiments.runs import Trial, changed
 from uedp.experiments.series import measured
 from uedp.experiments.settings import ALG_ROUNDS, PAPER_NOISE, TOPICS, as_published, config
-from uedp.experiments.telling import NOT_RUN
+from uedp.experiments.telling import NOT_RUN, missing
 
 NO_NOISE = "-no-noise"  # at the end of a trial's name
+LEARNED = 0.9  # of the error of guessing, from which on something was learned
 GUESSING = 0.75  # of four classes, equally many
 
 
@@ -65,7 +66,7 @@ def table(result: Result) -> str:
     header = (
         "estimator, AG topics",
         "published epsilon (not a guarantee)",
-        "proven epsilon",
+        "proven epsilon (f_E, f_E+: with the most common entity)",
         "error, without noise",
         "error, with it",
     )
@@ -104,15 +105,17 @@ def _account(result: Result) -> Iterator[str]:
         plus, plain, user = (found[name][place] for name in ("f_E+", "f_E", "user-level"))
         if plus is None or plain is None:
             continue
-        than = "less" if plus < plain else "no less"
+        if min(plus, plain) > LEARNED * result["guessing"]:
+            says = "neither f_E+ nor f_E learns anything"
+        else:
+            says = f"f_E+ errs {'less' if plus < plain else 'no less'} often than f_E"
         beside = "" if user is None else f"; user-level DP {user:.1%}"
         yield (
-            f"{kind}, f_E+ errs {than} often than f_E: {plus:.1%} and {plain:.1%}{beside}. "
-            f"Guessing gives {result['guessing']:.0%}."
+            f"{kind}, {says}: {plus:.1%} and {plain:.1%}{beside}. Guessing gives "
+            f"{result['guessing']:.0%}."
         )
     yield (
         f"The same `z` ({result['noise']:g}) is far more noise for f_E and f_E+ than for "
         "user-level DP: it counts in units of all drawn users' updates there, of one user's here."
     )
-    if names := not_run(result["rows"]):
-        yield f"Not run: {', '.join(f'`{name}`' for name in names)}."
+    yield from missing(result["rows"])

@@ -15,7 +15,7 @@ from uedp.experiments import telling
 from uedp.experiments.base import Options, Result
 from uedp.experiments.material import DATA_SETS
 from uedp.experiments.runs import Trial
-from uedp.experiments.series import measured, repeated
+from uedp.experiments.series import measured, repeats
 from uedp.experiments.settings import (
     CORPORA,
     EPSILONS,
@@ -99,61 +99,78 @@ def table(result: Result) -> str:
 
 
 def gpt_trials(quick: bool = False) -> Iterator[Trial]:
-    """Every category at each epsilon, and what they are compared with; some of it if quick."""
+    """What is compared first, then categories one at a time, then another learning rate."""
+    if quick:
+        names = {"conll-rotation-8-person", "conll-user-8", "conll-uedp-alg", "conll-deidentified"}
+        names |= {f"{data}-{method}" for data in CORPORA for method in ("rotation-8", "noiseless")}
+        yield from (trial for trial in gpt_trials() if trial.name in names)
+        return
+    for part in (_compared, _baselines):
+        for data in CORPORA:
+            yield from part(data)
+    for epsilon in EPSILONS:
+        for data in CORPORA:
+            for category in DATA_SETS[data].categories:
+                yield _rotation(data, epsilon, category)
     for data in CORPORA:
-        yield from _few(data) if quick else _all(data)
+        yield from _compared(data, another=True)
 
 
-def _few(data: str) -> Iterator[Trial]:
-    full = data == "conll"  # all methods there, elsewhere that the data can be trained on
-    names = {"rotation-8", "noiseless"}
-    if full:
-        names |= {"rotation-8-person", "user-8", "uedp-alg", "deidentified"}
-    for trial in _all(data):
-        if trial.name.removeprefix(f"{data}-") in names:
-            yield trial
+def _compared(data: str, another: bool = False) -> Iterator[Trial]:
+    for epsilon in EPSILONS:
+        yield _rotation(data, epsilon, another=another)
+        rate = {"privacy__user_rate": CORPORA[data].user_level}
+        yield _trial(data, "user", "user-level", epsilon, "all", another, rate)
 
 
-def _all(data: str) -> Iterator[Trial]:
+def _rotation(data: str, epsilon: float, category: str = "all", *, another: bool = False) -> Trial:
     corpus = CORPORA[data]
-    rotation: dict[str, Any] = {
-        "privacy__user_rate": corpus.rotation,
-        "privacy__entity_share": corpus.share,
+    changes = {"privacy__user_rate": corpus.rotation, "privacy__entity_share": corpus.share}
+    return _trial(data, "rotation", "rotation", epsilon, category, another, changes)
+
+
+def _trial(
+    data: str,
+    name: str,
+    method: str,
+    epsilon: float,
+    category: str,
+    another: bool,
+    changes: dict[str, Any],
+) -> Trial:
+    rate = RATES[epsilon][int(another)]
+    own = config(
+        FINE_TUNING,
+        method,
+        epsilon,
+        privacy__rounds=CORPORA[data].rounds,
+        optimiser__rate=rate,
+        **changes,
+    )
+    parts = [data, name, f"{epsilon:g}", *([] if category == "all" else [category])]
+    return Trial("-".join(parts + ([f"rate-{rate:g}"] if another else [])), data, own, category)
+
+
+def _baselines(data: str) -> Iterator[Trial]:
+    plain = {
+        "privacy__user_rate": CORPORA[data].plain,
+        "privacy__rounds": CORPORA[data].rounds,
+        "optimiser__rate": NOISELESS_RATE,
     }
-    user_level: dict[str, Any] = {"privacy__user_rate": corpus.user_level}
-    plain: dict[str, Any] = {"privacy__user_rate": corpus.plain, "optimiser__rate": NOISELESS_RATE}
-
-    def of(name: str, method: str, epsilon: float | None, category: str = "all", **c: Any) -> Trial:
-        own = config(FINE_TUNING, method, epsilon, privacy__rounds=corpus.rounds, **c)
-        return Trial(f"{data}-{name}", data, own, category)
-
-    for epsilon in EPSILONS:
-        first, second = RATES[epsilon]
-        for name, method, changes in (
-            (f"rotation-{epsilon:g}", "rotation", rotation),
-            (f"user-{epsilon:g}", "user-level", user_level),
-        ):
-            yield of(name, method, epsilon, **changes, optimiser__rate=first)
-            yield of(f"{name}-rate-{second:g}", method, epsilon, **changes, optimiser__rate=second)
-    yield of("deidentified", "deidentified", None, **plain)
-    yield of("noiseless", "noiseless", None, **plain)
-    for category in ("all", *DATA_SETS[data].categories):
-        suffix = "" if category == "all" else f"-{category}"
-        yield Trial(f"{data}-uedp-alg{suffix}", data, as_published(FINE_TUNING), category)
-    for epsilon in EPSILONS:
-        for category in DATA_SETS[data].categories:
-            rate: dict[str, Any] = {"optimiser__rate": RATES[epsilon][0]}
-            name = f"rotation-{epsilon:g}-{category}"
-            yield of(name, "rotation", epsilon, category, **rotation, **rate)
+    for method in ("noiseless", "deidentified"):
+        yield Trial(f"{data}-{method}", data, config(FINE_TUNING, method, **plain))
+    yield Trial(f"{data}-uedp-alg", data, as_published(FINE_TUNING))
 
 
 def lstm_trials(quick: bool = False) -> Iterator[Trial]:
-    """Each method at each epsilon, three times; once at the largest if quick."""
-    for epsilon in LSTM_EPSILONS[: 1 if quick else None]:
-        for name, method in (("rotation", "rotation"), ("user", "user-level")):
-            trial = Trial(f"lstm-{name}-{epsilon:g}", "conll", config(LSTM, method, epsilon))
-            yield from repeated(trial, 1 if quick else LSTM_REPEATS)
+    """Each method at each epsilon, then all but UeDP-Alg again; once at the largest if quick."""
+    cheap = [
+        Trial(f"lstm-{name}-{epsilon:g}", "conll", config(LSTM, method, epsilon))
+        for epsilon in LSTM_EPSILONS[: 1 if quick else None]
+        for name, method in (("rotation", "rotation"), ("user", "user-level"))
+    ]
     for method in ("noiseless", "deidentified"):
-        trial = Trial(f"lstm-{method}", "conll", config(LSTM, method))
-        yield from repeated(trial, 1 if quick else LSTM_REPEATS)
+        cheap.append(Trial(f"lstm-{method}", "conll", config(LSTM, method)))
+    yield from cheap
     yield Trial("lstm-uedp-alg", "conll", as_published(LSTM))
+    yield from repeats(cheap, 1 if quick else LSTM_REPEATS)

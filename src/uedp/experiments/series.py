@@ -32,12 +32,13 @@ _QUICK_USERS = 0.6  # of the few users there are then
 _QUICK_SIZES = {"embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 2}
 
 
-def repeated(trial: Trial, times: int) -> Iterator[Trial]:
-    """The trial, and others like it but for the first weights and all that is drawn at random."""
-    yield trial
+def repeats(trials: Iterable[Trial], times: int) -> Iterator[Trial]:
+    """The second of each trial, then the third: other first weights, and all else drawn anew."""
+    found = list(trials)
     for number in range(2, times + 1):
-        again = changed(trial.config, model__seed=number - 1)
-        yield replace(trial, name=f"{trial.name}{REPEAT}{number}", config=again)
+        for trial in found:
+            again = changed(trial.config, model__seed=number - 1)
+            yield replace(trial, name=f"{trial.name}{REPEAT}{number}", config=again)
 
 
 def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
@@ -59,6 +60,7 @@ def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
         _check_models(found, options.models)
         for data in {trial.data: None for trial in found}:
             material(data, options)
+        _clear_finished(found, place)
     deadline = -1.0 if options.finished_only else float("inf")
     results = runs.carry_out(
         found, place, options.jobs, deadline=deadline, progress=options.progress
@@ -127,6 +129,19 @@ def _refuse_others(trials: Sequence[Trial], place: Place) -> None:
             )
 
 
+def _clear_finished(trials: Sequence[Trial], place: Place) -> None:
+    """Away with runs whose result was removed: they were finished, and their weights are gone."""
+    for trial in trials:
+        folder = place.out / trial.name
+        if (
+            not place.result(trial).exists()
+            and (folder / "result.json").exists()
+            and not (folder / "model.safetensors").exists()
+        ):
+            shutil.rmtree(folder)
+            shutil.rmtree(place.out / f"{trial.name}.corpus", ignore_errors=True)
+
+
 def _read(path: Path) -> Result:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
@@ -191,9 +206,11 @@ _PAPER_NAMES = {"conll": "conll2003", "ag": "ag_news", "edgar": "edgar"}
 
 
 def _published(row: Row, privacy: Row) -> float | None:
-    """The paper's accountant for UeDP-Alg as it was run, at the paper's sensitive share."""
-    if row["method"] != "uedp-alg" or not row["noise"]:
+    """By the paper's accountant; sensitive sentences, which it counts, as in the paper's data."""
+    if row["method"] not in ("uedp-alg", "user-level") or not row["noise"]:
         return None
+    if row["method"] == "user-level":
+        return published.epsilon(row["user_rate"], row["noise"], row["rounds"], privacy["delta"])
     counts = COUNTS[_PAPER_NAMES[row["data"]]]
     sensitive = counts["sensitive"].get(row["category"])
     if sensitive is None:

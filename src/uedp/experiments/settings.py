@@ -89,7 +89,10 @@ def config(
 
 
 def as_published(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
-    """UeDP-Alg at the paper's `z` and rates, with the noise that its text describes."""
+    """UeDP-Alg at the paper's `z` and rates, with the noise that its text describes.
+
+    The clip is that of the other runs: noise is in units of it, and Adam takes no notice of scale.
+    """
     asked = {
         "privacy__noise": PAPER_NOISE[base["model"]["name"]],
         "privacy__user_rate": PAPER_USER_RATE,

@@ -7,6 +7,8 @@ from uedp.experiments.base import Result
 from uedp.experiments.rows import Row, chosen, not_run, score
 
 NOT_RUN = "not run"
+MOST_NAMED = 12
+NEAR = 0.05  # a change of the measure that is told as none
 WITHIN = 1.1  # of user-level DP, which the project asks of rotation at equal epsilon
 _ORDER = ("all", "person", "org", "loc", "misc", "gpe", "pii")
 _OTHERS = {
@@ -23,7 +25,7 @@ def page(result: Result) -> str:
 
 def claims(result: Result) -> str:
     """What the rows say of the paper's claims, and which were not run."""
-    return markdown.bullets(*account(result), *_missing(result["rows"]))
+    return markdown.bullets(*account(result), *missing(result["rows"]))
 
 
 def main_table(result: Result) -> str:
@@ -59,7 +61,7 @@ def _panel(result: Result, panel: str) -> Iterator[list[str]]:
             f"{title}, {name}",
             printed(paper.get(method), result["measure"]),
             "-",
-            ours if method == "user-level" or ours == NOT_RUN else f"{ours} (no guarantee)",
+            ours if method == "user-level" or ours in (NOT_RUN, "-") else f"{ours} (no guarantee)",
         ]
 
 
@@ -70,7 +72,9 @@ def printed(values: Mapping[str, float] | None, measure: str) -> str:
 
 
 def shown(value: float, measure: str) -> str:
-    return f"{value:.1%}" if measure == "error rate" else f"{value:,.4g}"
+    if measure == "error rate":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def spread(rows: Sequence[Row], measure: str) -> str:
@@ -99,6 +103,8 @@ def _at_each(rows: Sequence[Row], method: str, category: str, measure: str) -> s
     """At each epsilon that was asked for, the largest first."""
     planned = [row for row in rows if (row["method"], row["category"]) == (method, category)]
     planned = [row for row in planned if row["extended_rate"] == 1.0]
+    if planned and not chosen(planned):
+        return NOT_RUN
     parts = []
     for target in dict.fromkeys(row["target"] for row in planned):
         found = chosen(planned, target=target)
@@ -107,9 +113,15 @@ def _at_each(rows: Sequence[Row], method: str, category: str, measure: str) -> s
     return "; ".join(parts) or "-"
 
 
-def _missing(rows: Sequence[Row]) -> Iterator[str]:
-    if names := not_run(rows):
-        yield f"Not run, {len(names)} of {len(rows)} trials: {', '.join(f'`{n}`' for n in names)}."
+def missing(rows: Sequence[Row]) -> Iterator[str]:
+    if left := not_run(rows):
+        begun = {row["setting"] for row in rows if row["test"] is not None}
+        never = [row["setting"] for row in rows if row["test"] is None]
+        names = [name for name in dict.fromkeys(never) if name not in begun]
+        named = ", ".join(f"`{name}`" for name in names[:MOST_NAMED])
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        told = f"; never: {named}{more}" if names else ""
+        yield f"Not run: {len(left)} of {len(rows)} trials{told}."
 
 
 # --- what it says of the claims ------------------------------------------------------------------
@@ -137,10 +149,18 @@ def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterat
         if ours is None or theirs is None:
             continue
         verdict = "within" if ours <= WITHIN * theirs else "not within"
+        open_ = not_run(
+            row
+            for row in rows
+            if row["method"] in ("rotation", "user-level")
+            and (row["target"], row["category"], row["extended_rate"]) == (target, "all", 1.0)
+            and row["name"] == row["setting"]
+        )
+        so_far = f" So far: {', '.join(f'`{n}`' for n in open_)} not run." if open_ else ""
         yield (
             f"{title}, proven epsilon {target:g}: users with entities {shown(ours, measure)}, "
-            f"users alone {shown(theirs, measure)}: {ours / theirs:.2f} times, {verdict} 10%. "
-            "The paper has protection of users with entities ahead, by epsilons that are not comparable."
+            f"users alone {shown(theirs, measure)}: {ours / theirs:.2f} times, {verdict} 10%."
+            f"{so_far}"
         )
 
 
@@ -166,7 +186,9 @@ def _honestly_noised(rows: Sequence[Row], title: str, measure: str) -> Iterator[
     one, test = found[0], score(found)
     assert test is not None
     before = one["before"]
-    verb = "improves on" if one["validation"] < 0.95 * before else "stays near"
+    verb = "stays near"
+    if abs(one["validation"] / before - 1) > NEAR:
+        verb = "improves on" if one["validation"] < before else "is worse than"
     published = "" if one["published"] is None else f"{one['published']:.2f} published, "
     yield (
         f"{title}: UeDP-Alg with the noise its text describes ({one['rounds']} rounds; {published}"

@@ -28,7 +28,7 @@ def against_epsilon(result: Result, path: Path) -> None:
         rows = [r for r in result["rows"] if r["panel"] == key and r["test"] is not None]
         _epsilon_panel(panel, rows)
         panel.set_title(title)
-        panel.set(xscale="log", yscale="linear" if result["measure"] == "error rate" else "log")
+        _logarithmic(panel, result["measure"] != "error rate")
         name_axes(panel, "epsilon, proven (hollow: published, not a guarantee)", result["measure"])
         if panel.get_legend_handles_labels()[0]:
             panel.legend(frameon=False, fontsize=7)
@@ -66,12 +66,23 @@ def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
             axes.axhline(level, color=colour, linestyle=style, label=f"{name} (no guarantee)")
 
 
+def _logarithmic(axes: "Axes", upwards_too: bool) -> None:
+    """Epsilon, and perplexity too, by ratio, with plain numbers at the ticks."""
+    from matplotlib.ticker import LogFormatter
+
+    axes.set(xscale="log", yscale="log" if upwards_too else "linear")
+    for axis in (axes.xaxis, axes.yaxis) if upwards_too else (axes.xaxis,):
+        axis.set_major_formatter(LogFormatter())
+        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+
+
 _OFFSET: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
 
 
 def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str, mark: str) -> None:
     """Means, with bars from the least to the most where a run was repeated."""
     at = [found[0]["epsilon"] for found in points]
+    capsize = 3 if any(len(found) > 1 for found in points) else 0
     means, below, above = _bars(points)
     axes.errorbar(
         at,
@@ -80,7 +91,7 @@ def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str,
         color=colour,
         marker=mark,
         markersize=4,
-        capsize=3,
+        capsize=capsize,
         label=name,
     )
 
@@ -114,6 +125,7 @@ def against_extended_rate(result: Result, path: Path) -> None:
         _measured(
             axes[0][column], sorted(swept, key=lambda row: row["extended_rate"]), "extended_rate"
         )
+        axes[0][column].set_xlim(-0.05, 1.05)
         name_axes(axes[0][column], "rate of extended entities, q_s", series["measure"])
         axes[0][column].set_title(series["title"])
         top = max(row["predicted"]["merit"] for row in rows)

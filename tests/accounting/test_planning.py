@@ -1,0 +1,54 @@
+"""What a corpus has to offer a round, and which option a target epsilon leaves most signal."""
+
+import numpy as np
+import pytest
+
+from uedp.accounting.planning import Supply, options
+from uedp.accounting.proven import Rotation, epsilon
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+
+
+@pytest.fixture
+def supply() -> Supply:
+    """Three users: two sentences of an own entity, one without entity, and both."""
+    user = np.array([0, 0, 1, 2, 2])
+    incidence = Incidence.build(user, np.array([0, 1, 3]), np.array([0, 0, 1]), 3, 2)
+    return Supply.of_incidence(incidence)
+
+
+def test_usable_sentences_and_those_without_entity(supply: Supply) -> None:
+    assert supply.sentences_per_user.tolist() == [2, 1, 2]
+    assert supply.extended_per_user is not None
+    assert supply.extended_per_user.tolist() == [0, 1, 1]
+
+
+def test_norms_count_the_expected_extended_sentences_until_the_clip_is_full(
+    supply: Supply,
+) -> None:
+    assert supply.norms(0.4) == pytest.approx(0.8 + 0.4 + 0.8)
+    assert supply.norms(0.4, 0.5) == pytest.approx(0.8 + 0.2 + 0.6)
+    assert supply.norms(0.4, 0.0) == pytest.approx(0.8 + 0.0 + 0.4)
+    assert supply.norms(1.0, 0.5) == pytest.approx(1.0 + 0.5 + 1.0)
+
+
+def test_without_the_corpus_only_the_full_rate_is_known() -> None:
+    counted = Supply.of_counts(10, 100, 0.5)
+    assert counted.norms(0.1) == pytest.approx(5)
+    with pytest.raises(UserError, match=r"extended rate 0\.5"):
+        counted.norms(0.1, 0.5)
+
+
+def test_every_option_meets_the_target_and_a_smaller_extended_rate_only_loses(
+    supply: Supply,
+) -> None:
+    found = list(options(8.0, 1e-5, supply, [0.2], [20], [0.3], [0.0, 0.5, 1.0]))
+    assert [option.extended_rate for option in found] == [0.0, 0.5, 1.0]
+    for option in found:
+        profile = Rotation(option.noise, 0.2, 0.3, extended_rate=option.extended_rate)
+        assert epsilon(profile, 20, 1e-5) <= 8.0
+        expected = np.sqrt(20) * 0.2 * supply.norms(0.3, option.extended_rate) / option.noise
+        assert option.merit == pytest.approx(expected)
+    assert found[0].merit < found[1].merit < found[2].merit
+    # the entity needs as much noise whatever is done with sentences that have none
+    assert found[0].noise == pytest.approx(found[2].noise, rel=1e-3)
