@@ -3,10 +3,10 @@
     python benchmarks/audit_training.py run --material FOLDER --model FOLDER --out FOLDER
     python benchmarks/audit_training.py table FOLDER [--plot FOLDER]
 
-The material is that of `benchmarks/train.py prepare conll`. Canary users and entities are planted
+The material is that of `benchmarks/utility.py prepare`. Canary users and entities are planted
 in it, each in or out by a coin, and a model is trained once by each method, through the same loop
 as `uedp train`; then the coins are guessed. What is finished is not run again, and what was
-interrupted goes on. Rates are those that benchmarks/train.py chose. `sabotaged-2` is rotation at
+interrupted goes on. Settings are those of `experiments.settings`. `sabotaged-2` is rotation at
 epsilon 2 with its noise left out behind the ledger's back: an audit that is worth anything refutes
 it. (To refute epsilon 8 takes more than 9,000 canaries, be they all guessed right.)
 """
@@ -17,14 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train import FAST, SHARE, texts, variant
+from uedp.experiments.material import texts
+from uedp.experiments.settings import FINE_TUNING, config
 
 ROUNDS = {"privacy__rounds": 100}
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
-    "noiseless": variant("noiseless", **FAST, **ROUNDS),
-    "rotation-8": variant("rotation", 8, **SHARE, **FAST, **ROUNDS),
-    "sabotaged-2": variant("rotation", 2, **SHARE, **ROUNDS),
-    "user-level-8": variant("user-level", 8, **FAST, **ROUNDS),
+    "noiseless": config(FINE_TUNING, "noiseless", **ROUNDS),
+    "rotation-8": config(FINE_TUNING, "rotation", 8, **ROUNDS),
+    "sabotaged-2": config(FINE_TUNING, "rotation", 2, **ROUNDS),
+    "user-level-8": config(FINE_TUNING, "user-level", 8, **ROUNDS),
 }
 
 

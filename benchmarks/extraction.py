@@ -12,8 +12,8 @@ sentences among them. It writes plain files that a machine without Arrow can rea
 `train` trains a model by each method, several at once, through the same loop as `uedp train`, and
 attacks it: every number of the form is ranked, and CoNLL's own entities against others of their
 category, with the model before training as reference. What is finished is not done again. `score`
-attacks again the models that `train --keep` left. Method and rates are those that
-benchmarks/train.py chose; nothing was chosen by what is shown here.
+attacks again the models that `train --keep` left. Settings are those of `experiments.settings`;
+nothing was chosen by what is shown here.
 """
 
 import argparse
@@ -27,15 +27,18 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train import CONLL, FAST, SHARE, _write, texts, variant
+from uedp.experiments.material import DATA_SETS, texts, write_texts
+from uedp.experiments.settings import FINE_TUNING, config
+
+CONLL = dict(zip(("train", "validation"), DATA_SETS["conll"].files, strict=False))
 
 RUNS: dict[str, dict[str, dict[str, Any]] | None] = {
-    "noiseless": variant("noiseless", **FAST),
-    "rotation-8": variant("rotation", 8, **SHARE, **FAST),
-    "user-level-8": variant("user-level", 8, **FAST),
-    "deidentified": variant("deidentified", **FAST),
-    "rotation-2": variant("rotation", 2, **SHARE),
-    "user-level-2": variant("user-level", 2),
+    "noiseless": config(FINE_TUNING, "noiseless"),
+    "rotation-8": config(FINE_TUNING, "rotation", 8),
+    "user-level-8": config(FINE_TUNING, "user-level", 8),
+    "deidentified": config(FINE_TUNING, "deidentified"),
+    "rotation-2": config(FINE_TUNING, "rotation", 2),
+    "user-level-2": config(FINE_TUNING, "user-level", 2),
     "untrained": None,
 }
 
@@ -85,7 +88,7 @@ def prepare(options: argparse.Namespace) -> None:
             ("validation", [s.text for s in validation]),
             ("deidentified", hidden),
         ):
-            _write(folder, name, found, [None] * len(found))
+            write_texts(folder, name, found, [None] * len(found))
         shutil.rmtree(folder / "incidence", ignore_errors=True)
         shutil.copytree(train.folder / "incidence", folder / "incidence")
         gaps = entity_gaps(

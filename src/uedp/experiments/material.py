@@ -11,7 +11,7 @@ FOLDER/
 import gzip
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,9 +137,9 @@ def _write_plain(
     from uedp.entities.deidentify import deidentified_texts
 
     for part, corpus in corpora.items():
-        _write(out, part, corpus, (sentence.text for sentence in corpus))
+        write_texts(out, part, (s.text for s in corpus), (s.label for s in corpus))
     train = corpora["train"]
-    _write(out, "deidentified", train, deidentified_texts(train))
+    write_texts(out, "deidentified", deidentified_texts(train), (s.label for s in train))
     whole = Incidence.of(train.folder)
     incidences = {"all": whole} | {
         category: _of_category(train, whole, category) for category in data_set.categories
@@ -178,7 +178,9 @@ def _of_category(corpus: "Corpus", whole: Incidence, category: str) -> Incidence
     )
 
 
-def _write(out: Path, name: str, corpus: Iterable["Sentence"], found: Iterable[str]) -> None:
-    labels: Iterator[str | None] = (sentence.label for sentence in corpus)
-    with gzip.open(out / f"{name}.json.gz", "wt", encoding="utf-8") as file:
+def write_texts(
+    folder: Path, part: str, found: Iterable[str], labels: Iterable[str | None]
+) -> None:
+    """What `texts` reads."""
+    with gzip.open(folder / f"{part}.json.gz", "wt", encoding="utf-8") as file:
         json.dump({"texts": list(found), "labels": list(labels)}, file)

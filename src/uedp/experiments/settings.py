@@ -22,7 +22,7 @@ FINE_TUNING: Config = {
     "privacy": {"method": "rotation", "delta": DELTA, "rounds": 200, "user_rate": 0.1},
     "model": {"name": "gpt", "train": "lora", "rank": 8, "max_tokens": 128},
     "optimiser": {"name": "adam", "rate": 2e-3},
-    "run": {"evaluate_every": 50, "checkpoint_seconds": 600, "tokens_at_once": 3 << 12},
+    "run": {"evaluate_every": 50, "checkpoint_seconds": 600, "tokens_at_once": 3 << 13},
 }
 LSTM: Config = changed(
     FINE_TUNING,
