@@ -174,8 +174,13 @@ def attack(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     if options.dry:
         secrets = [s for s in secrets if s.planted][:6] + [s for s in secrets if not s.planted][:6]
         gaps = gaps[:5] + gaps[-5:]
-    found = rank_secrets(attacked, secrets, alternatives=options.alternatives)
-    result = {
+    else:
+        told = [secret for secret in secrets if secret.planted]
+        secrets = told + [secret for secret in secrets if not secret.planted][: options.controls]
+    found = rank_secrets(attacked, secrets, alternatives=options.alternatives, beams=options.beams)
+    result: dict[str, Any] = {
+        "alternatives": options.alternatives,
+        "beams": options.beams,
         "secrets": summary(found),
         "ranked_secrets": _items(found),
     }
@@ -215,7 +220,7 @@ def schedule(options: argparse.Namespace, command: str) -> None:
                 break
             name = waiting.pop(0)
             line = [sys.executable, "-W", "ignore", __file__, "one", name]
-            for flag in ("material", "model", "out", "rounds", "alternatives"):
+            for flag in ("material", "model", "out", "rounds", "alternatives", "beams", "controls"):
                 if getattr(options, flag) is not None:
                     line += [f"--{flag}", str(getattr(options, flag))]
             line += ["--keep"] if options.keep or again else []
@@ -340,6 +345,8 @@ def main() -> None:
         running.add_argument("--rounds", type=int, help="in place of 200")
         running.add_argument("--dry", action="store_true", help="attack a few secrets only")
         running.add_argument("--alternatives", type=int, default=10_000)
+        running.add_argument("--beams", type=int, default=10)
+        running.add_argument("--controls", type=int, default=200, help="left-out secrets ranked")
         running.add_argument("--keep", action="store_true", help="leave the models, to score again")
     shown = commands.add_parser("table")
     shown.add_argument("folder", type=Path)

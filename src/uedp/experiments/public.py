@@ -1,8 +1,8 @@
 """Words that a pipeline trained on news takes for names elsewhere, declared public by hand.
 
 Contract language capitalises its own terms, and AG's articles carry remnants of markup and the
-names of the agencies that sent them. What stands in `public_words` is not protected as an entity; it
-is still protected as part of its sentence and of its user's texts.
+names of the agencies that sent them. What stands in `public_words` is not protected as an entity;
+it is still protected as part of its sentence and of its user's texts.
 """
 
 from collections.abc import Mapping
