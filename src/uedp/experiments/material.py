@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from uedp.errors import UserError
 from uedp.experiments.public import public_words
 from uedp.incidence import Incidence
@@ -135,6 +133,7 @@ def _write_plain(
     data_set: DataSet, corpora: dict[str, "Corpus"], out: Path, detectors: Sequence[str]
 ) -> None:
     from uedp.entities.deidentify import deidentified_texts
+    from uedp.experiments.corpora import protecting
 
     for part, corpus in corpora.items():
         write_texts(out, part, (s.text for s in corpus), (s.label for s in corpus))
@@ -142,7 +141,7 @@ def _write_plain(
     write_texts(out, "deidentified", deidentified_texts(train), (s.label for s in train))
     whole = Incidence.of(train.folder)
     incidences = {"all": whole} | {
-        category: _of_category(train, whole, category) for category in data_set.categories
+        category: protecting(train, (category,)) for category in data_set.categories
     }
     about = {"detectors": [d.split(":")[0] for d in detectors], "users": whole.users}
     for category, found in incidences.items():
@@ -156,26 +155,6 @@ def _write_plain(
             "most holders": int(found.holders.counts.max(initial=0)),
         }
     (out / "about.json").write_text(json.dumps(about, indent=2) + "\n")
-
-
-def _of_category(corpus: "Corpus", whole: Incidence, category: str) -> Incidence:
-    """The same sentences and users; other categories' entities count as ordinary words."""
-    from uedp.entities.categories import BASE, UNIONS
-
-    members = UNIONS.get(category, frozenset({category}))
-    numbers = [number for number, name in enumerate(BASE) if name in members]
-    mentions = corpus.mentions
-    kept = np.isin(mentions.column("category").to_numpy(), numbers)
-    entities, renumbered = np.unique(
-        mentions.column("entity").to_numpy()[kept], return_inverse=True
-    )
-    return Incidence.build(
-        np.asarray(whole.sentence_user),
-        mentions.column("sentence").to_numpy()[kept],
-        renumbered.astype(np.int32),
-        whole.users,
-        len(entities),
-    )
 
 
 def write_texts(
