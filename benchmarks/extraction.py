@@ -312,7 +312,10 @@ def _row(row: dict[str, Any]) -> str:
 
 def _membership(found: dict[str, Any]) -> str:
     rates = found["membership"]["at"]
-    cells = [f"{rate['true_positives']['share']:.3f}".lstrip("0") for rate in rates]
+    cells = [
+        f"{rate['true_positives']['share']:.3f}".lstrip("0") if rate["resolved"] else "-"
+        for rate in rates
+    ]
     return f"{found['membership']['area']:>5.3f} {cells[0]:>8} {cells[1]:>5} {cells[2]:>5}"
 
 

@@ -106,6 +106,21 @@ def test_an_entity_is_lent_to_one_user_and_no_sentence_is_left_out_in_vain(incid
         assert any(borrower.get(entity, user) != user for entity in entities)
 
 
+def test_a_sentence_that_is_out_takes_nothing_on_its_way():
+    """In order: 0 (user 1) has f; 1 (user 0) has e, f; 2 (user 1) has e; 3 (user 0) has e.
+
+    Sentence 1 is out, so e is user 1's: 3 must not get it because 1, of the same user, wanted it.
+    """
+    mentions = [(0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
+    incidence = build([1, 0, 1, 0], mentions, 2, 2)
+    for key in range(100):
+        lent = plainly_lent(incidence, key)
+        for sentence, usable in enumerate(lend(incidence, key).tolist()):
+            entities = incidence.sentence_entities[sentence].tolist()
+            user = incidence.sentence_user[sentence]
+            assert usable == all(lent[entity] == user for entity in entities)
+
+
 @given(incidences(), st.integers(0, 2**63))
 def test_lending_of_another_key_may_be_used(incidence, key):
     everyone, sampling = np.arange(incidence.users), Sampling(1.0, per_entity=None)

@@ -86,13 +86,10 @@ def lend(incidence: Incidence, key: int) -> Mask:
         user = incidence.sentence_user[sentence]
         first = np.full(incidence.entities, _LAST)
         np.minimum.at(first, entity, order[sentence])
-        earliest = first[entity] == order[sentence]
-        wanted = borrower.copy()
-        wanted[entity[earliest]] = np.where(
-            borrower[entity[earliest]] < 0, user[earliest], borrower[entity[earliest]]
-        )
+        taken = borrower[entity]
+        free = (taken < 0) & (first[entity] == order[sentence])
         waits = np.zeros(incidence.sentences, dtype=np.bool_)
-        waits[sentence[wanted[entity] != user]] = True
+        waits[sentence[~free & (taken != user)]] = True
         takes = ~waits[sentence]
         borrower[entity[takes]] = user[takes]
         usable[sentence[takes]] = True

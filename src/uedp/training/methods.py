@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine, Packed, values
 from uedp.mechanism.draw import Mask, Participants, draw, draw_whole, lend
@@ -117,7 +118,13 @@ class Clipped:
         rotates = plan.config.privacy.method == "rotation"
         self._lending = Lending(incidence, seed) if rotates else None
         task.pack_for(model)
-        self._engine.check(self._losses_of_some(), len(_QUANTILES))
+        try:
+            self._engine.check(self._losses_of_some(), len(_QUANTILES))
+        except UserError:
+            if not task.packed:
+                raise
+            task.packed = False  # some layers can be followed in rows of their own only
+            self._engine.check(self._losses_of_some(), len(_QUANTILES))
 
     def _losses(self, sentences: Ints) -> Tensor | Packed:
         with self._precision():

@@ -69,7 +69,7 @@ class NextWord:
         self.packed = False
 
     def pack_for(self, model: nn.Module) -> None:
-        self.packed = keeps_apart(model)
+        self.packed = len(self.lengths) > 0 and keeps_apart(model, int(self.lengths.max()))
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         """Ids and labels; label `t` is what position `t` should predict."""
@@ -123,7 +123,12 @@ class NextWord:
         )
         counted = (labels_there.flatten() != IGNORED)[places] & there["real"]
         summed = (found[places] * counted).sum(1)
-        return Packed(summed / counted.sum(1).clamp(min=1), places, there["real"], rows * width)
+
+        def alone() -> Tensor:
+            return self.sentence_losses(model, _to_device(self.batch(sentences), model))
+
+        found = summed / counted.sum(1).clamp(min=1)
+        return Packed(found, places, there["real"], rows * width, alone)
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
@@ -326,37 +331,74 @@ def packed_rows(lengths: Ints) -> tuple[Ints, int, int]:
     return starts, width, row + 1
 
 
+_LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest
+_PROBED = 5  # every so many sentences
+
+
 @torch.no_grad()
-def keeps_apart(model: nn.Module) -> bool:
+def keeps_apart(model: nn.Module, longest: int = 32) -> bool:
     """Whether a causal model computes what begins again at position 0 as if it stood alone.
 
-    Tried out, not looked up: what follows is computed after two different beginnings, and alone.
+    Tried out, not looked up, with rows as wide and as many as in training: some sentences are
+    computed beside others, beside others still, and alone.
+
+    Guarantees:
+      - weights that are all zero, behind which nothing shows, are others while it is tried; they
+        are zero again afterwards, and the caller's random numbers are left alone
     """
     device = next(model.parameters()).device
     size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
     if size < 8:
         return False
     numbers = np.random.default_rng(0)
-    first, other, after = (torch.from_numpy(numbers.integers(0, size, (1, 12))) for _ in range(3))
-    positions = torch.arange(12)[None]
-    twice = torch.cat([positions, positions], 1).to(device)
-    training = model.training
+    once = [max(2, round(share * longest)) for share in _LENGTHS]
+    lengths = np.array(once * (1 + 3 * _ROW // (2 * sum(once))))
+    starts, width, rows = packed_rows(lengths)
+    positions = np.zeros(rows * width, dtype=np.int64)
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        positions[start : start + length] = np.arange(length)
+    ids, others = numbers.integers(0, size, (2, rows * width))
+    probed = [slice(a, a + n) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    probed = probed[::_PROBED]
+    for where in probed:
+        others[where] = ids[where]
+
+    def logits(of: Ints, at: Ints, shape: tuple[int, int]) -> Tensor:
+        tensors = (torch.from_numpy(values.copy()).view(shape).to(device) for values in (of, at))
+        return _from_positions(model, *tensors).flatten(0, 1)
+
+    modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with torch.autocast(device.type, enabled=False):
-            alone = _from_positions(model, after.to(device), positions.to(device))
-            for beginning in (first, other):
-                ids = torch.cat([beginning, after], 1).to(device)
-                found = _from_positions(model, ids, twice)[:, 12:]
-                if not torch.allclose(
-                    found, alone, rtol=1e-4, atol=1e-4 * float(alone.abs().max())
-                ):
-                    return False
-    except (TypeError, ValueError, UserError):  # it takes no positions
-        return False
+        with torch.autocast(device.type, enabled=False), _opened(model):
+            beside, still = (logits(of, positions, (rows, width)) for of in (ids, others))
+            for where in probed:
+                alone = logits(ids[where], positions[where], (1, where.stop - where.start))
+                near = 1e-4 * float(alone.abs().max())
+                for found in (beside[where], still[where]):
+                    if not near or not torch.allclose(found, alone, rtol=1e-4, atol=near):
+                        return False
+    except (TypeError, ValueError, IndexError, RuntimeError, UserError):
+        return False  # it takes no positions, or no rows that long
     finally:
-        model.train(training)
+        for module, mode in modes.items():
+            module.training = mode
     return True
+
+
+@contextmanager
+def _opened(model: nn.Module) -> Iterator[None]:
+    """Weights that are all zero filled with something, for the length of a block."""
+    closed = [p for p in model.parameters() if p.is_floating_point() and not bool(p.any())]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in closed:
+        parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter in closed:
+                parameter.zero_()
 
 
 def _from_positions(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def test_a_sentence_that_is_not_finite_contributes_nothing():
         def losses(order):
             found = own.losses(model, np.array(order))
             scale = torch.tensor([math.nan if place in spoilt else 1.0 for place in order])
-            return replace(found, losses=found.losses * scale)
+            return replace(found, losses=found.losses * scale, alone=lambda: found.alone() * scale)
 
         return Engine(model).clipped_sum(losses, OWNERS, CLIPS, 0.6, torch.ones(3)).gradients
 
@@ -73,7 +73,7 @@ def test_a_layer_that_does_not_see_every_token_is_refused_by_name():
     def losses(order):
         out = layer(inputs[:, :2]).sum((1, 2))  # half of each row
         places = torch.arange(8).view(2, 4)
-        return Packed(out, places, torch.ones(2, 4, dtype=torch.bool), 8)
+        return Packed(out, places, torch.ones(2, 4, dtype=torch.bool), 8, lambda: out)
 
     with pytest.raises(UserError, match="cannot share rows"):
         Engine(layer).clipped_sum(losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))

@@ -111,7 +111,7 @@ class Engine:
         users = torch.tensor(layout.users, device=device)
         by_number = torch.argsort(users)
         weights = user_weights.to(device)[users]
-        records = self._pass(losses, layout)
+        made = self._pass(losses, layout)
 
         def summed(found: Mapping[str, Record]) -> ClippedSum:
             rules = self._rules(found, layout)
@@ -131,10 +131,19 @@ class Engine:
             return ClippedSum(total, norms[place], user_norms[by_number])
 
         with torch.no_grad():
-            result = summed(records)
+            result = summed(made.records)
+        broken = ~torch.isfinite(result.sentence_norms)[order]
+        alone = made.packed.alone if made.packed is not None else None
+        if alone is not None and broken.any():
+            # attention multiplies by zero what it does not let through, and zero times what is not
+            # finite is not zero: the row's other sentences must not suffer for it
+            made = self._pass(lambda _: alone(), layout)
+            with torch.no_grad():
+                result = summed(made.records)
             broken = ~torch.isfinite(result.sentence_norms)[order]
-            if broken.any():  # rare: take these sentences out and begin again
-                result = summed({n: record.without(broken) for n, record in records.items()})
+        if broken.any():  # rare: take these sentences out and begin again
+            with torch.no_grad():
+                result = summed({n: record.without(broken) for n, record in made.records.items()})
         return result
 
     def check(self, losses: Losses, sentences: int) -> None:
@@ -142,14 +151,16 @@ class Engine:
 
         Guarantees:
           - a loss of one sentence that depends on others is refused
+          - a model in which a sentence's gradient is taken for another's is refused
           - a model in which a weight is also used outside its layer is refused, by its name
         """
         modes = {module: module.training for module in self._model.modules()}
         self._model.eval()
         try:
             together = values(losses(range(sentences)))
-            with torch.no_grad():
-                alone = torch.cat([values(losses([i])) for i in range(sentences)])
+            each = [values(losses([i])) for i in range(sentences)]
+            true_norms = torch.stack([self._norm(loss) for loss in each])
+            alone = torch.cat(each).detach()
             if not torch.allclose(together, alone, rtol=0.02, atol=0.02):
                 raise UserError(
                     "the loss of a sentence changes with the sentences beside it; it must depend "
@@ -157,12 +168,16 @@ class Engine:
                 )
             expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
             unclipped = torch.full((sentences,), torch.inf)
-            found = self.clipped_sum(
-                losses, [0] * sentences, unclipped, torch.inf, torch.ones(1)
-            ).gradients
+            clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))
         finally:
             for module, mode in modes.items():
                 module.training = mode
+        found, norms = clipped.gradients, clipped.sentence_norms.to(true_norms)
+        if ((norms - true_norms).abs() > 0.05 * true_norms + 0.02 * true_norms.max()).any():
+            raise UserError(
+                "the gradients of sentences are not what the layers' rules give one by one: some "
+                "layer does not compute sentence by sentence; freeze it (requires_grad_(False))"
+            )
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         scale = torch.stack([g.norm() for g in expected if g is not None]).norm()
         for parameter, gradient in zip(self.parameters, expected, strict=True):
@@ -174,10 +189,16 @@ class Engine:
                     "used in a way no rule covers: freeze it (requires_grad_(False))"
                 )
 
+    def _norm(self, loss: Tensor) -> Tensor:
+        """Of a loss's gradient, by ordinary means."""
+        found = torch.autograd.grad(loss.sum(), self.parameters, allow_unused=True)
+        parts = [g.detach().float().norm() for g in found if g is not None]
+        return torch.stack(parts).norm() if parts else torch.zeros((), device=loss.device)
+
     def _recording(self, sentences: int) -> AbstractContextManager[Recording]:
         return recording(self._layers, self.parameters, sentences, self._hooked)
 
-    def _pass(self, losses: Losses, layout: Layout) -> Mapping[str, Record]:
+    def _pass(self, losses: Losses, layout: Layout) -> Recording:
         """Forward and backward, once; twice where a model is found to overwrite outputs."""
         try:
             with self._recording(layout.sentences) as made:
@@ -194,7 +215,7 @@ class Engine:
         except OverwrittenError as changed:
             self._hooked |= changed.layers
             return self._pass(losses, layout)
-        return made.records
+        return made
 
     def _rules(self, records: Mapping[str, Record], layout: Layout) -> list[Rule]:
         """A rule for every trainable parameter that was used."""

@@ -1,7 +1,7 @@
 """What every trainable layer read and what gradient came back to it, in one pass of a model."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +48,8 @@ class Record:
 
 @dataclass(frozen=True)
 class PackedRecord(Record):
-    """The same where sentences share rows: `inputs` and `grads` are (tokens, features).
+    """The same where sentences share rows: `inputs` and `grads` are (tokens, features), or
+    (tokens, times, features) where a layer reads several rows of a token, such as its heads.
 
     Laid out a sentence a row they take several times the memory, so that is done layer by layer,
     when a rule comes to them.
@@ -59,11 +60,17 @@ class PackedRecord(Record):
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.packed.places.shape[0], self.packed.places.shape[1]
+        sentences, tokens = self.packed.places.shape
+        return sentences, tokens * (self.grads.shape[1] if self.grads.dim() == 3 else 1)
 
     def unpacked(self, with_inputs: bool = True) -> Record:
-        grads = self.grads[self.packed.places].mul_(self.packed.real[:, :, None])
-        inputs = self.inputs[self.packed.places] if with_inputs else grads[:, :, :0]
+        grads = self.grads[self.packed.places]
+        grads.mul_(self.packed.real.view(*self.packed.real.shape, *[1] * (grads.dim() - 2)))
+        grads = grads.flatten(1, -2)
+        inputs = grads[:, :, :0]
+        if with_inputs:
+            inputs = self.inputs[self.packed.places]
+            inputs = inputs.flatten(1, -2) if self.grads.dim() == 3 else inputs
         found = Record(inputs, grads)
         return found if self.gone is None else found.without(self.gone)
 
@@ -77,13 +84,15 @@ class Packed:
 
     `places` are (sentences, tokens): positions in the rows laid end to end, `tokens` in all; a
     sentence shorter than the longest has its own first position in place of what it lacks, and
-    `real` is false there. No sentence may see another's tokens; see `tasks.keeps_apart`.
+    `real` is false there. No sentence may see another's tokens; see `tasks.keeps_apart`. `alone`
+    computes the same losses with a row for each sentence.
     """
 
     losses: Tensor
     places: Tensor
     real: Tensor
     tokens: int
+    alone: Callable[[], Tensor]
 
 
 @dataclass
@@ -138,7 +147,7 @@ def recording(
         for name, watch in watches.items():
             seen = watch.finished()
             if seen and made.packed is None:
-                made.records[name] = _joined(seen, sentences)
+                made.records[name] = _joined(name, seen, sentences)
             elif seen and made.packed is not None:
                 made.records[name] = _packed(name, seen, made.packed)
     finally:
@@ -247,11 +256,15 @@ class _Casts:
         return cast
 
 
-def _joined(calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -> Record:
+def _joined(name: str, calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -> Record:
     """Inputs and gradients as (sentences, tokens, features), several calls end to end.
 
     Rows that a model flattened are sentence after sentence; a vector per sentence is one token.
     """
+    if any(grad.numel() // grad.shape[-1] % sentences for _, grad in calls):
+        raise UserError(
+            f"layer {name} does not compute sentence by sentence; freeze it (requires_grad_(False))"
+        )
     inputs = [x.reshape(sentences, -1, *x.shape[grad.dim() - 1 :]) for x, grad in calls]
     grads = [grad.reshape(sentences, -1, grad.shape[-1]) for _, grad in calls]
     if len(calls) == 1:  # the usual case, and no copy
@@ -262,13 +275,14 @@ def _joined(calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -> Record:
 def _packed(name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: Packed) -> PackedRecord:
     """The one call of a layer whose sentences share rows."""
     rows = [x.numel() // max(1, _features(x, grad)) for x, grad in calls]
-    if len(calls) > 1 or rows[0] != packed.tokens:
+    if len(calls) > 1 or rows[0] % packed.tokens:
         raise UserError(
             f"layer {name} does not read every token once; its sentences cannot share rows"
         )
     ((x, grad),) = calls
-    inputs = x.reshape(-1, *x.shape[grad.dim() - 1 :])
-    return PackedRecord(inputs, grad.reshape(-1, grad.shape[-1]), packed)
+    times = (packed.tokens, rows[0] // packed.tokens) if rows[0] > packed.tokens else (-1,)
+    inputs = x.reshape(*times, *x.shape[grad.dim() - 1 :])
+    return PackedRecord(inputs, grad.reshape(*times, grad.shape[-1]), packed)
 
 
 def _features(x: Tensor, grad: Tensor) -> int:
