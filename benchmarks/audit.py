@@ -193,7 +193,7 @@ def table(results: dict[str, Any]) -> str:
         "attainable: the epsilon of the world attacked, computed.",
         "published: published accounting of the paper; not a privacy guarantee.",
         "",
-        f"{'':60}{'runs':>11}{'threshold':>15}{'full':>8}{'emptied':>8}"
+        f"{'':62}{'runs':>11}{'threshold':>15}{'full':>8}{'emptied':>8}"
         f"{'Gaussian':>15}{'curve':>15}{'attainable':>15}{'proven':>9}{'published':>10}",
     ]
     for key, saved in results["audits"].items():
@@ -202,7 +202,7 @@ def table(results: dict[str, Any]) -> str:
         curve = one.curve.epsilon if one.curve else None
         bounds = (one.gaussian.epsilon, curve, one.attainable)
         lines.append(
-            f"{key:60}{one.runs:>11,}{cell(one.threshold.epsilon, one.proven):>15}"
+            f"{key:62}{one.runs:>11,}{cell(one.threshold.epsilon, one.proven):>15}"
             + "".join(f"{cell(side, None):>8}" for side in sides)
             + "".join(f"{cell(bound, one.proven):>15}" for bound in bounds)
             + f"{cell(one.proven, None):>9}{cell(one.published, None):>10}"
@@ -214,12 +214,12 @@ def table(results: dict[str, Any]) -> str:
         "than `allowed` come once in a thousand times. Alarms: either of them, at a level where",
         "any alarm at all in all these audits together has a chance of at most 5%.",
         "",
-        f"{'':60}{'runs':>11}{'above':>7}{'excess':>8}{'allowed':>9}{'alarms':>8}"
+        f"{'':62}{'runs':>11}{'above':>7}{'excess':>8}{'allowed':>9}{'alarms':>8}"
         f"{'largest threshold':>19}{'Gaussian of proven':>20}",
     ]
     for key, one in results["repetitions"].items():
         lines.append(
-            f"{key:60}{one['runs']:>11,}{one['threshold_above_proven']:>7}{one['excess_above_0']:>8}"
+            f"{key:62}{one['runs']:>11,}{one['threshold_above_proven']:>7}{one['excess_above_0']:>8}"
             f"{one['by_chance_once_in_1000']:>9}{one['alarms']:>8}"
             f"{one['largest_threshold_of_proven']:>19.3f}{one['largest_gaussian_of_proven']:>20.3f}"
         )
@@ -277,7 +277,7 @@ def main() -> None:
     if "entities" not in results:
         claim = next(a["published"] for a in results["audits"].values() if a["published"])
         results["entities"] = breaking(incidence, claim)
-        save(path, lambda at: at.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n"))
+    save(path, lambda at: at.write_text(json.dumps(results, indent=2, allow_nan=False) + "\n"))
     text = table(results)
     (options.out / "audit_mechanism.txt").write_text(text)
     audits = {key: MechanismAudit.of(saved) for key, saved in results["audits"].items()}

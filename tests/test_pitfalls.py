@@ -52,6 +52,12 @@ def used_twice(folder):
     Engine(net).check(net.losses, 2)
 
 
+def tokens_first(folder):
+    layer = torch.nn.Linear(3, 3)
+    x = torch.arange(12.0).view(2, 2, 3)
+    Engine(layer).check(lambda order: layer(x[list(order)].transpose(0, 1)).sum((0, 2)), 2)
+
+
 def mixing(folder):
     net = Net()
     Engine(net).check(lambda order: net.losses(order) / len(order), 2)
@@ -96,7 +102,7 @@ def seeded(folder):
 
 
 CASES = (
-    *(batch_norm, no_rule, used_twice, mixing, reduced, unheld_mask),
+    *(batch_norm, no_rule, used_twice, tokens_first, mixing, reduced, unheld_mask),
     *(few_users, budget, planned, seeded),
 )
 

@@ -173,11 +173,6 @@ class Engine:
             for module, mode in modes.items():
                 module.training = mode
         found, norms = clipped.gradients, clipped.sentence_norms.to(true_norms)
-        if ((norms - true_norms).abs() > 0.05 * true_norms + 0.02 * true_norms.max()).any():
-            raise UserError(
-                "the gradients of sentences are not what the layers' rules give one by one: some "
-                "layer does not compute sentence by sentence; freeze it (requires_grad_(False))"
-            )
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         scale = torch.stack([g.norm() for g in expected if g is not None]).norm()
         for parameter, gradient in zip(self.parameters, expected, strict=True):
@@ -188,6 +183,11 @@ class Engine:
                     f"the gradient of {names[parameter]} is not what its layer's rule gives; it is "
                     "used in a way no rule covers: freeze it (requires_grad_(False))"
                 )
+        if ((norms - true_norms).abs() > 0.05 * true_norms + 0.02 * true_norms.max()).any():
+            raise UserError(
+                "the gradients of sentences are not what the layers' rules give one by one: some "
+                "layer does not compute sentence by sentence; freeze it (requires_grad_(False))"
+            )
 
     def _norm(self, loss: Tensor) -> Tensor:
         """Of a loss's gradient, by ordinary means."""
