@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from uedp.accounting.certificate import rounded
 from uedp.accounting.proven import Alg
 from uedp.audit.bounds import Scores
 from uedp.audit.cases import PAPER_RATE, Case, Setting, alg_cases, cases
@@ -181,9 +182,11 @@ def breaking(incidence: Incidence, claim: float) -> dict[str, Any]:
 
 def table(results: dict[str, Any]) -> str:
     def cell(value: float | None, proven: float | None) -> str:
+        """Rounded down, as bounds must be that hold from below."""
         if value is None:
             return "-"
-        return f"{value:.3g}" + (f" ({value / proven:.2f})" if proven else "")
+        share = f" ({rounded(value / proven, 2, down=True)})" if proven else ""
+        return rounded(value, 3, down=True) + share
 
     lines = [
         "Lower bounds on epsilon at delta 1e-5 after 50 rounds, each with 95% confidence; in",
@@ -205,7 +208,7 @@ def table(results: dict[str, Any]) -> str:
             f"{key:62}{one.runs:>11,}{cell(one.threshold.epsilon, one.proven):>15}"
             + "".join(f"{cell(side, None):>8}" for side in sides)
             + "".join(f"{cell(bound, one.proven):>15}" for bound in bounds)
-            + f"{cell(one.proven, None):>9}{cell(one.published, None):>10}"
+            + f"{f'{one.proven:.3g}' if one.proven else '-':>9}{cell(one.published, None):>10}"
         )
     lines += [
         "",
