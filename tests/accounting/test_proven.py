@@ -9,7 +9,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 from tests.accounting.worlds import Law, divergence
 from uedp.accounting.losses import as_pld, most_rounds, smallest_delta
@@ -201,6 +201,23 @@ def test_noise_tables(target, share, noise, reveal):
 )
 def test_the_papers_own_mechanism(holders, low, high):
     assert low <= epsilon(Alg(2.0, 50 / 946, 946, holders), 50, DELTA) <= high
+
+
+def test_an_entity_of_everybody_moves_everybody():
+    """Two users, both drawn in all four rounds, both with a sentence that mentions it and nothing
+    else: emptied, each moves by twice the clip, 4 in all, under noise of 3. That is a Gaussian
+    mechanism of 4 / 3 a round, and its epsilon is known exactly.
+    """
+    mu = 4 / 3 * math.sqrt(4)
+    proven = epsilon(Alg(1.0, 1.0, 2, 2), 4, DELTA)
+
+    def spent(eps: float) -> float:
+        return float(
+            stats.norm.cdf(mu / 2 - eps / mu) - math.exp(eps) * stats.norm.cdf(-mu / 2 - eps / mu)
+        )
+
+    assert spent(proven) <= DELTA
+    assert spent(epsilon(Alg(1.0, 1.0, 2, 1), 4, DELTA)) > DELTA  # one of them is not enough
 
 
 def test_many_holders_are_counted_upwards_in_groups():
@@ -480,7 +497,7 @@ def test_extremes(name):
         ("entity share 2.1", lambda: Rotation(1.0, 0.1, 2.1)),
         ("entity share nan", lambda: Rotation(1.0, 0.1, math.nan)),
         ("extended share -1", lambda: Rotation(1.0, 0.1, 0.3, extended_share=-1)),
-        ("holders 10", lambda: Alg(1.0, 0.1, 10, 10)),
+        ("holders 11", lambda: Alg(1.0, 0.1, 10, 11)),
         ("missed in -1", lambda: Missed(Rotation(1.0, 0.1, 0.3), -1, 1, 0.3)),
         ("share 3", lambda: Missed(Rotation(1.0, 0.1, 0.3), 1, 1, 3)),
         (

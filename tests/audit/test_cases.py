@@ -87,12 +87,13 @@ def test_on_an_incidence_counts_are_its_own():
     assert named.profile.holders == len(incidence.holders[3]) < 30
 
 
-def test_an_entity_that_everyone_mentions_is_attacked_together_with_a_user():
+def test_an_entity_that_everyone_mentions_is_attacked_too():
     incidence = Incidence.build(np.array([0, 1]), np.array([0, 1]), np.array([0, 0]), 2, 1)
     found = list(alg_cases(Setting(user_rate=0.5), incidence))
     assert [(case.pair, case.profile.holders) for case in found] == [
         ("user", 0),
-        ("user and entity", 1),
+        ("entity", 2),
+        ("user and entity", 2),
     ]
 
 

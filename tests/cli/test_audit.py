@@ -117,9 +117,9 @@ def test_a_corpus(run, corpus):
     assert (incidence.users, int(incidence.holders.counts.max())) == (2, 2)
     line = [*MECHANISM, "--method", "uedp-alg", "--corpus", corpus, "--quick", "--user-rate", 0.5]
     found = answer(run, *line, "--runs", 300, "--rounds", 4)
-    assert [one["pair"] for one in found["audits"]] == ["user", "user and entity"]
-    both = found["audits"][1]
-    assert (both["parameters"]["users"], both["parameters"]["holders"]) == (2, 1)
+    assert [one["pair"] for one in found["audits"]] == ["user", "entity", "user and entity"]
+    both = found["audits"][2]
+    assert (both["parameters"]["users"], both["parameters"]["holders"]) == (2, 2)
     assert "1 other holders in the corpus" in both["threshold"]["attack"]
 
 

@@ -59,10 +59,10 @@ def test_the_profile_of_the_paper_is_that_of_its_rounds():
     assert estimator.noise_in_updates == 0.5 * (0.5 * worlds.USERS + 1)
 
 
-def test_an_entity_that_all_mention_has_all_others_as_holders():
+def test_an_entity_that_all_mention_has_all_as_holders():
     everyone = Incidence.build(np.arange(20), np.arange(20), np.zeros(20, int), 20, 1)
     found = plan(everyone, privacy__method="uedp-alg")
-    assert found.profile == Alg(1.0, 0.5, 20, 19)
+    assert found.profile == Alg(1.0, 0.5, 20, 20)
 
 
 def test_a_sentence_without_entities_has_a_holder():

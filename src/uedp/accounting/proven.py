@@ -160,7 +160,10 @@ class Missed:
 
 @dataclass(frozen=True)
 class Alg:
-    """UeDP-Alg as published (section 3), for an entity that `holders` other users mention.
+    """UeDP-Alg as published (section 3), for an entity that `holders` users mention.
+
+    They are counted beside a protected user. If all users mention the entity there is no other,
+    but the entity alone moves all of them, so that all count (section 3).
 
     `noise` is the paper's `z`; in units of `max(w_u) beta` its noise is `z (q_u |U| + 1)`. A user
     whose text is emptied must give a zero update: no local weight decay.
@@ -173,8 +176,8 @@ class Alg:
 
     def __post_init__(self) -> None:
         _check(self.noise, user_rate=self.user_rate)
-        if not 0 <= self.holders < self.users:
-            raise UserError(f"holders {self.holders}: must lie in 0..{self.users - 1}")
+        if not 0 <= self.holders <= self.users:
+            raise UserError(f"holders {self.holders}: must lie in 0..{self.users}")
 
     def pairs(self) -> Mapping[str, Pair]:
         scale = self.noise * (self.user_rate * self.users + 1)

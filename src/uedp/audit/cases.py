@@ -179,14 +179,12 @@ def alg_cases(
     if incidence is None:
         users, others, sensitive, sentences = CONLL.users, holders, CONLL.sensitive, CONLL.sentences
         weights = Weights(np.ones(users), np.ones(sensitive), 1.0, sentences - sensitive)
-        by_all = False
     else:
         entity = most_held(incidence) if entity is None else entity
         users, sentences = incidence.users, incidence.sentences
         sensitive = sentences - int(incidence.extended.sum())
         held_by = incidence.holders[entity]
-        by_all = len(held_by) == users  # then u' is one of them
-        others = len(held_by) - int(by_all)
+        others = len(held_by)
         weights = Weights.of(incidence)
 
     def profile(z: float) -> Alg:
@@ -204,8 +202,6 @@ def alg_cases(
         method += ", released code"
     pairs: tuple[Kind, ...] = ("user", "entity", "user and entity")
     for pair in pairs:
-        if pair == "entity" and by_all:
-            continue  # the proof counts holders beside a user who is emptied
         # what is proven of a user alone is that of an entity nobody else mentions
         attacked = Alg(noise, rate, users, 0 if pair == "user" else others)
         if incidence is None or entity is None:

@@ -284,7 +284,7 @@ def _prove(
             return [spent(profile, count) for count in rounds]
 
         def alg(holders: int) -> Alg:
-            return Alg(NOISE, rate, whole.users, min(holders, whole.users - 1))
+            return Alg(NOISE, rate, whole.users, holders)
 
         def category(found: Incidence) -> Result:
             sensitive = int(np.count_nonzero(~found.extended))
@@ -312,7 +312,7 @@ def _prove(
             "noise_in_updates": noise,
             "noise_to_signal": noise / (rate * whole.users),
             "user_alone": curve(UserLevel(noise, rate)),
-            "everybody": curve(alg(whole.users - 1)),
+            "everybody": curve(alg(whole.users)),
             "user_level_at_its_noise": curve(UserLevel(NOISE, rate)),
             "rotation": {
                 "share": SHARE,
@@ -345,7 +345,7 @@ def _claim(
     noise = noise_for(claimed, DELTA, CLAIMED_AT, lambda z: Rotation(z, rate, SHARE))
     return {
         "epsilon": claimed,
-        "of_any_entity": spent(alg(incidence.users - 1)),
+        "of_any_entity": spent(alg(incidence.users)),
         "most_holders_within": low,
         "entities_beyond": int(np.count_nonzero(beyond)),
         "entities": incidence.entities,

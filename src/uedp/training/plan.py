@@ -219,9 +219,8 @@ def _vocabulary(config: Config) -> VocabularyRelease | None:
 
 
 def _other_holders(incidence: Incidence) -> int:
-    """Most users, beside a protected one who may not hold it, that mention one entity.
+    """Most users that mention one entity, beside a protected one who may not.
 
     At least one: a sentence without entities is an entity of its own, and its user holds it.
     """
-    most = int(incidence.holders.counts.max(initial=1))
-    return min(most, incidence.users - 1)
+    return int(incidence.holders.counts.max(initial=1))
