@@ -175,7 +175,9 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
         "name": trial.name,
         "data": trial.data,
         "category": trial.category,
-        "config": config.model_dump(mode="json", exclude={"data": True, "model": {"name"}}),
+        "config": config.model_dump(
+            mode="json", exclude={"data": True, "model": {"name"}, "vocabulary": {"path"}}
+        ),
         "model": trial.config["model"]["name"],
         "epsilon": None if found.certificate is None else found.certificate.epsilon,
         "noise": None if found.certificate is None else found.certificate.parameters["noise"],
