@@ -234,7 +234,7 @@ def test_certificate_schema(run):
             "lost in rounding",
             "account proven --user-rate 0.1 --rounds 5 --noise 1 --entity-share 0.1 --delta 1e-300",
         ),
-        ("holders 9", "account alg --users 9 --holders 9 --user-rate 0.1 --noise 1 --rounds 5"),
+        ("holders 10", "account alg --users 9 --holders 10 --user-rate 0.1 --noise 1 --rounds 5"),
         ("left out: noise, rounds, entity share", "calibrate --epsilon 8 --user-rate 0.1"),
         (
             "left out: none",
