@@ -17,6 +17,7 @@ from uedp.baselines.encoder import Encoder
 from uedp.errors import UserError
 from uedp.experiments import local_dp
 from uedp.experiments.base import Options, Result, carry_out
+from uedp.experiments.catalogue import EXPERIMENTS
 
 WORDS = ("xxxx", "QQQQ", "7777", "....")  # what an encoder of bytes can tell apart
 ARTICLES = {"train": 40, "test": 20}  # of each class; more than that of the first
@@ -60,7 +61,7 @@ def size() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def result(options: Options, size: None) -> Result:
-    return carry_out(local_dp.EXPERIMENT, options, options.work.parent.parent)
+    return carry_out(EXPERIMENTS["local-dp"], options, options.work.parent.parent)
 
 
 def at(result: Result, epsilon: float | None, dropout: float = 0.0) -> Result:

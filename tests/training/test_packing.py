@@ -22,6 +22,8 @@ def summed(model, task, spoilt=()):
 
     def losses(order):
         found = task.losses(model, np.array(order))
+        if not spoilt:
+            return found
         scale = torch.tensor([math.nan if place in spoilt else 1.0 for place in order])
         return replace(found, losses=found.losses * scale, alone=lambda: found.alone() * scale)
 
@@ -29,18 +31,6 @@ def summed(model, task, spoilt=()):
     return Engine(model).clipped_sum(
         losses, list(range(count)), torch.ones(count), 1.0, torch.ones(count)
     )
-
-
-def summed_norms(model, task):
-    count = len(TEXTS)
-    found = Engine(model).clipped_sum(
-        lambda order: task.losses(model, np.array(order)),
-        list(range(count)),
-        torch.ones(count),
-        1.0,
-        torch.ones(count),
-    )
-    return found.sentence_norms
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -135,7 +125,7 @@ def test_norms_of_heads_can_share_rows():
     model = tiny._new(transformers.Qwen3ForCausalLM, config)
     task = NextWord(TEXTS, tiny.tokenizer(), 32)
     Engine(model).check(lambda order: task.losses(model, np.array(order)), 4)
-    apart = summed_norms(model, task)
+    apart = summed(model, task).sentence_norms
     task.pack_for(model)
     assert task.packed
     Engine(model).check(lambda order: task.losses(model, np.array(order)), 4)

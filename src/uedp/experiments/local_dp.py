@@ -20,7 +20,7 @@ from uedp.baselines.encoder import Encoder
 from uedp.corpus.readers import read
 from uedp.errors import UserError
 from uedp.experiments import markdown
-from uedp.experiments.base import Experiment, Options, Result, kept
+from uedp.experiments.base import Options, Result, kept
 from uedp.experiments.corpora import data_set_file
 
 DELTA = 1e-5
@@ -334,8 +334,3 @@ def _spread(found: Sequence[float] | None) -> str:
         return "-"
     low, high = min(found), max(found)
     return f"{_mean(found):.1%}" + ("" if low == high else f" ({low:.1%} to {high:.1%})")
-
-
-EXPERIMENT = Experiment(
-    "local-dp", "Local DP: DPNR, its budget published and proven", measure, draw, table
-)
