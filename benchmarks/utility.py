@@ -1,53 +1,56 @@
-"""Perplexity against epsilon on CoNLL-2003, with rates and rounds tried side by side.
+"""What fine-tuning with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares.
 
     python benchmarks/utility.py prepare --data DIR --materials FOLDER
     python benchmarks/utility.py train --materials FOLDER --model gpt=FOLDER --out FOLDER
     python benchmarks/utility.py table FOLDER
 
-`train` goes through the same loop as `uedp train`, several runs at once; what is finished is not
-run again. Choices are made on the validation part; the test part is measured once per finished run
-and decides nothing. The paper's comparisons are `uedp experiment next-word-gpt` and its like.
+`train` goes through the same loop as `uedp train`, several runs at once, all or those named; what
+is finished is not run again. Choices are made on the validation part; the test part is measured
+once per finished run and decides nothing. `experiments/settings.py` holds what was chosen, and
+`uedp experiment next-word-gpt` is the comparison made with it.
 """
 
 import argparse
 import json
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from uedp.experiments import runs
 from uedp.experiments.material import prepare
-from uedp.experiments.runs import Trial
-from uedp.experiments.settings import FINE_TUNING, as_published, config
+from uedp.experiments.runs import Trial, changed
+from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, config
+
+STEPS = (4e-3, 8e-3, 1.6e-2)
+KINDS = {"leading": "lora-w", "half": "lora-b", "whole": "lora"}
+OTHERS: dict[str, dict[str, Any]] = {
+    "at-0.2": {"privacy__user_rate": 0.2},
+    "at-0.2-rounds-100": {"privacy__user_rate": 0.2, "privacy__rounds": 100},
+    "rounds-400": {"privacy__rounds": 400},
+    "share-0.3": {"privacy__entity_share": 0.3},
+    "share-0.6": {"privacy__entity_share": 0.6},
+    "average": {"optimiser__average": 0.95},
+}
 
 
-def trials() -> list[Trial]:
-    """A pretrained model with adapters of rank 8, in the order of what is wanted most."""
-    rare, often = {"privacy__user_rate": 0.05}, {"privacy__user_rate": 0.2}
-    fast, slow = {"optimiser__rate": 4e-3}, {"optimiser__rate": 1e-3}
-    faster, half = {"optimiser__rate": 8e-3}, {"model__train": "lora-b"}
-    private = {
-        "rotation-8-at-.2-faster": ("rotation", 8, often | fast),
-        "rotation-2-faster": ("rotation", 2, fast),
-        "rotation-8-half": ("rotation", 8, half | fast),
-        "rotation-2-half": ("rotation", 2, half | fast),
-        "user-8-at-.1-faster": ("user-level", 8, fast),
-        "user-2-at-.1-faster": ("user-level", 2, fast),
-        "user-8-at-.05-faster": ("user-level", 8, rare | fast),
-        "user-2-at-.05-faster": ("user-level", 2, rare | fast),
-        "rotation-8-half-fastest": ("rotation", 8, half | faster),
-        "rotation-2-half-fastest": ("rotation", 2, half | faster),
-        "rotation-8-faster": ("rotation", 8, fast),
-        "rotation-8": ("rotation", 8, {}),
-        "rotation-2": ("rotation", 2, {}),
-        "user-8-at-.05": ("user-level", 8, rare),
-        "user-2-at-.05": ("user-level", 2, rare),
-    }
-    configs = {
-        name: config(FINE_TUNING, method, epsilon, **changes)
-        for name, (method, epsilon, changes) in private.items()
-    }
-    configs["noiseless"] = config(FINE_TUNING, "noiseless", **slow)
-    configs["uedp-alg"] = as_published(FINE_TUNING, privacy__noise=2.0, privacy__user_rate=50 / 946)
-    return [Trial(name, "conll", found) for name, found in configs.items()]
+def trials() -> Iterator[Trial]:
+    """Adapters of rank 8: kinds and steps for each method, then other changes to rotation."""
+    for epsilon, (kind, train), step in product(EPSILONS, KINDS.items(), STEPS):
+        changes = {"model__train": train, "optimiser__rate": step}
+        share = {"privacy__entity_share": CORPORA["conll"].share}
+        rotation = config(FINE_TUNING, "rotation", epsilon, **share, **changes)
+        user = config(FINE_TUNING, "user-level", epsilon, **changes)
+        ending = f"{epsilon:g}-{kind}-{step:g}"
+        yield Trial(f"rotation-{ending}", "conll", rotation)
+        yield Trial(f"user-{ending}", "conll", user)
+        yield Trial(f"user-{ending}-at-0.05", "conll", changed(user, privacy__user_rate=0.05))
+        if kind == "leading":
+            for name, other in OTHERS.items():
+                yield Trial(f"rotation-{ending}-{name}", "conll", changed(rotation, **other))
+    for step in (1e-3, 2e-3):
+        plain = config(FINE_TUNING, "noiseless", optimiser__rate=step)
+        yield Trial(f"noiseless-{step:g}", "conll", plain)
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from uedp.experiments.settings import (
     FINE_TUNING,
     HEAD,
     LSTM,
-    RATES,
+    PRIVATE,
     TOPICS,
     TOPICS_ROTATION,
     config,
@@ -69,7 +69,7 @@ SERIES = {
             "rotation",
             EPSILON,
             privacy__entity_share=CORPORA["conll"].share,
-            optimiser__rate=RATES[EPSILON][0],
+            **PRIVATE[EPSILON],
         ),
         {
             "share-0.1": {"privacy__entity_share": 0.1},

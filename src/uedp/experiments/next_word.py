@@ -22,7 +22,7 @@ from uedp.experiments.settings import (
     FINE_TUNING,
     LSTM,
     NOISELESS_RATE,
-    RATES,
+    PRIVATE,
     as_published,
     config,
 )
@@ -99,7 +99,7 @@ def table(result: Result) -> str:
 
 
 def gpt_trials(quick: bool = False) -> Iterator[Trial]:
-    """What is compared first, then categories one at a time, then another learning rate."""
+    """What is compared first, then categories one at a time."""
     if quick:
         names = {"conll-rotation-8-person", "conll-user-8", "conll-uedp-alg", "conll-deidentified"}
         names |= {f"{data}-{method}" for data in CORPORA for method in ("rotation-8", "noiseless")}
@@ -108,47 +108,31 @@ def gpt_trials(quick: bool = False) -> Iterator[Trial]:
     for part in (_compared, _baselines):
         for data in CORPORA:
             yield from part(data)
-    for epsilon in EPSILONS:
-        for data in CORPORA:
-            for category in DATA_SETS[data].categories:
-                yield _rotation(data, epsilon, category)
     for data in CORPORA:
-        yield from _compared(data, another=True)
+        for category in DATA_SETS[data].categories:
+            yield _rotation(data, EPSILONS[0], category)
 
 
-def _compared(data: str, another: bool = False) -> Iterator[Trial]:
+def _compared(data: str) -> Iterator[Trial]:
     for epsilon in EPSILONS:
-        yield _rotation(data, epsilon, another=another)
-        rate = {"privacy__user_rate": CORPORA[data].user_level}
-        yield _trial(data, "user", "user-level", epsilon, "all", another, rate)
+        yield _rotation(data, epsilon)
+        user_rate = {"privacy__user_rate": CORPORA[data].user_level}
+        own = _private(data, "user-level", epsilon, user_rate)
+        yield Trial(f"{data}-user-{epsilon:g}", data, own)
 
 
-def _rotation(data: str, epsilon: float, category: str = "all", *, another: bool = False) -> Trial:
+def _rotation(data: str, epsilon: float, category: str = "all") -> Trial:
     corpus = CORPORA[data]
     changes = {"privacy__user_rate": corpus.rotation, "privacy__entity_share": corpus.share}
-    return _trial(data, "rotation", "rotation", epsilon, category, another, changes)
+    name = f"{data}-rotation-{epsilon:g}" + ("" if category == "all" else f"-{category}")
+    return Trial(name, data, _private(data, "rotation", epsilon, changes), category)
 
 
-def _trial(
-    data: str,
-    name: str,
-    method: str,
-    epsilon: float,
-    category: str,
-    another: bool,
-    changes: dict[str, Any],
-) -> Trial:
-    rate = RATES[epsilon][int(another)]
-    own = config(
-        FINE_TUNING,
-        method,
-        epsilon,
-        privacy__rounds=CORPORA[data].rounds,
-        optimiser__rate=rate,
-        **changes,
-    )
-    parts = [data, name, f"{epsilon:g}", *([] if category == "all" else [category])]
-    return Trial("-".join(parts + ([f"rate-{rate:g}"] if another else [])), data, own, category)
+def _private(
+    data: str, method: str, epsilon: float, changes: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    rounds = {"privacy__rounds": CORPORA[data].rounds}
+    return config(FINE_TUNING, method, epsilon, **rounds, **PRIVATE[epsilon], **changes)
 
 
 def _baselines(data: str) -> Iterator[Trial]:

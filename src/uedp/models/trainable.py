@@ -44,10 +44,12 @@ def make_trainable(
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         return model
-    if how in ("lora", "lora-b"):
+    if how in ("lora", "lora-b", "lora-w"):
         scale = 2.0 * rank if alpha is None else alpha
         adapted = _with_adapters(model, rank, scale, targets, seed)
-        if how == "lora-b":
+        if how == "lora-w":
+            _read_where_weights_do(adapted, seed)
+        if how != "lora":
             for name, parameter in adapted.named_parameters():
                 if ".lora_A." in name:
                     parameter.requires_grad_(False)
@@ -138,6 +140,26 @@ def _with_adapters(
     if config.base_model_name_or_path and Path(config.base_model_name_or_path).exists():
         config.base_model_name_or_path = Path(config.base_model_name_or_path).name
     return adapted
+
+
+@torch.no_grad()
+def _read_where_weights_do(adapted: nn.Module, seed: int) -> None:
+    """Let each adapter read what its layer makes most of: the leading directions of its weight."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in adapted.modules():
+        if isinstance(module, LoraLayer):
+            layer: Any = module
+            first = layer.lora_A[_ADAPTER].weight
+            weight = layer.get_base_layer().weight.detach().float().cpu()
+            if weight.shape[1] != first.shape[1]:  # Conv1D has inputs first
+                weight = weight.T
+            rank = min(first.shape[0], *weight.shape)
+            with torch.random.fork_rng(devices=[]):
+                torch.default_generator.manual_seed(seed)
+                _, _, directions = torch.svd_lowrank(weight, min(2 * rank, *weight.shape), niter=4)
+            # as large as they were: a random row has a third of a unit's square
+            first[:rank].copy_(directions[:, :rank].T / 3**0.5)
 
 
 def _head(model: Any) -> list[str]:

@@ -105,7 +105,7 @@ class Model(_Section):
     name: str
     sizes: dict[str, bool | int | float] = {}
     tokenizer: str | None = None
-    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|last:\d+)$")] = "lora"
+    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|lora-w|last:\d+)$")] = "lora"
     rank: Count = 8
     alpha: Positive | None = None
     targets: tuple[str, ...] = ()

@@ -318,6 +318,7 @@ def packed_rows(lengths: Ints) -> tuple[Ints, int, int]:
     Guarantees:
       - no sentence is cut in two, and no two overlap
       - several sentences take at least two rows: a single one would mean one sentence elsewhere
+      - of many rows, up to an eighth are empty at the end: shapes that come again are planned once
     """
     longest, total = int(lengths.max()), int(lengths.sum())
     width = max(longest, min(_ROW, total // 2 + 1))
@@ -328,7 +329,8 @@ def packed_rows(lengths: Ints) -> tuple[Ints, int, int]:
             row, used = row + 1, 0
         starts[place] = row * width + used
         used += length
-    return starts, width, row + 1
+    step = 1 << max(0, (row + 1).bit_length() - 4)
+    return starts, width, -(-(row + 1) // step) * step
 
 
 _LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest

@@ -159,9 +159,13 @@ class Grams:
         """
         self._settle()
         result = torch.zeros(len(self._layout.users), device=factors.device)
-        for bucket, gram in self.sentences():
-            f, owner = bucket.split(factors), bucket.split(self._owner)
+        for (bucket, gram), owner in zip(self.sentences(), self.owners(), strict=True):
+            f = bucket.split(factors)
             own = (owner[:, :, None] == owner[:, None, :]) * gram
             rows = f * (own @ f[:, :, None]).squeeze(2)
             result.index_add_(0, owner.flatten(), rows.flatten())
         return result
+
+    def owners(self) -> list[Tensor]:
+        """For each bucket, (bins, sentences): the place of each sentence's user."""
+        return [bucket.split(self._owner) for bucket in self._layout.buckets]

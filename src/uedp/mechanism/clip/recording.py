@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -64,9 +65,9 @@ class PackedRecord(Record):
         return sentences, tokens * (self.grads.shape[1] if self.grads.dim() == 3 else 1)
 
     def unpacked(self, with_inputs: bool = True) -> Record:
-        grads = self.grads[self.packed.places]
-        grads.mul_(self.packed.real.view(*self.packed.real.shape, *[1] * (grads.dim() - 2)))
-        grads = grads.flatten(1, -2)
+        # a row of zeros at the end, for what sentences lack; to gather costs less than to multiply
+        grads = torch.cat([self.grads, self.grads.new_zeros(1, *self.grads.shape[1:])])
+        grads = grads[self.packed.places_or_end].flatten(1, -2)
         inputs = grads[:, :, :0]
         if with_inputs:
             inputs = self.inputs[self.packed.places]
@@ -93,6 +94,11 @@ class Packed:
     real: Tensor
     tokens: int
     alone: Callable[[], Tensor]
+
+    @cached_property
+    def places_or_end(self) -> Tensor:
+        """`places`, but one past the last token where a sentence has none."""
+        return self.places.where(self.real, self.tokens)
 
 
 @dataclass

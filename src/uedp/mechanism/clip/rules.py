@@ -45,6 +45,7 @@ class Explicit(Rule):
         self._blocks: list[tuple[list[nn.Parameter], Tensor]] = []
         self._pending: list[tuple[nn.Parameter, Tensor]] = []
         self._size = 0
+        self._owners: list[Tensor] = []
 
     def add(self, parameter: nn.Parameter, gradients: Tensor) -> None:
         """A gradient for every sentence: (sentences, *shape), float32."""
@@ -65,11 +66,20 @@ class Explicit(Rule):
             self._pending, self._size = [], 0
 
     def add_products(self, grams: Grams) -> None:
+        # Norms alone: inner products of few and very long rows leave an accelerator idle.
         self._lay_side_by_side()
+        self._owners = grams.owners()
         for _, block in self._blocks:
-            for bucket, gram in grams.sentences():
-                own = bucket.split(block)
-                gram.baddbmm_(own, own.transpose(1, 2))
+            grams.squares.add_(torch.linalg.vector_norm(block, dim=1).square_())
+
+    def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
+        for bucket, owner in zip(layout.buckets, self._owners, strict=True):
+            same = owner[:, :, None] == owner[:, None, :]
+            first = ~same.tril(-1).any(2)  # of each user's sentences: its row adds all of them up
+            adds = same * first[:, :, None] * bucket.split(factors)[:, None, :]
+            for _, block in self._blocks:
+                norms = torch.linalg.vector_norm(adds @ bucket.split(block), dim=2)
+                squares.index_add_(0, owner.flatten(), norms.square_().flatten())
 
     def weighted(self, weights: Tensor) -> Gradients:
         total: dict[nn.Parameter, Tensor] = {}
