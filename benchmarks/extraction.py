@@ -20,17 +20,19 @@ import argparse
 import gzip
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from uedp.experiments.material import DATA_SETS, texts, write_texts
+from uedp.experiments import processes
+from uedp.experiments.data_sets import DATA_SETS
+from uedp.experiments.material import texts, write_texts
 from uedp.experiments.settings import FINE_TUNING, config
 
-CONLL = dict(zip(("train", "validation"), DATA_SETS["conll"].files, strict=False))
+CONLL = DATA_SETS["conll"].files
 
 RUNS: dict[str, dict[str, dict[str, Any]] | None] = {
     "noiseless": config(FINE_TUNING, "noiseless"),
@@ -197,50 +199,39 @@ def _items(found: Any) -> list[dict[str, Any]]:
     return [vars(item) | {"exposure": item.exposure} for item in found]
 
 
-def schedule(options: argparse.Namespace, command: str) -> None:
+def schedule(options: argparse.Namespace, again: bool) -> None:
     """Several runs at once, each in a process of its own, none begun after the deadline."""
-    began = time.time()
     options.out.mkdir(parents=True, exist_ok=True)
-    again = command == "score"
-    waiting = [
-        name
+    waiting = {
+        name: partial(_start, name, options, again)
         for name in options.runs or RUNS
-        if (
-            RUNS[name] is None or (options.out / name / "result.json").exists()
-            if again
-            else not (options.out / f"{name}.json").exists()
-        )
-    ]
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    while waiting or running:
-        while waiting and len(running) < options.jobs:
-            if time.time() - began > options.deadline:
-                print(f"not begun: {', '.join(waiting)}")
-                waiting.clear()
-                break
-            name = waiting.pop(0)
-            line = [sys.executable, "-W", "ignore", __file__, "one", name]
-            for flag in ("material", "model", "out", "rounds", "alternatives", "beams", "controls"):
-                if getattr(options, flag) is not None:
-                    line += [f"--{flag}", str(getattr(options, flag))]
-            line += ["--keep"] if options.keep or again else []
-            line += ["--scored"] if again else []
-            line += ["--dry"] if options.dry else []
-            log = (options.out / f"{name}.log").open("wb")
-            running[name] = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
-        for name, process in list(running.items()):
-            if process.poll() is not None:
-                del running[name]
-                last = (options.out / f"{name}.log").read_text().strip().splitlines()[-1:]
-                print(f"[{time.time() - began:.0f} s] {' '.join(last)}", flush=True)
-        time.sleep(0.2)
+        if (_attackable(name, options) if again else not (options.out / f"{name}.json").exists())
+    }
+    failed = processes.carry_out(
+        waiting, options.out, options.jobs, options.deadline, lambda line: print(line, flush=True)
+    )
     table(options.out)
+    if failed:
+        raise SystemExit(f"{len(failed)} runs failed; {failed[0]}; the logs are in {options.out}")
+
+
+def _attackable(name: str, options: argparse.Namespace) -> bool:
+    return RUNS[name] is None or (options.out / name / "result.json").exists()
+
+
+def _start(name: str, options: argparse.Namespace, again: bool) -> processes.Process:
+    command = [sys.executable, "-W", "ignore", __file__, "one", name]
+    for flag in ("material", "model", "out", "rounds", "alternatives", "beams", "controls"):
+        if getattr(options, flag) is not None:
+            command += [f"--{flag}", str(getattr(options, flag))]
+    command += ["--keep"] if options.keep or again else []
+    command += ["--scored"] if again else []
+    command += ["--dry"] if options.dry else []
+    return processes.start(name, command, options.out)
 
 
 def table(folder: Path, plot: Path | None = None) -> None:
-    found = [
-        json.loads(path.read_text()) for name in RUNS if (path := folder / f"{name}.json").exists()
-    ]
+    found = list(processes.results(RUNS, folder).values())
     if not found:
         raise SystemExit(f"{folder}: no results")
     secrets = found[0]["secrets"]
@@ -362,7 +353,7 @@ def main() -> None:
     elif options.command == "table":
         table(options.folder, options.plot)
     else:
-        schedule(options, options.command)
+        schedule(options, again=options.command == "score")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from uedp.experiments.runs import Trial, changed
 from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, config
 
 STEPS = (4e-3, 8e-3, 1.6e-2)
-KINDS = {"leading": "lora-w", "half": "lora-b", "whole": "lora"}
+KINDS = {"whole": "lora", "half": "lora-b"}  # of each adapter
 OTHERS: dict[str, dict[str, Any]] = {
     "at-0.2": {"privacy__user_rate": 0.2},
     "at-0.2-rounds-100": {"privacy__user_rate": 0.2, "privacy__rounds": 100},
@@ -45,7 +45,7 @@ def trials() -> Iterator[Trial]:
         yield Trial(f"rotation-{ending}", "conll", rotation)
         yield Trial(f"user-{ending}", "conll", user)
         yield Trial(f"user-{ending}-at-0.05", "conll", changed(user, privacy__user_rate=0.05))
-        if kind == "leading":
+        if kind == "whole":
             for name, other in OTHERS.items():
                 yield Trial(f"rotation-{ending}-{name}", "conll", changed(rotation, **other))
     for step in (1e-3, 2e-3):

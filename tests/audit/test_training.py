@@ -255,15 +255,11 @@ def test_watching_changes_nothing_and_sees_no_coin(saved: Saved, tmp_path: Path)
     does not depend on the coins but through what the rounds gave out."""
     config = worlds.config(saved("llama"), privacy__rounds=2, privacy__seed=1)
     canaries, material = planted(config, tmp_path)
-    before = (tasks.build, methods.build)
     plain = loop.run(config, tmp_path / "plain", material=material)
     seen = []
     for name, told in (("a", canaries), ("b", with_coins(canaries, np.zeros(18)))):
         attack = Attack(told, Texts(["the day"], [None]), tmp_path / f"{name}.json", 1)
-        with attack.watching():
-            assert (tasks.build, methods.build) != before
-            found = loop.run(config, tmp_path / name, material=material)
-        assert (tasks.build, methods.build) == before
+        found = loop.run(config, tmp_path / name, material=material, watch=attack.watch)
         pairs = zip(found.model.parameters(), plain.model.parameters(), strict=True)
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
         attack.keep()

@@ -6,7 +6,8 @@ from tests.experiments.conftest import AG_ARTICLES, Make
 from uedp.corpus.users import random_groups
 from uedp.experiments import breakdown, corpora
 from uedp.experiments.base import Result
-from uedp.experiments.corpora import DATA_SETS, detected, protecting
+from uedp.experiments.corpora import detected, protecting
+from uedp.experiments.data_sets import DATA_SETS
 
 
 @pytest.fixture
@@ -15,7 +16,7 @@ def result(shared: Make) -> Result:
 
 
 def test_conll_by_hand(result: Result) -> None:
-    found = result["data"]["conll2003"]
+    found = result["data"]["conll"]
     assert found["detectors"] == ["labels"]
     assert "hits_alone" not in found
     here = found["here"]
@@ -29,7 +30,7 @@ def test_conll_by_hand(result: Result) -> None:
 
 
 def test_ag_users_are_the_seeded_groups(result: Result) -> None:
-    here = result["data"]["ag_news"]["here"]
+    here = result["data"]["ag"]["here"]
     assert here["sentences"] == AG_ARTICLES
     assert here["users"] == random_groups(AG_ARTICLES, 15, 2, seed=0).max() + 1
     assert here["sensitive"]["org"] == 30  # two articles in three name Acme
@@ -47,12 +48,12 @@ def test_edgar_counts_only_the_papers_categories(result: Result) -> None:
 def test_what_is_declared_public_is_no_entity_but_a_hit(
     options: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = detected("ag_news", options("breakdown"))
-    monkeypatch.setattr(corpora, "public_words", lambda data: {"acme": "a trade mark"})
-    protected = detected("ag_news", options("breakdown"))
+    before = detected("ag", options("breakdown"))
+    monkeypatch.setattr(corpora, "public_words", lambda lists: {"acme": "a trade mark"})
+    protected = detected("ag", options("breakdown"))
     assert protected.folder != before.folder
     assert protected.info["mentions"] == 0
-    hits = detected("ag_news", options("breakdown"), protected=False)
+    hits = detected("ag", options("breakdown"), protected=False)
     assert hits.info["mentions"] == before.info["mentions"] == 30
 
 
@@ -65,7 +66,7 @@ def test_a_corpus_is_detected_once_and_shared(
 
 
 def test_protecting_a_category_leaves_the_rest_as_words(shared: Make) -> None:
-    corpus = detected("conll2003", shared("breakdown"))
+    corpus = detected("conll", shared("breakdown"))
     places = protecting(corpus, ("loc",))
     assert (places.users, places.sentences, places.entities) == (3, 5, 3)
     assert places.extended.tolist() == [True, True, False, True, False]
@@ -76,7 +77,7 @@ def test_protecting_a_category_leaves_the_rest_as_words(shared: Make) -> None:
 
 def test_the_table_says_where_mentions_were_counted_as_sentences(result: Result) -> None:
     result = copy.deepcopy(result)  # what the paper printed is the module's own
-    paper, here = (result["data"]["conll2003"][who] for who in ("paper", "here"))
+    paper, here = (result["data"]["conll"][who] for who in ("paper", "here"))
     assert "equal the number of" not in breakdown.table(result)
     paper["sensitive"]["loc"] = here["mentions"]["loc"]
     told = breakdown.table(result)

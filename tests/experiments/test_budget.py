@@ -36,7 +36,7 @@ def test_published_curves_pass_through_the_printed_values(result: Result) -> Non
 
 
 def test_proven_is_what_the_accountant_proves(result: Result) -> None:
-    proven = result["data"]["conll2003"]["proven"]
+    proven = result["data"]["conll"]["proven"]
     assert proven["users"] == 3
     rate = 50 / 946
     assert proven["user_rate"] == rate
@@ -59,7 +59,7 @@ def test_proven_is_what_the_accountant_proves(result: Result) -> None:
 
 
 def test_published_at_the_counts_here(result: Result) -> None:
-    found = result["data"]["conll2003"]["proven"]["categories"]["loc"]
+    found = result["data"]["conll"]["proven"]["categories"]["loc"]
     rate = 50 / 946 * 0.5 * 2 / 5  # two of five sentences name a place
     assert found["published_f_e_plus"] == published.curve(rate, 2.0, result["rounds"], 1e-5)
 
@@ -121,7 +121,7 @@ def test_for_whom_the_claim_is_proven(
 
 
 def test_the_noise_for_the_claim_proves_the_claim(result: Result) -> None:
-    claim = result["data"]["conll2003"]["proven"]["claim"]
+    claim = result["data"]["conll"]["proven"]["claim"]
     profile = Rotation(claim["rotation_noise"], 50 / 946, 0.3)
     assert claim["epsilon"] == 0.52
     assert 0.5 < epsilon(profile, 50, 1e-5) <= 0.52

@@ -13,11 +13,11 @@ import torch
 from tests.models import tiny
 from uedp.baselines.discriminant import Discriminant
 from uedp.baselines.dpnr import Dpnr
-from uedp.baselines.encoder import Encoder
 from uedp.errors import UserError
 from uedp.experiments import local_dp
 from uedp.experiments.base import Options, Result, carry_out
 from uedp.experiments.catalogue import EXPERIMENTS
+from uedp.training.vectors import Encoder
 
 WORDS = ("xxxx", "QQQQ", "7777", "....")  # what an encoder of bytes can tell apart
 ARTICLES = {"train": 40, "test": 20}  # of each class; more than that of the first
@@ -157,40 +157,6 @@ def test_what_is_missing_is_named(options: Options, tmp_path: Path) -> None:
 
 
 # --- parts ---------------------------------------------------------------------------------------
-
-
-def test_a_vector_depends_on_its_text_alone(encoder: Path, tmp_path: Path) -> None:
-    """Guarantee of Encoder; the mean is over the text's own tokens."""
-    encode = Encoder(encoder, 16, tmp_path)
-    texts = ["one", "", "a much longer text than sixteen bytes hold", "two"]
-    together = encode(texts)
-    assert together.shape == (4, encode.dimensions)
-    assert np.isfinite(together).all()
-    for text, row in zip(texts, together, strict=True):
-        assert np.allclose(encode([text])[0], row, atol=1e-5)
-    assert np.array_equal(encode(["a much longer t"]), encode(["a much longer t"]))
-    ids = torch.tensor([encode._tokenizer("one")["input_ids"]])
-    with torch.inference_mode():
-        states = encode._model(input_ids=ids).last_hidden_state[0]
-    assert np.allclose(together[0], states.mean(0).numpy(), atol=1e-5)
-
-
-def test_vectors_are_kept_for_the_same_texts_and_weights(encoder: Path, tmp_path: Path) -> None:
-    """Guarantee of Encoder."""
-    first = Encoder(encoder, 16, tmp_path)
-    again, shorter = Encoder(encoder, 16, tmp_path), Encoder(encoder, 8, tmp_path)
-    changed = tiny.bert()
-    with torch.no_grad():
-        changed.get_input_embeddings().weight[5] += 1  # type: ignore[operator]
-    other = Encoder(tiny.saved(tmp_path / "other", changed), 16, tmp_path)
-    keys = {first.key(texts) for texts in (["a", "b"], ["ab"], ["b", "a"], ["a"], [])}
-    assert len(keys) == 5
-    assert again.key(["a"]) == first.key(["a"])
-    assert first.key(["a"]) not in (shorter.key(["a"]), other.key(["a"]))
-    saved = np.full((1, first.dimensions), 7, np.float32)
-    np.save(tmp_path / f"{first.key(['a'])}.npy", saved)
-    assert np.array_equal(again(["a"]), saved)
-    assert not np.array_equal(again(["b"]), saved)
 
 
 def test_the_classifier_is_near_the_best_one() -> None:

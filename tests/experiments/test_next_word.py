@@ -66,13 +66,14 @@ def test_names_are_unique_and_settings_are_what_they_say() -> None:
         for epsilon in (8, 2):
             privacy = trials[f"{data}-rotation-{epsilon}"].config["privacy"]
             assert (privacy["method"], privacy["epsilon"]) == ("rotation", epsilon)
-            one_category = trials[f"{data}-rotation-{epsilon}-person"]
-            assert (one_category.category, one_category.config["privacy"]) == ("person", privacy)
             assert trials[f"{data}-user-{epsilon}"].config["privacy"]["method"] == "user-level"
+        one_category = trials[f"{data}-rotation-8-person"]
+        whole = trials[f"{data}-rotation-8"].config
+        assert (one_category.category, one_category.config) == ("person", whole)
         alg = trials[f"{data}-uedp-alg"].config["privacy"]
         assert (alg["noise"], alg["user_rate"], alg["entity_rate"]) == (2.5, 0.05, 0.5)
     assert trials["conll-rotation-8"].config["optimiser"]["rate"] == 4e-3
-    assert trials["conll-rotation-8-rate-0.002"].config["optimiser"]["rate"] == 2e-3
+    assert trials["conll-noiseless"].config["optimiser"]["rate"] == 1e-3
     epsilons = {t.config["privacy"].get("epsilon") for t in next_word.lstm_trials()}
     assert epsilons == {8.0, 2.0, 0.5, None}
     assert {t.name for t in next_word.lstm_trials(quick=True)} < {

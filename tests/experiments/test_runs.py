@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from uedp.errors import UserError
-from uedp.experiments import runs
-from uedp.experiments.material import DATA_SETS, incidence, prepare, texts
+from uedp.experiments import processes, runs
+from uedp.experiments.data_sets import DATA_SETS
+from uedp.experiments.material import incidence, prepare, texts
 from uedp.experiments.runs import Place, Trial, carry_out, changed, resolved, table
 
 CONFIG: dict[str, dict[str, Any]] = {
@@ -44,8 +45,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
 
     def start(trial: Trial, where: Place) -> Any:
         command = [sys.executable, "-c", script, trial.name, str(where.result(trial))]
-        with (where.out / f"{trial.name}.log").open("ab") as log:
-            return runs.subprocess.Popen(command, stdout=log, stderr=runs.subprocess.STDOUT)
+        return processes.start(trial.name, command, where.out)
 
     monkeypatch.setattr(runs, "_start", start)
 

@@ -240,9 +240,10 @@ def test_our_own_models_have_blocks_too():
 @pytest.mark.parametrize(
     ("how", "options", "said"),
     [
-        ("some", {}, "train 'some': must be `full`, `lora`, `lora-b` or `last:N`"),
-        ("last:", {}, "must be `full`, `lora`, `lora-b` or `last:N`"),
+        ("some", {}, "train 'some': must be `full`, `lora`, `lora-b`, `probe` or `last:N`"),
+        ("last:", {}, "must be `full`, `lora`, `lora-b`, `probe` or `last:N`"),
         ("last:4", {}, "the model has 3 blocks only"),
+        ("probe", {}, "train 'probe': for classification"),
         ("lora", {"rank": 0}, "rank 0: must be at least 1"),
         ("lora", {"alpha": 0.0}, "alpha 0.0: must be above 0"),
     ],

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -22,7 +23,8 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
-from uedp.training import checkpoint, loop, methods, tasks
+from uedp.models.load import load
+from uedp.training import checkpoint, loop, methods, tasks, vectors
 from uedp.training.alg import UedpAlg
 from uedp.training.config import load as load_config
 from uedp.training.folder import CONFIG, IDENTITY
@@ -357,6 +359,39 @@ def test_classifiers_train_by_every_method(method, train, saved, tmp_path):
     )
     assert certificates.verify(tmp_path / "run") == outcome.certificate
     assert outcome.after.keys() == {"error rate", "loss", "sentences"}
+
+
+def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
+    read = []
+    encode = vectors.Encoder._encode
+    monkeypatch.setattr(
+        vectors.Encoder,
+        "_encode",
+        lambda self, texts: read.append(len(texts)) or encode(self, texts),
+    )
+    options = {
+        "model": saved("bert"),
+        "task__kind": "classification",
+        "model__train": "probe",
+        "privacy__rounds": 20,
+        "optimiser__rate": 0.1,
+        "run__vectors": str(tmp_path / "vectors"),
+    }
+    plain = train(privacy__method="noiseless", **options)
+    assert read == [120, 15]
+    assert plain.after["loss"] < plain.before["loss"] == pytest.approx(math.log(2), rel=1e-4)
+    for method in PRIVATE:
+        outcome = train(method, privacy__method=method, **options)
+        assert certificates.verify(tmp_path / method) == outcome.certificate
+    assert read == [120, 15]  # what is kept is not read again
+    # measured on texts, a saved probe does what it did on vectors
+    loaded = load(tmp_path / "run", "classification")
+    held = worlds.material(tmp_path / "corpus").held_out
+    task = tasks.build(
+        "classification", held.texts, held.labels, ["named", "plain"], loaded.tokenizer, 32
+    )
+    measured = task.evaluate(loaded.model, torch.no_grad, 1 << 12)
+    assert measured["loss"] == pytest.approx(plain.after["loss"], rel=1e-4)
 
 
 def test_a_saved_head_keeps_its_order(train, saved, tmp_path):

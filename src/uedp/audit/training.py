@@ -15,8 +15,7 @@ The attacker of the *white box* score sees every round's noisy sum, as the proof
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,11 @@ from uedp.audit import one_run
 from uedp.audit.canaries import FEWEST, KINDS, Canaries, Kind, draw
 from uedp.audit.white_box import WhiteBox, sentence_losses
 from uedp.errors import UserError
-from uedp.incidence import Incidence
 from uedp.progress import SILENT, Progress
 from uedp.training import folder, loop, methods, tasks
 from uedp.training.config import Config
 from uedp.training.material import Material, Texts
 from uedp.training.material import read as read_material
-from uedp.training.plan import Plan
 
 METHODS = ("rotation", "user-level", "noiseless")
 
@@ -75,64 +72,25 @@ class Attack:
 
     def __init__(self, canaries: Canaries, others: Texts, path: Path, every: int | None) -> None:
         self._canaries, self._others, self._path, self._every = canaries, others, path, every
-        self._make_task: Callable[[Texts], tasks.Task] | None = None
         self._white_box: WhiteBox | None = None
         self.seen: dict[str, Any] = {"rounds": 0, "evidence": [0.0] * len(canaries.canaries)}
         if path.is_file():
             self.seen = json.loads(path.read_text())
         self._evidence = np.array(self.seen["evidence"])
 
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Within, the loop's rounds are seen.
-
-        The loop gets its task and its method from two modules; both are asked as ever, and what
-        they make is what the loop gets.
-        """
-        make_task, make_method = tasks.build, methods.build
-
-        def task(
-            kind: str,
-            texts: Sequence[str],
-            labels: Sequence[str | None],
-            names: Sequence[str],
-            tokenizer: Any,
-            max_tokens: int,
-        ) -> tasks.Task:
-            self._make_task = lambda own: make_task(
-                kind, own.texts, own.labels, names, tokenizer, max_tokens
-            )
-            self.seen["longest"] = max_tokens
-            return make_task(kind, texts, labels, names, tokenizer, max_tokens)
-
-        def method(
-            plan: Plan,
-            incidence: Incidence,
-            model: nn.Module,
-            task: tasks.Task,
-            precision: tasks.Precision,
-        ) -> methods.Method:
-            made = make_method(plan, incidence, model, task, precision)
-            self._begin(plan, incidence, model)
-            return Onlooker(made, self)
-
-        tasks.build, methods.build = task, method
-        try:
-            yield
-        finally:
-            tasks.build, methods.build = make_task, make_method
-
-    def _begin(self, plan: Plan, incidence: Incidence, model: nn.Module) -> None:
-        """With the weights as they are before any round, also if the run is resumed."""
-        assert self._make_task is not None  # the loop makes its task first
+    def watch(self, built: loop.Built) -> methods.Method:
+        """Its method, with rounds that are seen; `built` is as before any round, resumed or not."""
+        plan, model = built.plan, built.model
         own, others = self._canaries.texts(), self._others
-        task = self._make_task(Texts([*own.texts, *others.texts], [*own.labels, *others.labels]))
-        self._white_box = WhiteBox(plan, incidence, model, task, self._canaries, self._every)
+        task = built.make_task(Texts([*own.texts, *others.texts], [*own.labels, *others.labels]))
+        self._white_box = WhiteBox(plan, built.incidence, model, task, self._canaries, self._every)
         self.seen |= {
+            "longest": built.longest,
             "before": losses(model, task, len(own.texts)).tolist(),
             "proven": plan.epsilon if math.isfinite(plan.epsilon) else None,
             "noise": plan.noise,
         }
+        return Onlooker(built.method, self)
 
     def before_round(self, number: int) -> None:
         assert self._white_box is not None
@@ -317,11 +275,15 @@ def audit(
     planted.ledger.mkdir(parents=True, exist_ok=True)
     folder.write(out / CANARIES, canaries.to_json())
     try:
-        with attack.watching():
-            going_on = resume and (out / RUN / folder.IDENTITY).is_file()
-            outcome = loop.run(
-                config, out / RUN, material=planted, resume=going_on, progress=progress, say=say
-            )
+        outcome = loop.run(
+            config,
+            out / RUN,
+            material=planted,
+            resume=resume and (out / RUN / folder.IDENTITY).is_file(),
+            progress=progress,
+            say=say,
+            watch=attack.watch,
+        )
     except UserError:
         if not begun:  # what is refused leaves nothing behind
             _remove(out)

@@ -48,7 +48,7 @@ def train(
         ),
     ] = None,
     train_: Annotated[
-        str | None, typer.Option("--train", help="lora, lora-b, full or last:N. model.train")
+        str | None, typer.Option("--train", help="lora, lora-b, probe, full or last:N. model.train")
     ] = None,
     task: Annotated[str | None, typer.Option(help="next-word or classification. task.kind")] = None,
     method: Annotated[

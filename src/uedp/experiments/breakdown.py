@@ -11,18 +11,19 @@ from uedp.entities.breakdown import breakdown, sentence_masks
 from uedp.entities.categories import BASE, expand, mask_of
 from uedp.experiments import markdown
 from uedp.experiments.base import Options, Result
-from uedp.experiments.corpora import DATA_SETS, detected
+from uedp.experiments.corpora import detected
+from uedp.experiments.data_sets import DATA_SETS
 from uedp.incidence import Incidence, Ints
 
 # Lai et al. (2022), "Breakdown of CONLL-2003, AG, and SEC datasets".
 PAPER: dict[str, dict[str, Any]] = {
-    "conll2003": {
+    "conll": {
         "vocabulary": 8882,
         "sentences": 14040,
         "users": 946,
         "sensitive": {"org": 5187, "loc": 5433, "person": 4406, "misc": 3438, "all": 11176},
     },
-    "ag_news": {
+    "ag": {
         "vocabulary": 30000,
         "sentences": 112000,
         "users": 7536,
@@ -87,7 +88,7 @@ _QUANTILES = ("p50", "p90", "p99", "max")
 
 
 def _data_set(name: str, options: Options) -> Result:
-    chosen = DATA_SETS[name].categories
+    chosen = DATA_SETS[name].paper_categories
     corpus = detected(name, options)
     numbers = breakdown(corpus, options.progress)
     incidence = Incidence.of(corpus.folder)

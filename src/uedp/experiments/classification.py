@@ -12,7 +12,7 @@ from typing import Any
 
 from uedp.experiments import markdown, telling
 from uedp.experiments.base import Options, Result
-from uedp.experiments.material import DATA_SETS
+from uedp.experiments.data_sets import DATA_SETS
 from uedp.experiments.rows import chosen, score
 from uedp.experiments.runs import Config, Trial, changed
 from uedp.experiments.series import measured, repeats

@@ -1,55 +1,21 @@
 """The paper's data sets as detected corpora, made once and kept."""
 
 import hashlib
-from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from uedp.corpus.readers import read
-from uedp.corpus.sentence import Sentence
 from uedp.corpus.store import Corpus
-from uedp.corpus.users import assign, random_groups
 from uedp.entities.categories import BASE, expand
 from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
 from uedp.experiments.base import Options, digest
+from uedp.experiments.data_sets import DATA_SETS
 from uedp.experiments.public import public_words
 from uedp.incidence import Incidence
 
 QUICK_SENTENCES = 400
-_AG_GROUPS = (15.0, 2.0, 0)  # mean and spread of a user's articles, as in the paper; the seed
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """One of the paper's three: its training file, and the categories it protects there."""
-
-    title: str
-    file: str
-    reader: str
-    categories: tuple[str, ...]
-    public: str  # the list of what is declared public in it
-    marked: bool = False  # by people: then their marks are the entities
-
-
-DATA_SETS = {
-    "conll2003": DataSet(
-        "CoNLL-2003",
-        "conll2003/eng.train.gz",
-        "conll",
-        ("org", "loc", "person", "misc"),
-        "conll",
-        marked=True,
-    ),
-    "ag_news": DataSet("AG", "ag_news/train.csv.gz", "ag", ("org", "loc", "gpe", "pii"), "ag"),
-    # stands in for the paper's SEC contracts, which are not public
-    "edgar": DataSet(
-        "EDGAR", "edgar/train.jsonl.gz", "jsonl", ("org", "loc", "gpe", "pii"), "edgar"
-    ),
-}
 
 
 def detected(name: str, options: Options, protected: bool = True) -> Corpus:
@@ -60,10 +26,9 @@ def detected(name: str, options: Options, protected: bool = True) -> Corpus:
 
     Guarantees:
       - made once: a corpus of the same file, detectors, lists and size is opened, not made again
-      - AG's users are random groups of 15 +- 2 articles, the same every time
     """
     data_set = DATA_SETS[name]
-    path = data_set_file(options, data_set.file)
+    path = data_set_file(options, data_set.file("train"))
     detectors = ("labels",) if data_set.marked else (f"spacy:{pipeline(options)}", "patterns")
     lists = Lists(public=public_words(data_set.public) if protected else {})
     propagate = protected and not data_set.marked
@@ -77,7 +42,8 @@ def detected(name: str, options: Options, protected: bool = True) -> Corpus:
     }
     folder = options.common / f"{name}-{digest(what)}"
     if not folder.exists():
-        sentences = _sentences(data_set, path, options.quick)
+        most = QUICK_SENTENCES if options.quick else None
+        sentences = data_set.sentences(options.data, "train", most)
         detect(
             sentences,
             folder,
@@ -124,15 +90,6 @@ def data_set_file(options: Options, name: str) -> Path:
     if not path.is_file():
         raise UserError(f"{path}: no such file; --data must hold {name}")
     return path
-
-
-def _sentences(data_set: DataSet, path: Path, quick: bool) -> list[Sentence]:
-    sentences = list(islice(read(path, data_set.reader), QUICK_SENTENCES if quick else None))
-    if data_set.reader == "ag":
-        mean, spread, seed = _AG_GROUPS
-        groups = random_groups(len(sentences), mean, spread, seed)
-        sentences = list(assign(sentences, groups))
-    return sentences
 
 
 def file_hash(path: Path) -> str:

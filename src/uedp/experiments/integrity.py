@@ -18,14 +18,17 @@ from uedp.errors import UserError
 from uedp.experiments import markdown
 from uedp.experiments.base import Options, Result, kept
 from uedp.experiments.corpora import QUICK_SENTENCES, data_set_file, file_hash, pipeline
+from uedp.experiments.data_sets import DATA_SETS
 from uedp.folders import scratch
 
 PAPER = 0.94  # "the results from spaCy cover over 94% of sensitive information"
 
+_CONLL = DATA_SETS["conll"]
+
 # title: (file, reader). CoNLL's training file is left out: the pipeline learned from it.
 GOLD = {
-    "CoNLL-2003 testa": ("conll2003/eng.testa.gz", "conll"),
-    "CoNLL-2003 testb": ("conll2003/eng.testb.gz", "conll"),
+    "CoNLL-2003 testa": (_CONLL.file("validation"), _CONLL.reader),
+    "CoNLL-2003 testb": (_CONLL.file("test"), _CONLL.reader),
     "presidio v2": ("presidio_synth/synth_dataset_v2.json.gz", "presidio-research"),
     "presidio large": ("presidio_synth/generated_large.json.gz", "presidio-research"),
 }

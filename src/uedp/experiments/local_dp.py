@@ -16,12 +16,14 @@ import numpy as np
 from uedp.accounting.divergence import Floats
 from uedp.baselines.discriminant import Discriminant, Ints
 from uedp.baselines.dpnr import Dpnr, drop_words, noisy, normalised, pair_epsilon
-from uedp.baselines.encoder import Encoder
 from uedp.corpus.readers import read
 from uedp.errors import UserError
 from uedp.experiments import markdown
 from uedp.experiments.base import Options, Result, kept
 from uedp.experiments.corpora import data_set_file
+from uedp.experiments.data_sets import DATA_SETS
+from uedp.models.load import load
+from uedp.training.vectors import Encoder
 
 DELTA = 1e-5
 DROPOUTS = (0.0, 0.5)
@@ -56,7 +58,14 @@ def measure(options: Options) -> Result:
         )
     size = QUICK if options.quick else FULL
     train, test = _articles(options, "train", size.train), _articles(options, "test", size.test)
-    encoder = Encoder(options.models["bert"], TOKENS, options.work / "vectors", options.progress)
+    loaded = load(options.models["bert"], "classification", labels=2)  # its head is not used
+    encoder = Encoder(
+        loaded.model.base_model,
+        loaded.tokenizer,
+        min(TOKENS, loaded.max_tokens),
+        options.work / "vectors",
+        options.progress,
+    )
     epsilons = (*sorted({STATED / encoder.dimensions, *size.epsilons}), None)
     return {
         "quick": options.quick,
@@ -139,8 +148,9 @@ class _Articles:
 
 def _articles(options: Options, part: str, per_class: int) -> _Articles:
     """As many of each class, chosen once for all runs; their words apart by one blank."""
-    path = data_set_file(options, f"ag_news/{part}.csv.gz")
-    found = [(" ".join(s.text.split()), s.label) for s in read(path, "ag") if s.label]
+    data_set = DATA_SETS["ag"]
+    path = data_set_file(options, data_set.file(part))
+    found = [(" ".join(s.text.split()), s.label) for s in read(path, data_set.reader) if s.label]
     names, labels = np.unique([label for _, label in found], return_inverse=True)
     if len(names) < 2:
         raise UserError(f"{path}: has one class of articles; at least two are needed")

@@ -12,11 +12,11 @@ import gzip
 import json
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uedp.errors import UserError
+from uedp.experiments.data_sets import DATA_SETS, DataSet
 from uedp.experiments.public import public_words
 from uedp.incidence import Incidence
 from uedp.training.material import Texts
@@ -25,37 +25,9 @@ if TYPE_CHECKING:
     from uedp.corpus.sentence import Sentence
     from uedp.corpus.store import Corpus
 
-PARTS = ("train", "validation", "test")
-_AG_GROUPS = (15, 2, 0)  # mean and spread of users' sizes, as in the paper, and the seed
 _HELD_OUT = 10  # one user in so many is kept for validation where no part is set aside for it
 # Names, not numbers and dates: those would leave no AG article and few clauses without an entity.
 _NAMES = frozenset({"person", "loc", "org", "misc", "gpe", "norp", "contact"})
-
-
-@dataclass(frozen=True)
-class DataSet:
-    """Its files, and the categories that are protected one at a time beside all of them."""
-
-    folder: str
-    files: tuple[str, ...]
-    reader: str
-    categories: tuple[str, ...]
-
-
-DATA_SETS = {
-    "conll": DataSet(
-        "conll2003",
-        ("eng.train.gz", "eng.testa.gz", "eng.testb.gz"),
-        "conll",
-        ("person", "org", "loc", "pii"),
-    ),
-    "ag": DataSet(
-        "ag_news", ("train.csv.gz", "test.csv.gz"), "ag", ("person", "org", "loc", "pii")
-    ),
-    "edgar": DataSet(
-        "edgar", ("train.jsonl.gz", "test.jsonl.gz"), "jsonl", ("person", "org", "loc", "pii")
-    ),
-}
 
 
 def prepare(
@@ -68,21 +40,21 @@ def prepare(
     out before detection, so that no entity is linked across.
     """
     import uedp
+    from uedp.entities.lists import Lists
 
     if (out / "about.json").exists():
         return
     out.mkdir(parents=True, exist_ok=True)
-    if name == "conll":
+    data_set = DATA_SETS[name]
+    if data_set.marked:
         detectors: tuple[str, ...] = ("labels",)
     elif ner is None:
         raise UserError(f"{name}: name a spaCy pipeline with --model ner=PATH")
     else:
         detectors = (f"spacy:{ner}", "patterns")
-    from uedp.entities.lists import Lists
-
-    lists = Lists(public=public_words(name))
+    lists = Lists(public=public_words(data_set.public))
     corpora = {}
-    for part, sentences in _parts(name, data, most).items():
+    for part, sentences in _parts(data_set, data, most).items():
         how = detectors if part == "train" else ("labels",)
         corpora[part] = uedp.detect(
             sentences,
@@ -90,7 +62,7 @@ def prepare(
             uedp.Detection(how, _NAMES, lists=lists),
             overwrite=True,
         )
-    _write_plain(DATA_SETS[name], corpora, out, detectors)
+    _write_plain(data_set, corpora, out, detectors)
     for part in corpora:
         shutil.rmtree(out / f"corpus-{part}")
 
@@ -107,25 +79,16 @@ def incidence(folder: Path, category: str = "all") -> Incidence:
     return Incidence.load(folder / ("incidence" if category == "all" else f"incidence-{category}"))
 
 
-def _parts(name: str, data: Path, most: int | None) -> dict[str, list["Sentence"]]:
-    import uedp
-    from uedp.corpus.users import assign, random_groups
-
-    data_set = DATA_SETS[name]
-    read = [
-        list(uedp.read(data / data_set.folder / file, reader=data_set.reader))[:most]
-        for file in data_set.files
-    ]
-    if len(read) == len(PARTS):
-        return dict(zip(PARTS, read, strict=True))
-    whole, test = read
-    if name == "ag":
-        whole = list(assign(whole, random_groups(len(whole), *_AG_GROUPS)))
+def _parts(data_set: DataSet, data: Path, most: int | None) -> dict[str, list["Sentence"]]:
+    found = {part: data_set.sentences(data, part, most) for part in data_set.files}
+    if "validation" in found:
+        return found
+    whole = found["train"]
     held_out = set(sorted({sentence.user for sentence in whole})[::_HELD_OUT])
     return {
         "train": [s for s in whole if s.user not in held_out],
         "validation": [s for s in whole if s.user in held_out],
-        "test": test,
+        "test": found["test"],
     }
 
 

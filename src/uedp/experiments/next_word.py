@@ -13,7 +13,7 @@ from typing import Any
 
 from uedp.experiments import telling
 from uedp.experiments.base import Options, Result
-from uedp.experiments.material import DATA_SETS
+from uedp.experiments.data_sets import DATA_SETS
 from uedp.experiments.runs import Trial
 from uedp.experiments.series import measured, repeats
 from uedp.experiments.settings import (
@@ -22,14 +22,14 @@ from uedp.experiments.settings import (
     FINE_TUNING,
     LSTM,
     NOISELESS_RATE,
-    PRIVATE,
+    PRIVATE_RATE,
     as_published,
     config,
 )
 
 LSTM_EPSILONS = (8.0, 2.0, 0.5)
 LSTM_REPEATS = 3
-TITLES = {name: corpus.title for name, corpus in CORPORA.items()}
+TITLES = {name: DATA_SETS[name].title for name in CORPORA}
 
 # Lai et al. (2022), perplexities in the text: data, then who is protected, then published epsilon.
 PRINTED: dict[str, dict[str, dict[str, float]]] = {
@@ -131,8 +131,8 @@ def _rotation(data: str, epsilon: float, category: str = "all") -> Trial:
 def _private(
     data: str, method: str, epsilon: float, changes: dict[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    rounds = {"privacy__rounds": CORPORA[data].rounds}
-    return config(FINE_TUNING, method, epsilon, **rounds, **PRIVATE[epsilon], **changes)
+    own = {"privacy__rounds": CORPORA[data].rounds, "optimiser__rate": PRIVATE_RATE, **changes}
+    return config(FINE_TUNING, method, epsilon, **own)
 
 
 def _baselines(data: str) -> Iterator[Trial]:

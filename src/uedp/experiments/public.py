@@ -5,7 +5,7 @@ names of the agencies that sent them. What stands in `public_words` is not prote
 it is still protected as part of its sentence and of its user's texts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "public_words"
@@ -14,13 +14,12 @@ _REASONS = {
     "contracts": "contract language",
     "news": "markup, a news agency, or an ordinary word",
 }
-_LISTS = {"conll": (), "ag": ("ordinary", "news"), "edgar": ("ordinary", "contracts")}
 
 
-def public_words(data: str) -> Mapping[str, str]:
-    """What is public in a data set, and why, one phrase a line in its lists."""
+def public_words(lists: Iterable[str]) -> Mapping[str, str]:
+    """What some lists declare public, one phrase a line, and why."""
     return {
         phrase: _REASONS[name]
-        for name in _LISTS[data]
+        for name in lists
         for phrase in (_FOLDER / f"{name}.txt").read_text(encoding="utf-8").splitlines()
     }

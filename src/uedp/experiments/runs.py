@@ -7,15 +7,16 @@ once, at the end, and nothing is decided by it.
 
 import json
 import shutil
-import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from uedp.errors import UserError
+from uedp.experiments import processes
 from uedp.progress import SILENT, Progress
 
 Config = Mapping[str, Mapping[str, Any]]
@@ -63,7 +64,7 @@ def carry_out(
     jobs: int = 1,
     deadline: float = float("inf"),
     progress: Progress = SILENT,
-    say: Any = lambda line: None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Run what has no result yet, and give all results by name.
 
@@ -71,50 +72,28 @@ def carry_out(
     of its log, when the others are done.
     """
     place.out.mkdir(parents=True, exist_ok=True)
-    began, failed = time.monotonic(), []
-    waiting = [trial for trial in trials if not place.result(trial).exists()]
-    running: dict[str, subprocess.Popen[bytes]] = {}
-    try:
-        with progress.stage("training", len(trials), "runs") as meter:
-            meter.advance(len(trials) - len(waiting), len(trials) - len(waiting))
-            while waiting or running:
-                if time.monotonic() - began > deadline:
-                    waiting = []
-                while waiting and len(running) < jobs:
-                    trial = waiting.pop(0)
-                    running[trial.name] = _start(trial, place)
-                for name, process in list(running.items()):
-                    if process.poll() is not None:
-                        del running[name]
-                        meter.advance(1)
-                        say(f"[{time.monotonic() - began:.0f} s] {_last_line(place, name)}")
-                        if process.returncode:
-                            failed.append(f"{name}: {_last_line(place, name)}")
-                time.sleep(0.2)
-    finally:
-        for process in running.values():
-            process.terminate()
+    waiting = {
+        trial.name: partial(_start, trial, place)
+        for trial in trials
+        if not place.result(trial).exists()
+    }
+    finished = len(trials) - len(waiting)
+    with progress.stage("training", len(trials), "runs") as meter:
+        meter.advance(finished, finished)
+        failed = processes.carry_out(
+            waiting, place.out, jobs, deadline, say, ended=lambda: meter.advance(1)
+        )
     if failed:
         raise UserError(f"{len(failed)} runs failed; {failed[0]}; the logs are in {place.out}")
-    return {
-        trial.name: json.loads(place.result(trial).read_text())
-        for trial in trials
-        if place.result(trial).exists()
-    }
+    return processes.results((trial.name for trial in trials), place.out)
 
 
-def _start(trial: Trial, place: Place) -> "subprocess.Popen[bytes]":
+def _start(trial: Trial, place: Place) -> processes.Process:
     asked = place.out / f"{trial.name}.trial"
     where = {**asdict(place), "materials": str(place.materials), "out": str(place.out)}
     asked.write_text(json.dumps({"trial": asdict(trial), "place": where}))
     command = [sys.executable, "-W", "ignore", "-m", __name__, str(asked)]
-    with (place.out / f"{trial.name}.log").open("ab") as log:
-        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-
-def _last_line(place: Place, name: str) -> str:
-    lines = (place.out / f"{name}.log").read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"{name}: no word"
+    return processes.start(trial.name, command, place.out)
 
 
 def resolved(trial: Trial, place: Place) -> dict[str, dict[str, Any]]:
@@ -126,6 +105,8 @@ def resolved(trial: Trial, place: Place) -> dict[str, dict[str, Any]]:
         config["model"]["name"] = place.models[name]
     if config.get("vocabulary", {}).get("source") == "public":
         config["vocabulary"]["path"] = place.models["words"]
+    if config["model"].get("train") == "probe":  # all trials read the same texts
+        config.setdefault("run", {})["vectors"] = str(place.materials / "vectors")
     if place.dry_rounds:
         config["privacy"]["rounds"] = place.dry_rounds
     return config
@@ -141,6 +122,7 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
     from uedp.training.config import parse
     from uedp.training.folder import write
     from uedp.training.material import Material
+    from uedp.training.vectors import Encoder
 
     began, most = time.time(), DRY_SENTENCES if place.dry_rounds else None
     config = parse(resolved(trial, place))
@@ -164,9 +146,12 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
     trained = load(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     names = list(trained.model.config.id2label.values())
-    part = texts(material, "test", most)
+    part, longest = texts(material, "test", most), config.model.max_tokens
+    encode = None
+    if config.model.train == "probe":
+        encode = Encoder(trained.model.encoder, trained.tokenizer, longest, config.run.vectors)
     test = tasks.build(
-        config.task.kind, part.texts, part.labels, names, trained.tokenizer, config.model.max_tokens
+        config.task.kind, part.texts, part.labels, names, trained.tokenizer, longest, encode
     )
     measured = test.evaluate(trained.model, lambda: torch.autocast("cpu", enabled=False), 1 << 14)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -176,7 +161,13 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
         "data": trial.data,
         "category": trial.category,
         "config": config.model_dump(
-            mode="json", exclude={"data": True, "model": {"name"}, "vocabulary": {"path"}}
+            mode="json",
+            exclude={
+                "data": True,
+                "model": {"name"},
+                "vocabulary": {"path"},
+                "run": {"vectors"},
+            },
         ),
         "model": trial.config["model"]["name"],
         "epsilon": None if found.certificate is None else found.certificate.epsilon,

@@ -22,7 +22,8 @@ from uedp.errors import UserError
 from uedp.experiments import runs
 from uedp.experiments.base import Options, Result
 from uedp.experiments.breakdown import PAPER as COUNTS
-from uedp.experiments.material import DATA_SETS, prepare
+from uedp.experiments.data_sets import DATA_SETS
+from uedp.experiments.material import prepare
 from uedp.experiments.rows import REPEAT, Row
 from uedp.experiments.runs import Place, Trial, changed
 
@@ -72,8 +73,8 @@ def material(data: str, options: Options) -> Path:
     """The folder of a data set as plain files, prepared if it is not there."""
     folder = _place(options).materials / data
     if not (folder / "about.json").exists():
-        for file in DATA_SETS[data].files:
-            if not (path := options.data / DATA_SETS[data].folder / file).is_file():
+        for part in DATA_SETS[data].files:
+            if not (path := options.data / DATA_SETS[data].file(part)).is_file():
                 raise UserError(f"{path}: no such file; --data must hold it")
         most = QUICK_SENTENCES if options.quick else None
         prepare(data, options.data, folder, options.models.get("ner"), most)
@@ -202,16 +203,13 @@ def _row(trial: Trial, result: Row | None, place: Place) -> Result:
     return row | {"published": _published(row, privacy)}
 
 
-_PAPER_NAMES = {"conll": "conll2003", "ag": "ag_news", "edgar": "edgar"}
-
-
 def _published(row: Row, privacy: Row) -> float | None:
     """By the paper's accountant; sensitive sentences, which it counts, as in the paper's data."""
     if row["method"] not in ("uedp-alg", "user-level") or not row["noise"]:
         return None
     if row["method"] == "user-level":
         return published.epsilon(row["user_rate"], row["noise"], row["rounds"], privacy["delta"])
-    counts = COUNTS[_PAPER_NAMES[row["data"]]]
+    counts = COUNTS[row["data"]]
     sensitive = counts["sensitive"].get(row["category"])
     if sensitive is None:
         return None

@@ -20,7 +20,8 @@ from uedp.models import scratch
 
 Task = Literal["next-word", "classification"]
 
-_OWN_KINDS = {"awd_lstm": "uedp.models.awd_lstm"}  # modules that teach Transformers a model
+# modules that teach Transformers a model
+_OWN_KINDS = {"awd_lstm": "uedp.models.awd_lstm", "uedp_probe": "uedp.models.probe"}
 _DEFAULT_LIMIT = 1024  # tokens, for models and tokenizers that set no limit
 
 

@@ -27,16 +27,21 @@ def make_trainable(
 ) -> nn.Module:
     """The model with what `how` names open to training and all else frozen.
 
-    `full` is every weight. `lora` adds to each linear layer but the head, or to those of them
-    whose name ends in one of `targets`, a product of two matrices of the given rank, scaled by
-    `alpha / rank` (default 2); a classifier's head is trained whole. `lora-b` trains of each
-    product the second matrix alone, which starts at zero, and leaves the first as it was drawn:
-    half the weights to add noise to (Sun et al. 2024). `last:N` is the last N blocks and what comes
-    after them, less weights that earlier layers use too (a head tied to the embedding). For `lora`
-    and `lora-b` use the model that is returned, not the one handed in.
+    - `full`: every weight.
+    - `lora`: to each linear layer but the head, or to those of them whose name ends in one of
+      `targets`, a product of two matrices of the given rank is added, scaled by `alpha / rank`
+      (default 2); a classifier's head is trained whole.
+    - `lora-b`: of each product the second matrix alone, which starts at zero; the first stays as
+      it was drawn. Half the weights to add noise to (Sun et al. 2024).
+    - `probe`: a linear classifier on the mean of what an encoder makes of a text, in place of a
+      classifier's own head.
+    - `last:N`: the last N blocks and what comes after them, less weights that earlier layers use
+      too (a head tied to the embedding).
+
+    Use the model that is returned, not the one handed in.
 
     Guarantees:
-      - what the model computes is unchanged
+      - what the model computes is unchanged, but for `probe`, which begins by guessing
       - the same seed gives the same adapters, and the caller's random numbers are left alone
       - adapters have no dropout
     """
@@ -44,19 +49,25 @@ def make_trainable(
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         return model
-    if how in ("lora", "lora-b", "lora-w"):
+    if how in ("lora", "lora-b"):
         scale = 2.0 * rank if alpha is None else alpha
         adapted = _with_adapters(model, rank, scale, targets, seed)
-        if how == "lora-w":
-            _read_where_weights_do(adapted, seed)
-        if how != "lora":
+        if how == "lora-b":
             for name, parameter in adapted.named_parameters():
                 if ".lora_A." in name:
                     parameter.requires_grad_(False)
         return adapted
+    if how == "probe":
+        if not _classifies(model):
+            raise UserError("train 'probe': for classification; choose `lora` to predict words")
+        from uedp.models.probe import ProbeForSequenceClassification
+
+        return ProbeForSequenceClassification.of(model)
     if count := re.fullmatch(r"last:(\d+)", how):
         return _last_blocks(model, int(count[1]))
-    raise UserError(f"train {how!r}: must be `full`, `lora`, `lora-b` or `last:N`, such as last:2")
+    raise UserError(
+        f"train {how!r}: must be `full`, `lora`, `lora-b`, `probe` or `last:N`, such as last:2"
+    )
 
 
 def trained_names(model: nn.Module) -> list[str]:
@@ -140,26 +151,6 @@ def _with_adapters(
     if config.base_model_name_or_path and Path(config.base_model_name_or_path).exists():
         config.base_model_name_or_path = Path(config.base_model_name_or_path).name
     return adapted
-
-
-@torch.no_grad()
-def _read_where_weights_do(adapted: nn.Module, seed: int) -> None:
-    """Let each adapter read what its layer makes most of: the leading directions of its weight."""
-    from peft.tuners.lora import LoraLayer
-
-    for module in adapted.modules():
-        if isinstance(module, LoraLayer):
-            layer: Any = module
-            first = layer.lora_A[_ADAPTER].weight
-            weight = layer.get_base_layer().weight.detach().float().cpu()
-            if weight.shape[1] != first.shape[1]:  # Conv1D has inputs first
-                weight = weight.T
-            rank = min(first.shape[0], *weight.shape)
-            with torch.random.fork_rng(devices=[]):
-                torch.default_generator.manual_seed(seed)
-                _, _, directions = torch.svd_lowrank(weight, min(2 * rank, *weight.shape), niter=4)
-            # as large as they were: a random row has a third of a unit's square
-            first[:rank].copy_(directions[:, :rank].T / 3**0.5)
 
 
 def _head(model: Any) -> list[str]:

@@ -105,7 +105,7 @@ class Model(_Section):
     name: str
     sizes: dict[str, bool | int | float] = {}
     tokenizer: str | None = None
-    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|lora-w|last:\d+)$")] = "lora"
+    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+)$")] = "lora"
     rank: Count = 8
     alpha: Positive | None = None
     targets: tuple[str, ...] = ()
@@ -122,7 +122,7 @@ class Model(_Section):
 
     @model_validator(mode="after")
     def _fits(self) -> "Model":
-        if self.name in NEW_MODELS and self.train.startswith("lora"):
+        if self.name in NEW_MODELS and self.train.startswith(("lora", "probe")):
             raise ValueError(f"{self.name} is new and has nothing to adapt; train it `full`")
         return self
 
@@ -158,11 +158,14 @@ class Optimiser(_Section):
 
 
 class Run(_Section):
+    """`vectors` is a folder where what `model.train: probe` reads of texts is kept between runs."""
+
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     tokens_at_once: Count | None = None
     evaluate_every: Count = 25
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 60.0
+    vectors: Path | None = None
 
 
 class Config(_Section):

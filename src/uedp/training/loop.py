@@ -22,8 +22,10 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
+from uedp.incidence import Incidence
 from uedp.mechanism.release import Reach
 from uedp.models.load import load
+from uedp.models.probe import ProbeForSequenceClassification
 from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
@@ -35,6 +37,7 @@ from uedp.training.material import read as read_material
 from uedp.training.metrics import Metrics, finite
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan
+from uedp.training.vectors import Encoder
 
 CONFIG = folder.CONFIG
 RESULT = "result.json"  # written last: a run that has one is finished
@@ -58,6 +61,21 @@ class Outcome:
     finished: bool
 
 
+@dataclass(frozen=True)
+class Built:
+    """What a run is made of before its first round; `make_task` is for texts of one's own."""
+
+    plan: Plan
+    incidence: Incidence
+    model: nn.Module
+    method: methods.Method
+    make_task: Callable[[Texts], tasks.Task]
+    longest: int
+
+
+Watch = Callable[[Built], methods.Method]
+
+
 def run(
     config: Config,
     out: Path,
@@ -66,11 +84,14 @@ def run(
     resume: bool = False,
     progress: Progress = SILENT,
     say: Say = lambda line: None,
+    watch: Watch | None = None,
 ) -> Outcome:
     """Train by a config into a folder, or go on with what the folder holds.
 
     `material` stands in for the corpora that the config names. Ctrl-C stops after the round it
     comes in, with a checkpoint. Of a config, `run` may change when a run is resumed, nothing else.
+    `watch` sees what was built, with the weights as they are before any round, and gives the method
+    that does the rounds.
 
     Guarantees:
       - nothing is trained before the guarantee was stated (`say`)
@@ -89,7 +110,7 @@ def run(
         say(plan.statement)
         words = config.vocabulary.source != "tokenizer"
         # before anything is begun; a stand-in for words that are still to be found
-        trainer = _Trainer(plan, material, out, progress, say, BYTES if words else None)
+        trainer = _Trainer(plan, material, out, progress, say, watch, BYTES if words else None)
         begun = name is not None
         name = name or folder.begin(identity)
         try:
@@ -109,7 +130,7 @@ def run(
                     plan.vocabulary,
                     ledger,
                 )
-                trainer = _Trainer(plan, material, out, progress, say, str(tokenizer))
+                trainer = _Trainer(plan, material, out, progress, say, watch, str(tokenizer))
             return trainer.run(ledger)
 
 
@@ -168,7 +189,8 @@ class _Trainer:
         out: Path,
         progress: Progress,
         say: Say,
-        tokenizer: str | None = None,
+        watch: Watch | None,
+        tokenizer: str | None,
     ) -> None:
         self._plan, self._out, self._progress, self._say = plan, out, progress, say
         self._ledger: RunLedger | None = None
@@ -206,10 +228,20 @@ class _Trainer:
             seed=config.model.seed,
         ).to(self._device)
         longest = min(config.model.max_tokens, loaded.max_tokens)
+        encode = None
+        if isinstance(self._model, ProbeForSequenceClassification):
+            kept = config.run.vectors
+            encode = Encoder(self._model.encoder, loaded.tokenizer, longest, kept, progress)
 
         def task(found: Texts) -> tasks.Task:
             return tasks.build(
-                config.task.kind, found.texts, found.labels, names, loaded.tokenizer, longest
+                config.task.kind,
+                found.texts,
+                found.labels,
+                names,
+                loaded.tokenizer,
+                longest,
+                encode,
             )
 
         self._task = task(material.train)
@@ -218,6 +250,9 @@ class _Trainer:
             self._method = methods.build(
                 plan, material.incidence, self._model, self._task, self._precision
             )
+            if watch is not None:
+                found = Built(plan, material.incidence, self._model, self._method, task, longest)
+                self._method = watch(found)
         parameters = self._method.parameters
         self._optimiser = optimise.build(config.optimiser, parameters)
         decay = config.optimiser.average

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -169,20 +170,7 @@ class Classification:
         tokenizer: Any,
         max_tokens: int,
     ) -> None:
-        number: dict[str | None, int] = {name: place for place, name in enumerate(names)}
-        unknown = sorted({label for label in labels if label is not None} - number.keys())
-        if unknown:
-            raise UserError(
-                f"label {unknown[0]!r}: not one of {', '.join(names)}; correct it, or name all "
-                "labels in task.labels"
-            )
-        self._labels = np.array(
-            [
-                number.get(label, IGNORED) if text.strip() else IGNORED
-                for text, label in zip(texts, labels, strict=True)
-            ],
-            dtype=np.int64,
-        )
+        self._labels = _numbered(texts, labels, names)
         self._pad = tokenizer.pad_token_id
         self._ids = (
             tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
@@ -215,9 +203,8 @@ class Classification:
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
-        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
         return nn.functional.cross_entropy(
-            logits.float(), batch["labels"], ignore_index=IGNORED, reduction="none"
+            _logits(model, batch), batch["labels"], ignore_index=IGNORED, reduction="none"
         )
 
     @torch.no_grad()
@@ -228,9 +215,7 @@ class Classification:
         for rows in _batches(self.lengths, room, progress):
             batch = _to_device(self.batch(rows), model)
             with precision():
-                logits = model(
-                    input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
-                ).logits.float()
+                logits = _logits(model, batch)
             counted = batch["labels"] != IGNORED
             wrong += float(((logits.argmax(1) != batch["labels"]) & counted).sum())
             loss += float(
@@ -244,6 +229,54 @@ class Classification:
         return {"error rate": wrong / total, "loss": loss / total, "sentences": total}
 
 
+class Probing(Classification):
+    """The same where a frozen encoder has read the sentences already: a vector each."""
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        labels: Sequence[str | None],
+        names: Sequence[str],
+        vectors: npt.NDArray[np.float32],
+    ) -> None:
+        self._labels = _numbered(texts, labels, names)
+        self._vectors = vectors
+        self.lengths = np.ones(len(vectors), dtype=np.int64)
+        self.packed = False
+
+    def batch(self, sentences: Ints) -> dict[str, Tensor]:
+        return {
+            "vectors": torch.from_numpy(self._vectors[sentences]),
+            "labels": torch.from_numpy(self._labels[sentences]),
+        }
+
+
+def _numbered(
+    texts: Sequence[str], labels: Sequence[str | None], names: Sequence[str]
+) -> npt.NDArray[np.int64]:
+    """Labels by their place among the names; what has none, or no text, counts for nothing."""
+    number: dict[str | None, int] = {name: place for place, name in enumerate(names)}
+    unknown = sorted({label for label in labels if label is not None} - number.keys())
+    if unknown:
+        raise UserError(
+            f"label {unknown[0]!r}: not one of {', '.join(names)}; correct it, or name all "
+            "labels in task.labels"
+        )
+    return np.array(
+        [
+            number.get(label, IGNORED) if text.strip() else IGNORED
+            for text, label in zip(texts, labels, strict=True)
+        ],
+        dtype=np.int64,
+    )
+
+
+def _logits(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+    read = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    logits: Tensor = model(**read).logits
+    return logits.float()
+
+
 def build(
     kind: str,
     texts: Sequence[str],
@@ -251,10 +284,16 @@ def build(
     names: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
+    encode: Callable[[Sequence[str]], npt.NDArray[np.float32]] | None = None,
 ) -> Task:
-    """The task on sentences, in their order; `names` are the labels there are."""
+    """The task on sentences, in their order; `names` are the labels there are.
+
+    With `encode`, which reads texts for a model that takes vectors, each is read once, now.
+    """
     if kind == "next-word":
         return NextWord(texts, tokenizer, max_tokens)
+    if encode is not None:
+        return Probing(texts, labels, names, encode(texts))
     return Classification(texts, labels, names, tokenizer, max_tokens)
 
 

@@ -1,0 +1,67 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.models import tiny
+from uedp.training.tasks import IGNORED, Probing, build
+from uedp.training.vectors import Encoder
+
+Make = Callable[..., Encoder]
+
+
+@pytest.fixture
+def encoder() -> Make:
+    def make(tokens: int = 16, keep: Path | None = None, model: Any = None) -> Encoder:
+        own: Any = model or tiny.bert()
+        return Encoder(own.base_model, tiny.tokenizer(pad_token="<|end|>"), tokens, keep)
+
+    return make
+
+
+def test_a_vector_depends_on_its_text_alone(encoder: Make) -> None:
+    """Guarantee of Encoder; the mean is over the text's own tokens."""
+    encode = encoder()
+    texts = ["one", "", "a much longer text than sixteen bytes hold", "two"]
+    together = encode(texts)
+    assert together.shape == (4, encode.dimensions)
+    assert np.isfinite(together).all()
+    for text, row in zip(texts, together, strict=True):
+        assert np.allclose(encode([text])[0], row, atol=1e-5)
+    ids = torch.tensor([encode._tokenizer("one")["input_ids"]])
+    with torch.inference_mode():
+        states = encode._model(input_ids=ids).last_hidden_state[0]
+    assert np.allclose(together[0], states.mean(0).numpy(), atol=1e-5)
+
+
+def test_vectors_are_kept_for_the_same_texts_and_weights(encoder: Make, tmp_path: Path) -> None:
+    """Guarantee of Encoder."""
+    first, again, shorter = (encoder(tokens, tmp_path) for tokens in (16, 16, 8))
+    changed = tiny.bert()
+    with torch.no_grad():
+        changed.get_input_embeddings().weight[5] += 1  # type: ignore[operator]
+    other = encoder(16, tmp_path, changed)
+    keys = {first.key(texts) for texts in (["a", "b"], ["ab"], ["b", "a"], ["a"], [])}
+    assert len(keys) == 5
+    assert again.key(["a"]) == first.key(["a"])
+    assert first.key(["a"]) not in (shorter.key(["a"]), other.key(["a"]))
+    saved = np.full((1, first.dimensions), 7, np.float32)
+    np.save(tmp_path / f"{first.key(['a'])}.npy", saved)
+    assert np.array_equal(again(["a"]), saved)
+    assert not np.array_equal(again(["b"]), saved)
+    assert np.array_equal(encoder(16)(["a"]), encoder(16)(["a"]))
+    assert not np.array_equal(encoder(16)(["a"]), saved)
+
+
+def test_a_task_on_vectors_has_the_labels_of_the_texts(encoder: Make) -> None:
+    encode = encoder()
+    texts, labels = ["one", " ", "two", "three"], ["x", "x", None, "y"]
+    task = build("classification", texts, labels, ["x", "y"], None, 16, encode)
+    assert isinstance(task, Probing)
+    batch = task.batch(np.array([3, 0, 1, 2]))
+    assert batch["labels"].tolist() == [1, 0, IGNORED, IGNORED]
+    assert np.allclose(batch["vectors"][1], encode(["one"])[0], atol=1e-5)
+    assert task.lengths.tolist() == [1] * 4
