@@ -31,7 +31,7 @@ def test_trials_differ_in_estimator_and_noise_alone() -> None:
     assert trials["topics-uedp-alg"] == elsewhere["topics-uedp-alg"]
     for trial in trials.values():
         privacy = trial.config["privacy"]
-        assert (privacy["rounds"], privacy["user_rate"]) == (10, 0.05)
+        assert (privacy["rounds"], privacy["user_rate"]) == (100, 0.05)
         assert privacy["noise"] == (0.0 if trial.name.endswith("no-noise") else 2.5)
     kinds = [t.config.get("alg", {}).get("estimator", "f_E+") for t in trials.values()]
     assert kinds.count("f_E") == 2

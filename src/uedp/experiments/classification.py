@@ -1,9 +1,9 @@
 """AG's four topics: error rate against epsilon, with a pretrained encoder and with an AWD-LSTM.
 
 Almost every article names somebody whom other users name too, so rotation has few articles in a
-round. Adapters then learn nothing; pooler and head alone, which have fewer parameters, are tried
-beside them. A row with no extended entities (`q_s = 0`) answers the paper's 75%. How to run it on
-another machine: `series.py`.
+round. Adapters then learn nothing; a probe, which has far fewer weights, is tried beside them. A
+row with no extended entities (`q_s = 0`) answers the paper's 75%. How to run it on another machine:
+`series.py`.
 """
 
 from collections.abc import Iterator
@@ -18,9 +18,10 @@ from uedp.experiments.runs import Config, Trial, changed
 from uedp.experiments.series import measured, repeats
 from uedp.experiments.settings import (
     EPSILONS,
-    HEAD,
+    PUBLISHED_PROBE,
     TOPICS,
     TOPICS_LSTM,
+    TOPICS_PROBE,
     TOPICS_ROTATION,
     as_published,
     config,
@@ -107,15 +108,17 @@ def _pretrained() -> Iterator[Trial]:
             ("rotation", "rotation", TOPICS_ROTATION),
             ("user", "user-level", {}),
         ):
-            adapters = config(TOPICS, method, epsilon, **changes)
-            yield Trial(f"topics-{name}-{epsilon:g}", "ag", changed(adapters, **HEAD))
+            probe, adapters = (
+                config(base, method, epsilon, **changes) for base in (TOPICS_PROBE, TOPICS)
+            )
+            yield Trial(f"topics-{name}-{epsilon:g}", "ag", probe)
             yield Trial(f"topics-{name}-{epsilon:g}-adapters", "ag", adapters)
     yield from _plain("topics", TOPICS)
-    head = changed(config(TOPICS, "rotation", 8.0, **TOPICS_ROTATION), **HEAD)
-    yield Trial("topics-rotation-8-extended-0", "ag", changed(head, privacy__extended_rate=0.0))
+    probe = config(TOPICS_PROBE, "rotation", 8.0, **TOPICS_ROTATION)
+    yield Trial("topics-rotation-8-extended-0", "ag", changed(probe, privacy__extended_rate=0.0))
     for category in DATA_SETS["ag"].categories:
-        yield Trial(f"topics-rotation-8-{category}", "ag", head, category)
-    yield from _published("topics", TOPICS)
+        yield Trial(f"topics-rotation-8-{category}", "ag", probe, category)
+    yield from _published("topics", PUBLISHED_PROBE)
 
 
 def _lstm() -> Iterator[Trial]:
@@ -127,7 +130,8 @@ def _lstm() -> Iterator[Trial]:
     yield from _plain("topics-lstm", TOPICS_LSTM)
     none = config(TOPICS_LSTM, "rotation", 8.0, **TOPICS_ROTATION, privacy__extended_rate=0.0)
     yield Trial("topics-lstm-rotation-8-extended-0", "ag", none)
-    yield from _published("topics-lstm", TOPICS_LSTM, privacy__extended_rate=LSTM_EXTENDED)
+    published = as_published(TOPICS_LSTM, privacy__extended_rate=LSTM_EXTENDED)
+    yield from _published("topics-lstm", published)
 
 
 def _plain(name: str, base: Config) -> Iterator[Trial]:
@@ -135,7 +139,7 @@ def _plain(name: str, base: Config) -> Iterator[Trial]:
         yield Trial(f"{name}-{method}", "ag", config(base, method))
 
 
-def _published(name: str, base: Config, **changes: Any) -> Iterator[Trial]:
-    yield Trial(f"{name}-uedp-alg", "ag", as_published(base, **changes))
-    without = as_published(base, privacy__extended_rate=0.0)
+def _published(name: str, published: Config) -> Iterator[Trial]:
+    yield Trial(f"{name}-uedp-alg", "ag", published)
+    without = changed(published, privacy__extended_rate=0.0)
     yield Trial(f"{name}-uedp-alg-extended-0", "ag", without)

@@ -1,7 +1,7 @@
 """f_E against f_E+ against user-level DP: what each learns, with the noise of its text and without.
 
-All at the paper's rates and `z`, over the same few rounds: local steps go one after another, which
-takes long. Without noise there is no privacy; it shows what an estimator could learn. The paper
+All at the paper's rates and `z`, over the same rounds, with a probe, which learns from least
+signal. Without noise there is no privacy; it shows what an estimator could learn. The paper
 compares the estimators by epsilon and says that f_E+ learns more. How to run it on another machine:
 `series.py`.
 """
@@ -15,7 +15,7 @@ from uedp.experiments.base import Options, Result
 from uedp.experiments.rows import Row, score
 from uedp.experiments.runs import Trial, changed
 from uedp.experiments.series import measured
-from uedp.experiments.settings import ALG_ROUNDS, PAPER_NOISE, TOPICS, as_published, config
+from uedp.experiments.settings import PAPER_NOISE, PUBLISHED_PROBE, TOPICS_PROBE, config
 from uedp.experiments.telling import NOT_RUN, missing
 
 NO_NOISE = "-no-noise"  # at the end of a trial's name
@@ -35,13 +35,10 @@ def measure(options: Options) -> Result:
 
 def trials() -> Iterator[Trial]:
     """Each estimator with noise and without. The first is a trial of `classification` too."""
-    published = as_published(TOPICS)
-    user = config(
-        TOPICS, "user-level", privacy__noise=PAPER_NOISE["bert"], privacy__rounds=ALG_ROUNDS
-    )
+    user = config(TOPICS_PROBE, "user-level", privacy__noise=PAPER_NOISE["bert"])
     for name, own in (
-        ("topics-uedp-alg", published),
-        ("topics-uedp-alg-f_e", changed(published, alg__estimator="f_E")),
+        ("topics-uedp-alg", PUBLISHED_PROBE),
+        ("topics-uedp-alg-f_e", changed(PUBLISHED_PROBE, alg__estimator="f_E")),
         ("topics-user-paper", user),
     ):
         yield Trial(name, "ag", own)

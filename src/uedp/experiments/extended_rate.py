@@ -28,10 +28,9 @@ from uedp.experiments.settings import (
     CORPORA,
     DELTA,
     FINE_TUNING,
-    HEAD,
     LSTM,
     PRIVATE_RATE,
-    TOPICS,
+    TOPICS_PROBE,
     TOPICS_ROTATION,
     config,
 )
@@ -93,7 +92,7 @@ SERIES = {
         "topics-rotation-8",
         "ag",
         "error rate",
-        changed(config(TOPICS, "rotation", EPSILON, **TOPICS_ROTATION), **HEAD),
+        config(TOPICS_PROBE, "rotation", EPSILON, **TOPICS_ROTATION),
         {
             "share-0.3": {"privacy__entity_share": 0.3},
             "users-0.1-rounds-300": _drawn(0.1, 300),

@@ -46,8 +46,9 @@ TOPICS: Config = changed(
 TOPICS_ROTATION: Mapping[str, Any] = MappingProxyType(
     {"privacy__user_rate": 0.3, "privacy__entity_share": 1.0}
 )
-# Pooler and head alone: fewer parameters for the noise to hide in.
-HEAD: Mapping[str, Any] = MappingProxyType({"model__train": "last:0", "optimiser__rate": 5e-3})
+# A linear classifier on the frozen encoder: far fewer weights than adapters have.
+PROBE: Mapping[str, Any] = MappingProxyType({"model__train": "probe", "optimiser__rate": 0.1})
+TOPICS_PROBE: Config = changed(TOPICS, **PROBE)
 TOPICS_LSTM: Config = changed(
     LSTM,
     task__kind="classification",
@@ -99,3 +100,7 @@ def as_published(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
         **changes,
     }
     return changed(base, privacy__method="uedp-alg", **asked)
+
+
+# A probe takes its local steps quickly, so that UeDP-Alg has as many rounds as the others.
+PUBLISHED_PROBE = as_published(TOPICS_PROBE, privacy__rounds=TOPICS["privacy"]["rounds"])
