@@ -15,9 +15,11 @@ from uedp.training.tasks import (
     Classification,
     NextWord,
     build,
+    cut_up,
     encoded,
     keeps_apart,
     packed_rows,
+    piece_width,
 )
 
 TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "   "]
@@ -108,7 +110,7 @@ def test_sharing_rows_changes_neither_losses_nor_gradients(kind):
     assert task.packed
     found = task.losses(model, ALL)
     assert isinstance(found, Packed)
-    assert found.tokens < expected.numel() * int(task.lengths.max())
+    assert found.sentences.end < expected.numel() * int(task.lengths.max())
     assert torch.allclose(found.losses, expected, atol=1e-5)
     for ours, theirs in zip(gradient((found.losses * weights).sum(), model), by_row, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-5)
@@ -124,7 +126,7 @@ def test_no_gradient_goes_from_one_sentence_of_a_row_to_another(kind):
     found = task.losses(model, ALL[[3, 0, 2]])
     (received,) = torch.autograd.grad(found.losses[1], seen[0])
     received = received.flatten(0, 1).abs().sum(1)
-    own = set(found.places[1][found.real[1]].tolist())
+    own = set(found.sentences.places[1][found.sentences.real[1]].tolist())
     assert {place for place, value in enumerate(received.tolist()) if value} <= own
     assert float(received.sum()) > 0
 
@@ -159,6 +161,26 @@ def test_rows_hold_every_sentence_whole(lengths):
     assert all(s // width == (s + n - 1) // width for s, n in zip(starts, lengths, strict=True))
     assert rows >= 2 or len(lengths) == 1
     assert rows - (int(starts.max()) // width + 1) <= rows / 8
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(1, 70))
+def test_pieces_hold_every_token_once_and_first_ones_come_first(lengths, width):
+    lengths = np.array(lengths)
+    starts = np.cumsum(lengths) - lengths
+    rows = cut_up(starts, lengths, width, int(lengths.sum()))
+    assert rows.sentence[: len(lengths)].tolist() == list(range(len(lengths)))
+    assert sorted(rows.places[rows.real].tolist()) == list(range(lengths.sum()))
+    sentence_of = np.repeat(np.arange(len(lengths)), lengths)
+    assert (sentence_of[rows.places.numpy()] == rows.sentence[:, None].numpy()).all()
+    assert (rows.places_or_end[~rows.real] == lengths.sum()).all()
+    first = rows.places[: len(lengths), 0].numpy()
+    assert np.array_equal(first, starts)
+
+
+def test_pieces_are_narrow_where_few_sentences_are_long():
+    assert piece_width(np.array([20] * 50 + [120])) == 32
+    assert piece_width(np.array([100] * 50)) == 100
+    assert piece_width(np.array([5])) == 5
 
 
 def test_few_shapes_of_many_rows_come_again_and_again():

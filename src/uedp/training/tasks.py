@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.mechanism.clip import Packed
+from uedp.mechanism.clip import Packed, Rows
 from uedp.progress import SILENT, Progress
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -101,19 +101,18 @@ class NextWord:
             labels[start : start + max(len(own) - 1, 0)] = own[1:]
             length = int(self.lengths[sentence])
             positions[start : start + length] = np.arange(length)
-        token = np.arange(lengths.max())
-        real = token < lengths[:, None]
         there = _to_device(
             {
                 "input_ids": torch.from_numpy(ids).view(rows, width),
                 "position_ids": torch.from_numpy(positions).view(rows, width),
                 "labels": torch.from_numpy(labels).view(rows, width),
-                "places": torch.from_numpy(starts[:, None] + np.where(real, token, 0)),
-                "real": torch.from_numpy(real),
             },
             model,
         )
-        labels_there, places = there["labels"], there["places"]
+        device, end = there["labels"].device, rows * width
+        whole = cut_up(starts, lengths, int(lengths.max()), end).to(device)
+        pieces = cut_up(starts, lengths, piece_width(lengths), end).to(device)
+        labels_there, places = there["labels"], whole.places
         # one set of logits at a time: with a large vocabulary nothing else needs as much memory
         logits = _from_positions(model, there["input_ids"], there["position_ids"])
         found = nn.functional.cross_entropy(
@@ -122,14 +121,14 @@ class NextWord:
             ignore_index=IGNORED,
             reduction="none",
         )
-        counted = (labels_there.flatten() != IGNORED)[places] & there["real"]
+        counted = (labels_there.flatten() != IGNORED)[places] & whole.real
         summed = (found[places] * counted).sum(1)
 
         def alone() -> Tensor:
             return self.sentence_losses(model, _to_device(self.batch(sentences), model))
 
         found = summed / counted.sum(1).clamp(min=1)
-        return Packed(found, places, there["real"], rows * width, alone)
+        return Packed(found, whole, pieces, alone)
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
@@ -370,6 +369,34 @@ def packed_rows(lengths: Ints) -> tuple[Ints, int, int]:
         used += length
     step = 1 << max(0, (row + 1).bit_length() - 4)
     return starts, width, -(-(row + 1) // step) * step
+
+
+_PIECES = (8, 16, 32, 64, 128, 256)
+_PIECE_COST = 16  # tokens that take as long as one more piece
+
+
+def piece_width(lengths: Ints) -> int:
+    """Into pieces of how many tokens to cut sentences, so that little is padded."""
+    widths = [width for width in _PIECES if width < lengths.max()] + [int(lengths.max())]
+    return min(widths, key=lambda width: int((-(-lengths // width)).sum()) * (width + _PIECE_COST))
+
+
+def cut_up(starts: Ints, lengths: Ints, width: int, end: int) -> Rows:
+    """Sentences that start at places and are so long, in rows of a width; `end` is past all places.
+
+    Guarantees:
+      - the first row of every sentence comes first, in order
+      - every token is in one row, once; what a row lacks is marked, and is placed at the first
+        token of its sentence
+    """
+    count = -(-lengths // width)
+    all_, none = np.arange(len(lengths)), np.zeros(len(lengths), dtype=np.int64)
+    sentence = np.concatenate([all_, np.repeat(all_, count - 1)])
+    number = np.concatenate([none, *(np.arange(1, c) for c in count.tolist() if c > 1)])
+    token = number[:, None] * width + np.arange(width)
+    real = token < lengths[sentence][:, None]
+    places = starts[sentence][:, None] + np.where(real, token, 0)
+    return Rows(torch.from_numpy(places), torch.from_numpy(real), torch.from_numpy(sentence), end)
 
 
 _LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest

@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +13,15 @@ from tests.mechanism.clip.test_engine import (
     ragged,
     token_losses,
 )
+from tests.mechanism.clip.test_packed import CLIPS, TEXTS
+from tests.mechanism.clip.test_packed import OWNERS as PACKED_OWNERS
+from tests.models import tiny
 from uedp.mechanism.clip import Engine, kernels
 from uedp.mechanism.clip.reference import clipped_sum
+from uedp.models.trainable import make_trainable
+from uedp.training import tasks
+
+WEIGHTS = torch.tensor([1.0, 0.5, 0.9])
 
 pytestmark = pytest.mark.gpu
 
@@ -71,3 +79,21 @@ def test_the_engine_is_the_oracle(name):
             return losses(model, list(order), "cuda")
 
     assert relative(Engine(model).clipped_sum(half, OWNERS, clips, 1.0, weights)) < 0.03
+
+
+@pytest.mark.parametrize("train", ["full", "lora"])
+def test_shared_rows_give_there_what_they_give_here(train, monkeypatch):
+    monkeypatch.setattr(tasks, "piece_width", lambda _: 3)
+    model = make_trainable(tiny.llama(), train, rank=2)
+    task = tasks.NextWord(TEXTS, tiny.tokenizer(), 32)
+    task.pack_for(model)
+    assert task.packed
+    found = []
+    for device in ("cpu", "cuda"):
+        engine = Engine(model.to(device).eval())
+        sums = engine.clipped_sum(
+            lambda order: task.losses(model, np.array(order)), PACKED_OWNERS, CLIPS, 0.6, WEIGHTS
+        )
+        found.append([sums.gradients[p].cpu() for p in engine.parameters if p in sums.gradients])
+    for here, there in zip(*found, strict=True):
+        torch.testing.assert_close(there, here, rtol=1e-4, atol=1e-5)

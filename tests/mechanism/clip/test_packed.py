@@ -10,9 +10,11 @@ import torch
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine, Packed
+from uedp.mechanism.clip import engine as engine_module
 from uedp.mechanism.clip.reference import clipped_sum
 from uedp.models.trainable import make_trainable
-from uedp.training.tasks import NextWord
+from uedp.training import tasks
+from uedp.training.tasks import NextWord, cut_up
 
 TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "on and on and on", "the"]
 OWNERS = [2, 0, 1, 0, 2, 0]
@@ -21,7 +23,12 @@ CLIPS = torch.tensor([0.3, 1.0, 0.2, 0.5, 0.4, 9.0])
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 @pytest.mark.parametrize("train", ["full", "lora"])
-def test_the_sum_is_the_oracles(kind, train):
+@pytest.mark.parametrize("way", ["as it costs least", "explicit", "in pieces"])
+def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
+    if way != "as it costs least":
+        monkeypatch.setattr(engine_module, "_cheapest", lambda *_: "explicit")
+    if way == "in pieces":
+        monkeypatch.setattr(tasks, "piece_width", lambda _: 3)
     model = make_trainable(getattr(tiny, kind)(), train, rank=2, alpha=4.0, seed=0)
     task = NextWord(TEXTS, tiny.tokenizer(), 32)
     model.eval()
@@ -46,7 +53,11 @@ def test_the_sum_is_the_oracles(kind, train):
         assert torch.allclose(ours, sum_, atol=2e-5)
 
 
-def test_a_sentence_that_is_not_finite_contributes_nothing():
+@pytest.mark.parametrize("pieces", [False, True])
+def test_a_sentence_that_is_not_finite_contributes_nothing(pieces, monkeypatch):
+    if pieces:
+        monkeypatch.setattr(engine_module, "_cheapest", lambda *_: "explicit")
+        monkeypatch.setattr(tasks, "piece_width", lambda _: 3)
     model, task = tiny.llama(), NextWord(TEXTS, tiny.tokenizer(), 32)
     task.pack_for(model)
 
@@ -72,8 +83,8 @@ def test_a_layer_that_does_not_see_every_token_is_refused_by_name():
 
     def losses(order):
         out = layer(inputs[:, :2]).sum((1, 2))  # half of each row
-        places = torch.arange(8).view(2, 4)
-        return Packed(out, places, torch.ones(2, 4, dtype=torch.bool), 8, lambda: out)
+        rows = cut_up(np.array([0, 4]), np.array([4, 4]), 4, 8)
+        return Packed(out, rows, rows, lambda: out)
 
     with pytest.raises(UserError, match="cannot share rows"):
         Engine(layer).clipped_sum(losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))

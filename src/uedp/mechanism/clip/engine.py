@@ -262,10 +262,10 @@ class Engine:
             way = _cheapest(layers[0], layout)
             for some in _stacks(layers, way):
                 # only now are sentences that share rows laid out, for these layers alone
-                products = [_products(group) for group in some]
+                products = [_products(group, way == "explicit") for group in some]
                 one = products[0] if len(products) == 1 else StackedProducts(products)
                 if way == "explicit":
-                    one.explicit(explicit)
+                    one.explicit(explicit, some[0][0].record.by_sentence)
                 elif way == "by user":
                     rules.append(ProductsByUser(products[0].inputs, products[0].weights))
                 else:
@@ -291,8 +291,13 @@ def _signature(group: Sequence[_Layer]) -> tuple[Any, ...]:
     return (group[0].record.shape, group[0].record.inputs.dtype, *of_layers)
 
 
-def _products(group: Sequence[_Layer]) -> MatrixProducts:
-    records = [layer.record.unpacked(with_inputs=layer is group[0]) for layer in group]
+def _products(group: Sequence[_Layer], in_pieces: bool) -> MatrixProducts:
+    records = [
+        layer.record.in_pieces(layer is group[0])
+        if in_pieces
+        else layer.record.unpacked(layer is group[0])
+        for layer in group
+    ]
     return MatrixProducts(
         records[0].inputs,
         [
@@ -354,8 +359,9 @@ def _cheapest(group: Sequence[_Layer], layout: Layout) -> Way:
 def _stacks(layers: Sequence[Sequence[_Layer]], way: Way) -> Iterator[Sequence[Sequence[_Layer]]]:
     """Layers alike in groups to be computed together; one by one where that gains nothing."""
     first = layers[0][0]
-    sentences, tokens = first.record.shape
-    size = sentences * tokens * first.widths[0] * first.record.inputs.element_size()
+    record = first.record
+    rows, tokens = record.shape_in_pieces if way == "explicit" else record.shape
+    size = rows * tokens * first.widths[0] * first.record.inputs.element_size()
     device = first.record.grads.device.type
     device = device if device in _SMALL else "cpu"
     turned = way == "explicit" and any(layer.inputs_first for layer in layers[0])

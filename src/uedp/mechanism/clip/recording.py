@@ -38,6 +38,19 @@ class Record:
         """With a row for each sentence; without inputs, where those of another layer serve."""
         return self
 
+    @property
+    def shape_in_pieces(self) -> tuple[int, int]:
+        """Pieces, and tokens of each."""
+        return self.shape
+
+    def in_pieces(self, with_inputs: bool = True) -> "Record":
+        """The same with rows that are parts of sentences, where that saves padding."""
+        return self
+
+    def by_sentence(self, values: Tensor) -> Tensor:
+        """Values of the rows of `in_pieces`, added up to one for each sentence; may be in place."""
+        return values
+
     def without(self, sentences: Tensor) -> "Record":
         """With the gradients of some sentences made zero, whatever they were."""
         gone = sentences[:, None, None]
@@ -61,44 +74,83 @@ class PackedRecord(Record):
 
     @property
     def shape(self) -> tuple[int, int]:
-        sentences, tokens = self.packed.places.shape
-        return sentences, tokens * (self.grads.shape[1] if self.grads.dim() == 3 else 1)
+        return self._shape_of(self.packed.sentences)
+
+    @property
+    def shape_in_pieces(self) -> tuple[int, int]:
+        return self._shape_of(self.packed.pieces)
+
+    def _shape_of(self, rows: "Rows") -> tuple[int, int]:
+        count, tokens = rows.places.shape
+        return count, tokens * (self.grads.shape[1] if self.grads.dim() == 3 else 1)
 
     def unpacked(self, with_inputs: bool = True) -> Record:
-        # a row of zeros at the end, for what sentences lack; to gather costs less than to multiply
+        return self._rows(self.packed.sentences, with_inputs)
+
+    def in_pieces(self, with_inputs: bool = True) -> Record:
+        return self._rows(self.packed.pieces, with_inputs)
+
+    def by_sentence(self, values: Tensor) -> Tensor:
+        sentences = len(self.packed.losses)
+        more = self.packed.pieces.sentence[sentences:]
+        return values[:sentences].index_add_(0, more, values[sentences:])
+
+    def _rows(self, rows: "Rows", with_inputs: bool) -> Record:
+        # a row of zeros at the end, for what rows lack; to gather costs less than to multiply
         grads = torch.cat([self.grads, self.grads.new_zeros(1, *self.grads.shape[1:])])
-        grads = grads[self.packed.places_or_end].flatten(1, -2)
+        grads = grads[rows.places_or_end].flatten(1, -2)
         inputs = grads[:, :, :0]
         if with_inputs:
-            inputs = self.inputs[self.packed.places]
+            inputs = self.inputs[rows.places]
             inputs = inputs.flatten(1, -2) if self.grads.dim() == 3 else inputs
         found = Record(inputs, grads)
-        return found if self.gone is None else found.without(self.gone)
+        return found if self.gone is None else found.without(self.gone[rows.sentence])
 
     def without(self, sentences: Tensor) -> "Record":
         return replace(self, gone=sentences)
 
 
 @dataclass(frozen=True)
-class Packed:
-    """Losses of sentences that share rows, and where each sentence's tokens lie.
+class Rows:
+    """Where the tokens of rows lie in others, laid end to end.
 
-    `places` are (sentences, tokens): positions in the rows laid end to end, `tokens` in all; a
-    sentence shorter than the longest has its own first position in place of what it lacks, and
-    `real` is false there. No sentence may see another's tokens; see `tasks.keeps_apart`. `alone`
-    computes the same losses with a row for each sentence.
+    `places` are (rows, tokens); where `real` is false a row has no token, and the place is one of
+    the same sentence's. `sentence` is whose each row is, `end` how many tokens there are in all.
     """
 
-    losses: Tensor
     places: Tensor
     real: Tensor
-    tokens: int
-    alone: Callable[[], Tensor]
+    sentence: Tensor
+    end: int
 
     @cached_property
     def places_or_end(self) -> Tensor:
-        """`places`, but one past the last token where a sentence has none."""
-        return self.places.where(self.real, self.tokens)
+        """The same, but one past all the tokens there are where a row has none."""
+        return self.places.where(self.real, self.end)
+
+    def to(self, device: torch.device) -> "Rows":
+        return Rows(
+            self.places.to(device, non_blocking=True),
+            self.real.to(device, non_blocking=True),
+            self.sentence.to(device, non_blocking=True),
+            self.end,
+        )
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Losses of sentences that share rows, and where each sentence's tokens lie.
+
+    `sentences` has a row for each sentence, as wide as the longest. `pieces` has narrower rows: the
+    first part of every sentence, in order, and then what is left of the longer ones. No sentence
+    may see another's tokens; see `tasks.keeps_apart`. `alone` computes the same losses with a row
+    for each sentence.
+    """
+
+    losses: Tensor
+    sentences: Rows
+    pieces: Rows
+    alone: Callable[[], Tensor]
 
 
 @dataclass
@@ -280,13 +332,14 @@ def _joined(name: str, calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -
 
 def _packed(name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: Packed) -> PackedRecord:
     """The one call of a layer whose sentences share rows."""
+    tokens = packed.sentences.end
     rows = [x.numel() // max(1, _features(x, grad)) for x, grad in calls]
-    if len(calls) > 1 or rows[0] % packed.tokens:
+    if len(calls) > 1 or rows[0] % tokens:
         raise UserError(
             f"layer {name} does not read every token once; its sentences cannot share rows"
         )
     ((x, grad),) = calls
-    times = (packed.tokens, rows[0] // packed.tokens) if rows[0] > packed.tokens else (-1,)
+    times = (tokens, rows[0] // tokens) if rows[0] > tokens else (-1,)
     inputs = x.reshape(*times, *x.shape[grad.dim() - 1 :])
     return PackedRecord(inputs, grad.reshape(*times, grad.shape[-1]), packed)
 

@@ -5,7 +5,7 @@ A rule gives two things from them without ever forming those gradients one by on
 large: the inner products between the gradients of a user's sentences, and one weighted sum.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from uedp.mechanism.clip.kernels import scaled_rows
 from uedp.mechanism.clip.layout import Grams, Layout
 
 Gradients = Mapping[nn.Parameter, Tensor]
+BySentence = Callable[[Tensor], Tensor]  # adds up values of rows that are parts of sentences
 
 
 class Rule:
@@ -129,11 +130,11 @@ class MatrixProducts(Rule):
             total[weight.parameter] = exact_product(left.t(), right)
         return total
 
-    def explicit(self, into: Explicit) -> None:
+    def explicit(self, into: Explicit, by_sentence: BySentence) -> None:
         """Form a gradient per sentence instead, for all weights in one product."""
         grads = [weight.grads for weight in self.weights]
         together = grads[0] if len(grads) == 1 else torch.cat(grads, 2)
-        formed = exact_product(together.transpose(1, 2), self.inputs)
+        formed = by_sentence(exact_product(together.transpose(1, 2), self.inputs))
         for weight, part in zip(
             self.weights, formed.split([g.shape[2] for g in grads], 1), strict=True
         ):
@@ -182,12 +183,12 @@ class StackedProducts(Rule):
                 total[own[place].parameter] = gradient
         return total
 
-    def explicit(self, into: Explicit) -> None:
+    def explicit(self, into: Explicit, by_sentence: BySentence) -> None:
         """Form a gradient per sentence instead, for all layers in one product."""
         together = self._grads[0] if len(self._grads) == 1 else torch.cat(self._grads, 3)
-        layers, sentences = together.shape[:2]
+        layers, rows = together.shape[:2]
         formed = exact_product(together.flatten(0, 1).transpose(1, 2), self._inputs.flatten(0, 1))
-        block = formed.view(layers, sentences, -1).transpose(0, 1).reshape(sentences, -1)
+        block = by_sentence(formed.view(layers, rows, -1).transpose(0, 1)).flatten(1)
         into.add_side_by_side([w.parameter for own in self._weights for w in own], block)
 
 
