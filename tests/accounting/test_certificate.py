@@ -216,6 +216,7 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("private", set_to("setup", "noise_source", value="fixed seed")),
     ("caveats", set_to("setup", "vocabulary", value="from the corpus, not covered")),
     ("setup.vocabulary", set_to("setup", "vocabulary", value="whatever")),
+    ("caveats", set_to("setup", "labels", value="from the corpus, not covered")),
     ("kind", set_to("kind", value="diploma")),
     ("format", set_to("format", value=2)),
     ("statement", lambda v: v.pop("statement")),

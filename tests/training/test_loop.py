@@ -419,10 +419,12 @@ def test_a_saved_head_keeps_its_order(train, saved, tmp_path):
 
 def test_that_labels_come_from_the_corpus_is_said(train, saved):
     options = {"task__kind": "classification", "privacy__rounds": 1, "model__train": "last:1"}
-    train(model=saved("bert"), **options)
+    found = train(model=saved("bert"), **options)
     assert any(line.startswith("labels found in the corpus: named, plain") for line in train.said)
-    train("named", model=saved("bert"), task__labels=["named", "plain"], **options)
+    assert any(caveat.startswith("which labels there are") for caveat in found.certificate.caveats)
+    declared = train("named", model=saved("bert"), task__labels=["named", "plain"], **options)
     assert not any(line.startswith("labels found") for line in train.said)
+    assert not any("labels" in caveat for caveat in declared.certificate.caveats)
 
 
 def test_labels_that_cannot_be(train, saved, tmp_path):

@@ -53,6 +53,7 @@ NOT_PROTECTED = (
 Origin = Literal["public", "from the corpus, not covered", "differentially private"]
 PRIVATE_VOCABULARY: Origin = "differentially private"
 
+Labels = Literal["none", "declared", "from the corpus, not covered"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -66,6 +67,8 @@ class Setup(_Strict):
     noise_source: Literal["operating system", "cryptographic", "fixed seed"] = "operating system"
     # differentially private exactly if one is in the ledger, where it is charged
     vocabulary: Origin = "public"
+    # the names of what a classifier tells apart
+    labels: Labels = "none"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # for missed mentions; null: nothing bounds the sentences, or the share is the entity's
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None
@@ -156,7 +159,7 @@ def verify(folder: Path) -> Certificate:
     Guarantees:
       - a change of any byte of the ledger, or of any field of the certificate that follows from
         the ledger and what is stated, is found (of an epsilon: by more than a millionth)
-      - so is a change of `delta`, or of what `setup` says of noise, vocabulary and sentences,
+      - so is a change of `delta`, or of what `setup` says of noise, words, labels and sentences,
         unless every field that follows from it is changed to agree
       - `created`, `versions`, and the names and counts that nothing follows from (`chosen_by`,
         the numbers of users, sentences and entities) are as stated
@@ -301,6 +304,8 @@ def _caveats(setup: Setup) -> tuple[str, ...]:
         caveats.append("the noise came from a fixed seed: whoever knows it can remove the noise")
     if setup.vocabulary == "from the corpus, not covered":
         caveats.append("the vocabulary was taken from the corpus and is not covered")
+    if setup.labels == "from the corpus, not covered":
+        caveats.append("which labels there are was taken from the corpus and is not covered")
     if setup.chosen_by == Setup.model_fields["chosen_by"].default:
         caveats.append("who chose the clip bounds and rates, and on which data, is not stated")
     return tuple(caveats)

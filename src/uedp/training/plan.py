@@ -126,11 +126,17 @@ class Plan:
         stated = certificates.Setup(
             noise_source="fixed seed" if privacy.seed is not None else privacy.noise_source,
             vocabulary=_ORIGINS[self.config.vocabulary.source],
+            labels=self._labels(),
             sentences_per_user=privacy.sentences_per_user,
         )
         if privacy.chosen_by:
             stated = stated.model_copy(update={"chosen_by": privacy.chosen_by})
         return stated
+
+    def _labels(self) -> certificates.Labels:
+        if self.config.task.kind != "classification":
+            return "none"
+        return "declared" if self.config.task.labels else "from the corpus, not covered"
 
 
 def build(config: Config, incidence: Incidence) -> Plan:
