@@ -68,12 +68,13 @@ def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
 
 def _logarithmic(axes: "Axes", upwards_too: bool) -> None:
     """Epsilon, and perplexity too, by ratio, with plain numbers at the ticks."""
-    from matplotlib.ticker import LogFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axes.set(xscale="log", yscale="log" if upwards_too else "linear")
     for axis in (axes.xaxis, axes.yaxis) if upwards_too else (axes.xaxis,):
-        axis.set_major_formatter(LogFormatter())
-        axis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 _OFFSET: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
