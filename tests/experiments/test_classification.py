@@ -27,10 +27,12 @@ def test_trials_cover_both_models_and_their_names_are_unique() -> None:
     trials = {trial.name: trial for trial in classification.trials()}
     assert len(trials) == len(list(classification.trials()))
     assert {trial.config["model"]["name"] for trial in trials.values()} == {"bert", "awd-lstm"}
-    head, adapters = trials["topics-rotation-8"].config, trials["topics-rotation-8-adapters"].config
-    assert (head["model"]["train"], head["optimiser"]["rate"]) == ("last:0", 5e-3)
+    probe = trials["topics-rotation-8"].config
+    adapters = trials["topics-rotation-8-adapters"].config
+    assert (probe["model"]["train"], probe["optimiser"]["rate"]) == ("probe", 0.1)
+    assert trials["topics-uedp-alg"].config["model"]["train"] == "probe"
     assert adapters["model"]["train"] == "lora"
-    for config in (head, adapters):
+    for config in (probe, adapters):
         assert (config["privacy"]["user_rate"], config["privacy"]["entity_share"]) == (0.3, 1.0)
     for name in ("topics-rotation-8-extended-0", "topics-uedp-alg-extended-0"):
         assert trials[name].config["privacy"]["extended_rate"] == 0

@@ -36,12 +36,13 @@ def test_the_base_of_each_series_is_the_trial_of_that_name_elsewhere() -> None:
     elsewhere = {t.name: t for t in (*gpt_trials(), *lstm_trials(), *classification_trials())}
     for key, series in SERIES.items():
         own = {trial.name: trial for trial in extended_rate._trials(key, False)}
-        assert len(own) == 5 + len(series.others)
+        assert len(own) == len(series.rates) + len(series.others)
         shared = own.keys() & elsewhere.keys()
         assert series.name in shared
         assert all(own[name] == elsewhere[name] for name in shared)
         rates = {t.config["privacy"].get("extended_rate", 1.0) for t in own.values()}
-        assert rates == set(extended_rate.RATES_TRIED)
+        assert rates == set(series.rates)
+        assert {0.0, 1.0} < rates
 
 
 def test_the_prediction_is_the_planner_s_on_the_same_incidence(

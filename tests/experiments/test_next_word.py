@@ -15,7 +15,7 @@ from uedp.experiments import next_word, runs
 from uedp.experiments.base import Options, Result
 from uedp.experiments.catalogue import EXPERIMENTS
 from uedp.experiments.rows import Row, chosen, not_run, score
-from uedp.experiments.runs import Trial
+from uedp.experiments.runs import Trial, changed
 from uedp.experiments.series import measured, repeats
 from uedp.experiments.settings import FINE_TUNING, LSTM, config
 
@@ -68,8 +68,9 @@ def test_names_are_unique_and_settings_are_what_they_say() -> None:
             assert (privacy["method"], privacy["epsilon"]) == ("rotation", epsilon)
             assert trials[f"{data}-user-{epsilon}"].config["privacy"]["method"] == "user-level"
         one_category = trials[f"{data}-rotation-8-person"]
-        whole = trials[f"{data}-rotation-8"].config
-        assert (one_category.category, one_category.config) == ("person", whole)
+        user_rate = trials[f"{data}-user-8"].config["privacy"]["user_rate"]
+        expected = changed(trials[f"{data}-rotation-8"].config, privacy__user_rate=user_rate)
+        assert (one_category.category, one_category.config) == ("person", expected)
         alg = trials[f"{data}-uedp-alg"].config["privacy"]
         assert (alg["noise"], alg["user_rate"], alg["entity_rate"]) == (2.5, 0.05, 0.5)
     assert trials["conll-rotation-8"].config["optimiser"]["rate"] == 4e-3

@@ -37,7 +37,6 @@ from uedp.experiments.settings import (
 from uedp.experiments.telling import NOT_RUN, missing, shown
 
 EPSILON = 8.0
-RATES_TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
 _ENOUGH = 3  # measured options, below which no rank correlation is told
 
 
@@ -50,6 +49,7 @@ class Series:
     data: str
     measure: str
     base: Config
+    rates: tuple[float, ...]  # of extended entities; 1 is the base
     others: Mapping[str, Mapping[str, Any]]
 
 
@@ -71,11 +71,10 @@ SERIES = {
             privacy__entity_share=CORPORA["conll"].share,
             optimiser__rate=PRIVATE_RATE,
         ),
+        (0.0, 0.5, 1.0),
         {
-            "share-0.1": {"privacy__entity_share": 0.1},
             "share-1": {"privacy__entity_share": 1.0},
             "users-0.1": _drawn(0.1, 200),
-            "users-0.1-rounds-400": _drawn(0.1, 400),
             "users-0.4-rounds-100": _drawn(0.4, 100),
         },
     ),
@@ -85,6 +84,7 @@ SERIES = {
         "conll",
         "perplexity",
         config(LSTM, "rotation", EPSILON),
+        (0.0, 0.5, 1.0),
         {},
     ),
     "topics": Series(
@@ -93,6 +93,7 @@ SERIES = {
         "ag",
         "error rate",
         config(TOPICS_PROBE, "rotation", EPSILON, **TOPICS_ROTATION),
+        (0.0, 0.25, 0.5, 0.75, 1.0),
         {
             "share-0.3": {"privacy__entity_share": 0.3},
             "users-0.1-rounds-300": _drawn(0.1, 300),
@@ -119,7 +120,7 @@ def measure(options: Options) -> Result:
 def _trials(key: str, quick: bool) -> Iterator[Trial]:
     """The base is a trial of another experiment too, under the same name."""
     series = SERIES[key]
-    for rate in (0.0, 1.0) if quick else RATES_TRIED:
+    for rate in (0.0, 1.0) if quick else series.rates:
         name = series.name if rate == 1 else f"{series.name}-extended-{rate:g}"
         changes = {} if rate == 1 else {"privacy__extended_rate": rate}
         yield Trial(name, series.data, changed(series.base, **changes))

@@ -123,7 +123,9 @@ def _compared(data: str) -> Iterator[Trial]:
 
 def _rotation(data: str, epsilon: float, category: str = "all") -> Trial:
     corpus = CORPORA[data]
-    changes = {"privacy__user_rate": corpus.rotation, "privacy__entity_share": corpus.share}
+    # with one category most sentences can be used, as they can if no entity counts
+    user_rate = corpus.rotation if category == "all" else corpus.user_level
+    changes = {"privacy__user_rate": user_rate, "privacy__entity_share": corpus.share}
     name = f"{data}-rotation-{epsilon:g}" + ("" if category == "all" else f"-{category}")
     return Trial(name, data, _private(data, "rotation", epsilon, changes), category)
 
