@@ -23,7 +23,11 @@ from uedp.experiments.runs import Trial, changed
 from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, config
 
 STEPS = (4e-3, 8e-3, 1.6e-2)
-KINDS = {"whole": "lora", "half": "lora-b"}  # of each adapter
+KINDS: dict[str, dict[str, Any]] = {
+    "whole": {"model__train": "lora"},
+    "down": {"model__train": "lora", "model__targets": ["down_proj"]},
+    "half": {"model__train": "lora-b"},
+}
 OTHERS: dict[str, dict[str, Any]] = {
     "at-0.2": {"privacy__user_rate": 0.2},
     "at-0.2-rounds-100": {"privacy__user_rate": 0.2, "privacy__rounds": 100},
@@ -36,8 +40,8 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def trials() -> Iterator[Trial]:
     """Adapters of rank 8: kinds and steps for each method, then other changes to rotation."""
-    for epsilon, (kind, train), step in product(EPSILONS, KINDS.items(), STEPS):
-        changes = {"model__train": train, "optimiser__rate": step}
+    for epsilon, (kind, how), step in product(EPSILONS, KINDS.items(), STEPS):
+        changes = {**how, "optimiser__rate": step}
         share = {"privacy__entity_share": CORPORA["conll"].share}
         rotation = config(FINE_TUNING, "rotation", epsilon, **share, **changes)
         user = config(FINE_TUNING, "user-level", epsilon, **changes)
@@ -45,7 +49,7 @@ def trials() -> Iterator[Trial]:
         yield Trial(f"rotation-{ending}", "conll", rotation)
         yield Trial(f"user-{ending}", "conll", user)
         yield Trial(f"user-{ending}-at-0.05", "conll", changed(user, privacy__user_rate=0.05))
-        if kind == "whole":
+        if kind != "half":
             for name, other in OTHERS.items():
                 yield Trial(f"rotation-{ending}-{name}", "conll", changed(rotation, **other))
     for step in (1e-3, 2e-3):

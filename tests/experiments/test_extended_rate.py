@@ -99,7 +99,7 @@ def test_what_is_finished_is_told_without_training_and_predicted_once(
     monkeypatch.setattr(extended_rate, "SERIES", {k: SERIES[k] for k in ("gpt", "topics")})
     monkeypatch.setattr(runs, "_start", lambda *_: pytest.fail("trained"))
     monkeypatch.setattr(extended_rate, "planned", lambda *_: pytest.fail("predicted again"))
-    (options.work / "quick" / "conll-rotation-8.json").unlink()
+    (options.common / "trials-quick" / "conll-rotation-8.json").unlink()
     again = extended_rate.measure(replace(options, finished_only=True))
     none, whole = again["series"]["gpt"]["rows"]
     assert none == result["series"]["gpt"]["rows"][0]

@@ -42,7 +42,7 @@ def result(options: Options) -> Result:
 @pytest.fixture
 def copied(result: Result, options: Options) -> Iterator[Path]:
     """The folder of the runs' results; what a test does there is undone."""
-    where = options.work / "quick"
+    where = options.common / "trials-quick"
     before = {path: path.read_bytes() for path in where.glob("*.json")}
     yield where
     for path in where.glob("*.json"):
@@ -189,15 +189,15 @@ def test_a_result_of_other_settings_is_refused_and_that_of_another_machine_is_no
 def test_what_another_experiment_has_run_is_not_run_again(
     result: Result, options: Options, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guarantee of `measured`; other settings under the same name are not taken for it."""
+    """Guarantee of `measured`; other settings under the same name are refused there too."""
     monkeypatch.setattr(runs, "_start", lambda *_: pytest.fail("run again"))
     elsewhere = replace(options, work=options.work.parent / "elsewhere")
     same = [t for t in next_word.gpt_trials(quick=True) if t.name == "conll-rotation-8"]
     (row,) = measured(same, elsewhere)
     assert row == {k: v for k, v in one(result, "conll-rotation-8").items() if k != "panel"}
     other = Trial("conll-rotation-8", "conll", config(FINE_TUNING, "rotation", 3.0))
-    third = replace(options, work=options.work.parent / "third", finished_only=True)
-    assert measured([other], third)[0]["test"] is None
+    with pytest.raises(UserError, match="other settings"):
+        measured([other], elsewhere)
 
 
 def test_missing_data_are_named(options: Options, tmp_path: Path) -> None:

@@ -42,6 +42,11 @@ class Options:
         """What several experiments share, such as a corpus that took minutes to detect."""
         return self.work.parent / "common"
 
+    @property
+    def trials(self) -> Path:
+        """The results of single trainings, one file each, beside those of experiments."""
+        return self.work.parent.parent / "trials"
+
 
 @dataclass(frozen=True)
 class Experiment:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,19 @@ class Trial:
 
 @dataclass(frozen=True)
 class Place:
-    """Where trials read and write. `models` gives each part's folder, `words` a tokenizer's."""
+    """Where trials read and write. `models` gives each part's folder, `words` a tokenizer's.
+
+    `out` is for runs and logs; results go to `results`, or without it to `out` as well.
+    """
 
     materials: Path
     models: Mapping[str, str]
     out: Path
     dry_rounds: int | None = None
+    results: Path | None = None
 
     def result(self, trial: Trial) -> Path:
-        return self.out / f"{trial.name}.json"
+        return (self.results or self.out) / f"{trial.name}.json"
 
 
 def changed(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -71,7 +75,9 @@ def carry_out(
     No trial is begun when `deadline` seconds have passed. A trial that fails is named, with the end
     of its log, when the others are done.
     """
-    place.out.mkdir(parents=True, exist_ok=True)
+    results = place.results or place.out
+    for folder in (place.out, results):
+        folder.mkdir(parents=True, exist_ok=True)
     waiting = {
         trial.name: partial(_start, trial, place)
         for trial in trials
@@ -85,13 +91,12 @@ def carry_out(
         )
     if failed:
         raise UserError(f"{len(failed)} runs failed; {failed[0]}; the logs are in {place.out}")
-    return processes.results((trial.name for trial in trials), place.out)
+    return processes.results((trial.name for trial in trials), results)
 
 
 def _start(trial: Trial, place: Place) -> processes.Process:
     asked = place.out / f"{trial.name}.trial"
-    where = {**asdict(place), "materials": str(place.materials), "out": str(place.out)}
-    asked.write_text(json.dumps({"trial": asdict(trial), "place": where}))
+    asked.write_text(json.dumps({"trial": asdict(trial), "place": asdict(place)}, default=str))
     command = [sys.executable, "-W", "ignore", "-m", __name__, str(asked)]
     return processes.start(trial.name, command, place.out)
 
@@ -193,7 +198,7 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
 def table(results: Iterable[Mapping[str, Any]]) -> str:
     """The results, a line each."""
     lines = [
-        f"{'run':28} {'data':6} {'epsilon':>7} {'noise':>6} {'rate':>5} {'rounds':>6} {'share':>5} "
+        f"{'run':30} {'data':6} {'epsilon':>7} {'noise':>6} {'rate':>5} {'rounds':>6} {'share':>5} "
         f"{'sentences':>9} {'clip used':>9} {'before':>8} {'validation':>10} {'test':>8} "
         f"{'seconds':>7}"
     ]
@@ -203,7 +208,7 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
         epsilon = f"{row['epsilon']:.3g}" if row["epsilon"] else "-"
         noise = f"{row['noise']:.3g}" if row["noise"] else "-"
         lines.append(
-            f"{row['name']:28} {row['data']:6} {epsilon:>7} {noise:>6} {privacy['user_rate']:>5g} "
+            f"{row['name']:30} {row['data']:6} {epsilon:>7} {noise:>6} {privacy['user_rate']:>5g} "
             f"{row['rounds']:>6} {share:>5} {int(row['sentences']):>9,} {row['mean_update']:>9.2f} "
             f"{row['before'][measure]:>8.4g} {row['validation'][measure]:>10.4g} "
             f"{row['test'][measure]:>8.4g} {row['seconds']:>7.0f}"
@@ -213,8 +218,14 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     asked = json.loads(Path(sys.argv[1]).read_text())
-    place = Place(**asked["place"])
-    place = replace(place, materials=Path(place.materials), out=Path(place.out))
+    where = asked["place"]
+    place = Place(
+        Path(where["materials"]),
+        where["models"],
+        Path(where["out"]),
+        where["dry_rounds"],
+        Path(where["results"]) if where["results"] else None,
+    )
     run(Trial(**asked["trial"]), place)
 
 

@@ -1,7 +1,7 @@
 """Experiments that train: many runs on prepared material, each known by its name.
 
 **On a machine with an accelerator.** Give the same command there; it needs the data, the models and
-nothing else. What a run leaves is one file, `OUT/.work/EXPERIMENT/NAME.json`. Copy those files into
+nothing else. What a run leaves is one file, `OUT/trials/NAME.json`. Copy those files into
 the same folder here and give the command again: what is there is not run again. With
 `--finished-only` nothing is run at all, and what is missing is told as such. A file that was made
 with other settings than the trial of its name has now is refused. Prepared data
@@ -55,7 +55,6 @@ def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
     if options.quick:
         found = [replace(trial, config=_small(trial.config)) for trial in found]
     place = _place(options)
-    _lend_results(found, place, options)
     _refuse_others(found, place)
     if not options.finished_only:
         _check_models(found, options.models)
@@ -85,8 +84,9 @@ def _place(options: Options) -> Place:
     return Place(
         options.common / ("materials-quick" if options.quick else "materials"),
         dict(options.models),
-        options.work / "quick" if options.quick else options.work,
+        options.common / ("trials-quick" if options.quick else "trials"),
         QUICK_ROUNDS if options.quick else None,
+        None if options.quick else options.trials,
     )
 
 
@@ -105,19 +105,6 @@ def _check_models(trials: Sequence[Trial], models: Mapping[str, str]) -> None:
         if part not in models:
             kind = "a public tokenizer.json" if part == "words" else "a saved model"
             raise UserError(f"--model {part}=PATH: missing; {trial.name} needs {kind}")
-
-
-def _lend_results(trials: Sequence[Trial], place: Place, options: Options) -> None:
-    """Copy what another experiment has measured with the same settings under the same name."""
-    place.out.mkdir(parents=True, exist_ok=True)
-    within = place.out.relative_to(options.work)
-    for trial in trials:
-        for other in sorted(options.work.parent.iterdir()):
-            there = other / within / f"{trial.name}.json"
-            if place.result(trial).exists() or not there.is_file():
-                continue
-            if _same(trial, _read(there), place):
-                shutil.copyfile(there, place.result(trial))
 
 
 def _refuse_others(trials: Sequence[Trial], place: Place) -> None:
