@@ -217,6 +217,7 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("caveats", set_to("setup", "vocabulary", value="from the corpus, not covered")),
     ("setup.vocabulary", set_to("setup", "vocabulary", value="whatever")),
     ("caveats", set_to("setup", "labels", value="from the corpus, not covered")),
+    ("caveats", set_to("setup", "precision", value="bfloat16")),
     ("kind", set_to("kind", value="diploma")),
     ("format", set_to("format", value=2)),
     ("statement", lambda v: v.pop("statement")),

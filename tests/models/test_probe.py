@@ -8,6 +8,7 @@ from torch import nn
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
+from uedp.models import awd_lstm
 from uedp.models.load import load
 from uedp.models.probe import ProbeForSequenceClassification
 from uedp.models.trainable import make_trainable, save, trained_names
@@ -68,11 +69,27 @@ def test_saved_it_loads_as_a_classifier(tmp_path):
     assert isinstance(auto, ProbeForSequenceClassification)
 
 
-def test_a_probe_is_trained_further_from_where_it_was():
-    model = probe()
-    again = make_trainable(model, "probe")
-    assert again is model
-    assert model.classifier.weight.any()
+def test_a_saved_probe_is_trained_further_from_where_it_was(tmp_path):
+    save(probe(), tmp_path, tiny.tokenizer(pad_token="<|end|>"))
+    loaded = load(tmp_path, "classification").model
+    again: Any = make_trainable(loaded, "probe")
+    assert again.classifier.weight.any()
+    assert trained_names(again) == ["classifier.weight", "classifier.bias"]
+    for how in ("full", "lora", "last:1"):
+        with pytest.raises(UserError, match="the model is a probe; train it as one"):
+            make_trainable(loaded, how)
+
+
+def test_no_path_of_this_machine_is_saved(tmp_path):
+    where = tiny.saved(tmp_path / "own", tiny.bert(num_labels=2))
+    save(make_trainable(load(where, "classification", labels=2).model, "probe"), tmp_path / "probe")
+    assert str(tmp_path) not in (tmp_path / "probe" / "config.json").read_text()
+
+
+def test_what_an_encoder_reads_at_most_is_kept(tmp_path):
+    made: Any = make_trainable(tiny.gpt2(labels=2), "probe")
+    save(made, tmp_path, tiny.tokenizer(pad_token="<|end|>"))
+    assert load(tmp_path, "classification").max_tokens == 64
 
 
 def test_decoders_can_be_probed_too():
@@ -82,6 +99,12 @@ def test_decoders_can_be_probed_too():
 
 
 def test_a_model_without_an_encoder_is_refused():
+    lstm = awd_lstm.AwdLstmConfig(
+        vocab_size=tiny.WORDS, hidden_size=8, embedding_size=6, num_hidden_layers=2, num_labels=2
+    )
+    with pytest.raises(UserError, match="has no encoder to build on"):
+        make_trainable(awd_lstm.AwdLstmForSequenceClassification(lstm), "probe")
+
     class BagForSequenceClassification(nn.Module):
         @property
         def base_model(self) -> nn.Module:

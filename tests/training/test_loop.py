@@ -316,6 +316,7 @@ def test_a_new_model(train, tmp_path):
 
 def test_half_precision_on_a_cpu(train):
     outcome = train(run__precision="bfloat16", privacy__rounds=8, privacy__noise=0.1)
+    assert any("half precision" in caveat for caveat in outcome.certificate.caveats)
     assert outcome.after["perplexity"] < outcome.before["perplexity"] / 2
     assert all(p.dtype == torch.float32 for p in outcome.model.parameters())
 
@@ -362,13 +363,13 @@ def test_classifiers_train_by_every_method(method, train, saved, tmp_path):
 
 
 def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
-    read = []
-    encode = vectors.Encoder._encode
-    monkeypatch.setattr(
-        vectors.Encoder,
-        "_encode",
-        lambda self, texts: read.append(len(texts)) or encode(self, texts),
-    )
+    read, encode = [], vectors.Encoder._encode
+
+    def counted(self, texts):
+        read.extend([len(texts)] * (len(texts) > 2))  # it is tried with two
+        return encode(self, texts)
+
+    monkeypatch.setattr(vectors.Encoder, "_encode", counted)
     options = {
         "model": saved("bert"),
         "task__kind": "classification",
@@ -857,7 +858,9 @@ def test_devices_and_precision():
     assert loop._device("auto").type in ("cpu", "cuda")
     with pytest.raises(UserError, match=r"run.device 'cuda:77'"):
         loop._device("cuda:77")
-    with loop._precision("auto", torch.device("cpu"))():
+    cpu = torch.device("cpu")
+    assert [loop._half(asked, cpu) for asked in ("auto", "float32", "bfloat16")] == [0, 0, 1]
+    with loop._precision(False, cpu)():
         assert not torch.is_autocast_enabled("cpu")
-    with loop._precision("bfloat16", torch.device("cpu"))():
+    with loop._precision(True, cpu)():
         assert torch.is_autocast_enabled("cpu")

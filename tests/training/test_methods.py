@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from tests.models import tiny
 from tests.training import worlds
@@ -12,11 +13,12 @@ from uedp.errors import UserError
 from uedp.mechanism.draw import draw, draw_whole
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local import shuffled
+from uedp.models.load import load
 from uedp.models.trainable import make_trainable
 from uedp.training import methods
 from uedp.training.methods import Lending, Randomness, build
 from uedp.training.plan import build as build_plan
-from uedp.training.tasks import NextWord
+from uedp.training.tasks import Classification, NextWord
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
 METHODS = (*PRIVATE, "noiseless", "deidentified")
@@ -365,3 +367,44 @@ def test_a_model_that_sees_padding_is_refused():
     texts = worlds.texts()[:60] + [text + " and more" for text in worlds.texts()[60:]]
     with pytest.raises(UserError, match="changes with the sentences beside it"):
         made(plan(), texts, model=Padded())
+
+
+def test_a_model_that_looks_at_padding_is_refused():
+    config = transformers.FNetConfig(
+        vocab_size=tiny.WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2
+    )
+    torch.manual_seed(0)
+    model = transformers.FNetForSequenceClassification(config)
+    texts = [10 * "a" * (1 + place // 4) for place in range(12)]
+    words = tiny.tokenizer(pad_token="<|end|>")
+    task = Classification(texts, ["x", "y"] * 6, ["x", "y"], words, 60)
+    with pytest.raises(UserError, match="FNetForSequenceClassification looks at them"):
+        methods.refuse_mixing(model, task)
+    methods.refuse_mixing(tiny.bert(), task)
+
+
+def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
+    """Else a text that is not finite would move everybody in its chunk by a common rounding."""
+    seen = []
+
+    class Asked(torch.autocast):
+        def __enter__(self):
+            seen.append("in")
+            return super().__enter__()
+
+    config = worlds.config("m")
+    material = worlds.material(tmp_path / "corpus")
+    loaded = load(worlds.model(tmp_path, "llama"))
+    task = NextWord(material.train.texts, loaded.tokenizer, 32)
+    method = methods.build(
+        build_plan(config, material.incidence),
+        material.incidence,
+        loaded.model,
+        task,
+        lambda: Asked("cpu", torch.bfloat16),
+    )
+    assert task.packed
+    found = method._losses(np.arange(4))
+    seen.clear()
+    found.alone()
+    assert seen == ["in"]

@@ -5,8 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from tests.models import tiny
+from uedp.errors import UserError
+from uedp.models.trainable import make_trainable
 from uedp.training.tasks import IGNORED, Probing, build
 from uedp.training.vectors import Encoder
 
@@ -54,6 +57,43 @@ def test_vectors_are_kept_for_the_same_texts_and_weights(encoder: Make, tmp_path
     assert not np.array_equal(again(["b"]), saved)
     assert np.array_equal(encoder(16)(["a"]), encoder(16)(["a"]))
     assert not np.array_equal(encoder(16)(["a"]), saved)
+
+
+def test_other_tokenizers_and_settings_make_other_vectors(encoder: Make, tmp_path: Path) -> None:
+    """Guarantee of Encoder."""
+    own: Any = tiny.bert()
+    first = encoder(16, tmp_path, own)
+    words = tiny.tokenizer(pad_token="<|end|>")
+    words.add_tokens(["ab"])
+    assert Encoder(own.base_model, words, 16, tmp_path).key(["a"]) != first.key(["a"])
+    heads: Any = tiny.bert()
+    heads.load_state_dict(own.state_dict())
+    heads.config.num_attention_heads = 2
+    assert encoder(16, tmp_path, heads).key(["a"]) != first.key(["a"])
+
+
+def test_what_is_damaged_is_made_again(encoder: Make, tmp_path: Path) -> None:
+    encode = encoder(16, tmp_path)
+    good = encode(["a", "b"])
+    (path,) = tmp_path.iterdir()
+    for content in (b"", path.read_bytes()[:100]):
+        path.write_bytes(content)
+        assert np.array_equal(encode(["a", "b"]), good)
+    np.save(path, good[:1].astype(np.float64))
+    assert np.array_equal(encode(["a", "b"]), good)
+    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+
+
+def test_an_encoder_that_looks_at_padding_is_refused() -> None:
+    """Guarantee of Encoder: FNet mixes tokens without regard to the mask."""
+    config = transformers.FNetConfig(
+        vocab_size=tiny.WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2
+    )
+    torch.manual_seed(0)
+    model = make_trainable(transformers.FNetForSequenceClassification(config), "probe")
+    encode = Encoder(model.encoder, tiny.tokenizer(pad_token="<|end|>"), 60)
+    with pytest.raises(UserError, match="FNetModel looks at padding"):
+        encode(["one text"])
 
 
 def test_a_task_on_vectors_has_the_labels_of_the_texts(encoder: Make) -> None:

@@ -69,6 +69,8 @@ class Setup(_Strict):
     vocabulary: Origin = "public"
     # the names of what a classifier tells apart
     labels: Labels = "none"
+    # of the passes; sums, norms, clip factors and noise are float32 or better
+    precision: Literal["float32", "bfloat16"] = "float32"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # for missed mentions; null: nothing bounds the sentences, or the share is the entity's
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None
@@ -159,8 +161,9 @@ def verify(folder: Path) -> Certificate:
     Guarantees:
       - a change of any byte of the ledger, or of any field of the certificate that follows from
         the ledger and what is stated, is found (of an epsilon: by more than a millionth)
-      - so is a change of `delta`, or of what `setup` says of noise, words, labels and sentences,
-        unless every field that follows from it is changed to agree
+      - so is a change of `delta`, or of what `setup` says of noise, precision, words, labels (that
+        they came from the corpus) and sentences, unless every field that follows from it is
+        changed to agree
       - `created`, `versions`, and the names and counts that nothing follows from (`chosen_by`,
         the numbers of users, sentences and entities) are as stated
     """
@@ -304,6 +307,8 @@ def _caveats(setup: Setup) -> tuple[str, ...]:
         caveats.append("the noise came from a fixed seed: whoever knows it can remove the noise")
     if setup.vocabulary == "from the corpus, not covered":
         caveats.append("the vocabulary was taken from the corpus and is not covered")
+    if setup.precision == "bfloat16":
+        caveats.append("gradients were computed in half precision: its rounding is not covered")
     if setup.labels == "from the corpus, not covered":
         caveats.append("which labels there are was taken from the corpus and is not covered")
     if setup.chosen_by == Setup.model_fields["chosen_by"].default:

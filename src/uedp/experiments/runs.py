@@ -151,7 +151,7 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
     trained = load(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     names = list(trained.model.config.id2label.values())
-    part, longest = texts(material, "test", most), config.model.max_tokens
+    part, longest = texts(material, "test", most), min(config.model.max_tokens, trained.max_tokens)
     encode = None
     if config.model.train == "probe":
         encode = Encoder(trained.model.encoder, trained.tokenizer, longest, config.run.vectors)
@@ -188,7 +188,7 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
         "seconds": time.time() - began,
     }
     write(place.result(trial), json.dumps(result, indent=2) + "\n")
-    for bulky in ("model.safetensors", "checkpoint"):
+    for bulky in ("model.safetensors", "checkpoints"):
         path = folder / bulky
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     print(f"{trial.name}: test {measure} {measured[measure]:.4g}", flush=True)

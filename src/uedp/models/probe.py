@@ -30,6 +30,7 @@ class ProbeConfig(PreTrainedConfig):  # type: ignore[misc]
     model_type = "uedp_probe"
 
     encoder: dict[str, Any] | None = None
+    max_position_embeddings: int | None = None
     pad_token_id: int | None = None
 
 
@@ -66,17 +67,35 @@ class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
         A probe is taken as it is.
         """
         if isinstance(model, cls):
+            model.encoder.requires_grad_(False)  # a saved model is read with all of it open
+            model.classifier.requires_grad_(True)
             return model
         encoder = model.base_model
+        refusal = UserError(f"train 'probe': {type(model).__name__} has no encoder to build on")
         if encoder is model or not hasattr(encoder.config, "hidden_size"):
-            raise UserError(f"train 'probe': {type(model).__name__} has no encoder to build on")
-        config = ProbeConfig(
-            encoder=encoder.config.to_dict(),
-            id2label=model.config.id2label,
-            label2id=model.config.label2id,
-            pad_token_id=model.config.pad_token_id,
+            raise refusal
+        settings = encoder.config.to_dict()
+        settings.pop("_name_or_path", None)  # a folder of this machine
+        limits = (settings.get(name) for name in ("max_position_embeddings", "n_positions"))
+        made: Self = cls(
+            ProbeConfig(
+                encoder=settings,
+                max_position_embeddings=next((limit for limit in limits if limit), None),
+                id2label=model.config.id2label,
+                label2id=model.config.label2id,
+                pad_token_id=model.config.pad_token_id,
+            ),
+            encoder,
         )
-        return cls(config, encoder)
+        made.eval()
+        ids = torch.ones((1, 2), dtype=torch.long, device=next(encoder.parameters()).device)
+        try:
+            width = made.read(ids, torch.ones_like(ids)).shape[1]
+        except (TypeError, ValueError, AttributeError, RuntimeError, IndexError):
+            raise refusal from None
+        if width != made.classifier.in_features:
+            raise refusal
+        return made
 
     def forward(
         self,

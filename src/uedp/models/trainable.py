@@ -45,6 +45,9 @@ def make_trainable(
       - the same seed gives the same adapters, and the caller's random numbers are left alone
       - adapters have no dropout
     """
+    kind = getattr(getattr(model, "config", None), "model_type", None)
+    if kind == "uedp_probe" and how != "probe":
+        raise UserError(f"train {how!r}: the model is a probe; train it as one")
     if how == "full":
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())

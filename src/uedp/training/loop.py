@@ -196,7 +196,8 @@ class _Trainer:
         self._ledger: RunLedger | None = None
         config = plan.config
         self._device = _device(config.run.device)
-        self._precision = _precision(config.run.precision, self._device)
+        self._half = _half(config.run.precision, self._device)
+        self._precision = _precision(self._half, self._device)
         names: list[str] = []
         if config.task.kind == "classification":
             names = list(config.task.labels) or material.label_names()
@@ -433,9 +434,10 @@ class _Trainer:
         issued = None
         if self._ledger is not None:
             plan = self._plan
-            issued = certificates.issue(
-                self._out, plan.config.privacy.delta, plan.shape, plan.setup()
+            setup = plan.setup().model_copy(
+                update={"precision": "bfloat16" if self._half else "float32"}
             )
+            issued = certificates.issue(self._out, plan.config.privacy.delta, plan.shape, setup)
         finished = done >= self._plan.rounds
         return Outcome(
             self._out, self._model, self._tokenizer, issued, before, after, done, finished
@@ -476,11 +478,13 @@ def _device(asked: str) -> torch.device:
         ) from None
 
 
-def _precision(asked: str, device: torch.device) -> tasks.Precision:
-    half = asked == "bfloat16"
+def _half(asked: str, device: torch.device) -> bool:
     if asked == "auto":
-        half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return asked == "bfloat16"
 
+
+def _precision(half: bool, device: torch.device) -> tasks.Precision:
     def context() -> AbstractContextManager[Any]:
         return torch.autocast(device.type, torch.bfloat16, enabled=half)
 

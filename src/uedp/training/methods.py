@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -128,7 +128,17 @@ class Clipped:
 
     def _losses(self, sentences: Ints) -> Tensor | Packed:
         with self._precision():
-            return self._task.losses(self._model, sentences)
+            found = self._task.losses(self._model, sentences)
+        if not isinstance(found, Packed):
+            return found
+        alone = found.alone
+
+        def as_precisely() -> Tensor:
+            # a chunk computed again otherwise than it was would move everybody in it
+            with self._precision():
+                return alone()
+
+        return replace(found, alone=as_precisely)
 
     def _losses_of_some(self) -> Callable[[Sequence[int]], Tensor | Packed]:
         """Of sentences to try the model with: short ones and long ones, so that some are padded."""
@@ -212,10 +222,36 @@ def _untouched(who: Participants) -> Reach:
     return Reach(len(who.users), len(who.sentences.values), 0.0, 0.0, 0.0)
 
 
+@torch.no_grad()
+def refuse_mixing(model: nn.Module, task: Task) -> None:
+    """Try whether losses of short sentences change beside a long one, in full precision."""
+    order = np.argsort(task.lengths, kind="stable")
+    some, longest = order[[len(order) * tenth // 10 for tenth in (1, 3, 5)]], order[-1:]
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.autocast(next(model.parameters()).device.type, enabled=False):
+            alone = torch.cat([values(task.losses(model, some[[i]])) for i in range(len(some))])
+            beside = values(task.losses(model, np.concatenate([some, longest])))[:-1]
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    if not torch.allclose(alone, beside, rtol=_SAME, atol=_SAME):
+        raise UserError(
+            f"the loss of a sentence changes with the sentences beside it: {type(model).__name__} "
+            "looks at them, or at padding; choose a model that does not"
+        )
+
+
+_SAME = 1e-4  # rounding is far below, a model that looks at padding above
+
+
 def build(
     plan: Plan, incidence: Incidence, model: nn.Module, task: Task, precision: Precision
 ) -> Method:
     kind = plan.config.privacy.method
+    if plan.private:
+        refuse_mixing(model, task)
     if kind in ("rotation", "user-level"):
         return Clipped(plan, incidence, model, task, precision)
     if kind == "uedp-alg":

@@ -1,6 +1,8 @@
 """What a frozen encoder makes of texts: a vector each, kept for the next time."""
 
 import hashlib
+import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from uedp.errors import UserError
 from uedp.models.probe import mean_state
 from uedp.progress import SILENT, Progress
 from uedp.training.tasks import Classification
@@ -16,15 +19,17 @@ from uedp.training.tasks import Classification
 Vectors = npt.NDArray[np.float32]
 
 _AT_ONCE = {"cpu": 32, "cuda": 1024}  # texts in a batch
+_SAME = 1e-4  # rounding is far below, an encoder that looks at padding above
 
 
 class Encoder:
     """The mean of a model's last states over the tokens of a text.
 
     Guarantees:
-      - a text's vector depends on that text and the weights alone, up to rounding
-      - vectors are read from `keep` only if they were made of the same texts by the same weights;
-        without it nothing is written
+      - a text's vector depends on that text and the weights alone, up to rounding; an encoder that
+        looks at padding is refused
+      - vectors are read from `keep` only if they were made of the same texts by the same model
+        and tokenizer; without it nothing is written
     """
 
     def __init__(
@@ -38,35 +43,52 @@ class Encoder:
         self._model, self._tokenizer, self.tokens = encoder, tokenizer, tokens
         self.dimensions = int(encoder.config.hidden_size)
         self._keep, self._progress = keep, progress
-        weights = hashlib.sha256()
-        for name, tensor in sorted(encoder.state_dict().items()):
-            if not name.startswith("pooler."):  # not used here
-                weights.update(tensor.cpu().numpy().tobytes())
-        self._weights = weights.hexdigest()[:16]
+        self._made_by = _digest(encoder, tokenizer) if keep is not None else ""
+        self._checked = False
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
         if self._keep is None:
             return self._encode(texts)
         path = self._keep / f"{self.key(texts)}.npy"
-        if path.exists():
-            kept: Vectors = np.load(path)
+        if (kept := self._kept(path, len(texts))) is not None:
             return kept
         found = self._encode(texts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial.npy")
-        np.save(partial, found)
-        partial.replace(path)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
+            np.save(file, found)
+        Path(file.name).replace(path)
         return found
+
+    def _kept(self, path: Path, count: int) -> Vectors | None:
+        try:
+            kept: Vectors = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError):  # none, or damaged
+            return None
+        fits = kept.shape == (count, self.dimensions) and kept.dtype == np.float32
+        return kept if fits else None
 
     def key(self, texts: Sequence[str]) -> str:
         """A short name for these texts as these weights see them."""
-        key = hashlib.sha256(f"{self._weights} {self.tokens}".encode())
+        key = hashlib.sha256(f"{self._made_by} {self.tokens}".encode())
         for text in texts:
             key.update(hashlib.sha256(text.encode()).digest())
         return key.hexdigest()[:16]
 
+    def _check(self) -> None:
+        """Try whether a text keeps its vector beside a longer one, whatever is asked for later."""
+        self._checked = True
+        short = "short"
+        alone, beside = (self._encode(texts)[0] for texts in ([short], [short, 40 * "longer "]))
+        if np.abs(beside - alone).max() > _SAME * max(float(np.abs(alone).max()), 1e-12):
+            raise UserError(
+                f"train 'probe': {type(self._model).__name__} looks at padding, so that what it "
+                "makes of a text depends on the texts beside it; choose another model"
+            )
+
     @torch.inference_mode()
     def _encode(self, texts: Sequence[str]) -> Vectors:
+        if not self._checked:
+            self._check()
         self._model.eval()
         device = next(self._model.parameters()).device
         at_once = _AT_ONCE.get(device.type, _AT_ONCE["cpu"])
@@ -78,6 +100,21 @@ class Encoder:
                 rows = order[start : start + at_once]
                 batch = task.batch(rows)
                 ids, mask = (batch[name].to(device) for name in ("input_ids", "attention_mask"))
-                found[rows] = mean_state(self._model, ids, mask).cpu().numpy()
+                found[rows] = mean_state(self._model, ids, mask).float().cpu().numpy()
                 meter.advance(len(rows))
         return found
+
+
+def _digest(encoder: Any, tokenizer: Any) -> str:
+    """Of all that decides what becomes of a text."""
+    settings = encoder.config.to_dict()
+    for name in ("_name_or_path", "transformers_version"):  # where it lay, and who wrote it
+        settings.pop(name, None)
+    made_by = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+    words = getattr(tokenizer, "backend_tokenizer", None)
+    made_by.update((words.to_str() if words is not None else repr(tokenizer)).encode())
+    for name, tensor in sorted(encoder.state_dict().items()):
+        if not name.startswith("pooler."):  # not used here
+            made_by.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            made_by.update(tensor.detach().cpu().flatten().view(torch.uint8).numpy().tobytes())
+    return made_by.hexdigest()[:16]

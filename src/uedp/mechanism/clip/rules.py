@@ -71,7 +71,7 @@ class Explicit(Rule):
         self._lay_side_by_side()
         self._owners = grams.owners()
         for _, block in self._blocks:
-            grams.squares.add_(torch.linalg.vector_norm(block, dim=1).square_())
+            grams.squares.add_(_squares(block))
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         for bucket, owner in zip(layout.buckets, self._owners, strict=True):
@@ -79,8 +79,8 @@ class Explicit(Rule):
             first = ~same.tril(-1).any(2)  # of each user's sentences: its row adds all of them up
             adds = same * first[:, :, None] * bucket.split(factors)[:, None, :]
             for _, block in self._blocks:
-                norms = torch.linalg.vector_norm(adds @ bucket.split(block), dim=2)
-                squares.index_add_(0, owner.flatten(), norms.square_().flatten())
+                found = _squares(adds @ bucket.split(block))
+                squares.index_add_(0, owner.flatten(), found.flatten())
 
     def weighted(self, weights: Tensor) -> Gradients:
         total: dict[nn.Parameter, Tensor] = {}
@@ -265,6 +265,19 @@ class TiedLookup(Rule):
     def weighted(self, weights: Tensor) -> Gradients:
         ((parameter, total),) = self._head.weighted(weights).items()
         return {parameter: self._lookup.scatter_into(total, weights)}
+
+
+def _squares(rows: Tensor) -> Tensor:
+    """Squared norms over the last dimension."""
+    if rows.is_cuda:  # adds in many lanes, and has few operations to start
+        whole: Tensor = torch.linalg.vector_norm(rows, dim=-1)
+        return whole.square_()
+    # a CPU adds in few: sums of millions come out too small, those of slices do not
+    norms = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SLICE, -1)]
+    return torch.stack(norms).square_().sum(0)
+
+
+_SLICE = 1 << 14
 
 
 def token_gram(tokens: Tensor, add_to: Tensor | None = None) -> Tensor:
