@@ -39,7 +39,7 @@ class Numbers:
     bos_token_id = eos_token_id = 0
 
     def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[1 + i % 1000 for i in range(int(text))] for text in texts]}
+        return {"input_ids": [[1 + i % 1000 for i in range(int(text or 0))] for text in texts]}
 
     def decode(self, ids: list[int], **_: Any) -> str:
         return str(len(ids))

@@ -29,6 +29,7 @@ from uedp.audit import one_run
 from uedp.audit.canaries import FEWEST, KINDS, Canaries, Kind, draw
 from uedp.audit.white_box import WhiteBox, sentence_losses
 from uedp.errors import UserError
+from uedp.modes import evaluating
 from uedp.progress import SILENT, Progress
 from uedp.training import folder, loop, methods, tasks
 from uedp.training.config import Config
@@ -110,16 +111,11 @@ class Attack:
 @torch.no_grad()
 def losses(model: nn.Module, task: tasks.Task, count: int) -> Floats:
     """The loss of each of the first `count` sentences, without dropout."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluating(model):
         parts = [
             sentence_losses(model, task, np.arange(start, min(start + 32, count)))
             for start in range(0, count, 32)
         ]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     found: Floats = torch.cat(parts).double().cpu().numpy()
     return found
 

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from uedp.accounting.divergence import Floats
 from uedp.audit.canaries import KINDS, Canaries, Kind
 from uedp.incidence import Incidence, Ints
+from uedp.modes import evaluating
 from uedp.training import tasks
 from uedp.training.plan import Plan
 
@@ -48,12 +49,10 @@ class Gradients:
 
     def now(self) -> tuple[Tensor, Tensor]:
         """A row per text at the weights as they are, and the norms of all of it."""
-        modes = {module: module.training for module in self._model.modules()}
-        self._model.eval()
         width = self._size if self._kept is None else len(self._kept)
         found = torch.empty(self._rows, width, device=self._device)
         norms = torch.empty(self._rows, device=self._device)
-        try:
+        with evaluating(self._model):
             start = 0
             while start < self._rows:
                 end = min(start + self._at_once, self._rows)
@@ -69,9 +68,6 @@ class Gradients:
                 norms[start:end] = part.norm(dim=1)
                 found[start:end] = part if self._kept is None else part[:, self._kept]
                 start = end
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         return found, norms
 
     def _some(self, rows: Ints) -> Tensor:

@@ -127,7 +127,6 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
     from uedp.training.config import parse
     from uedp.training.folder import write
     from uedp.training.material import Material
-    from uedp.training.vectors import Encoder
 
     began, most = time.time(), DRY_SENTENCES if place.dry_rounds else None
     config = parse(resolved(trial, place))
@@ -152,9 +151,7 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     names = list(trained.model.config.id2label.values())
     part, longest = texts(material, "test", most), min(config.model.max_tokens, trained.max_tokens)
-    encode = None
-    if config.model.train == "probe":
-        encode = Encoder(trained.model.encoder, trained.tokenizer, longest, config.run.vectors)
+    encode = tasks.encode_for(trained.model, trained.tokenizer, longest, config.run.vectors)
     test = tasks.build(
         config.task.kind, part.texts, part.labels, names, trained.tokenizer, longest, encode
     )

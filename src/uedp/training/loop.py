@@ -25,7 +25,6 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.release import Reach
 from uedp.models.load import load
-from uedp.models.probe import ProbeForSequenceClassification
 from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
@@ -37,7 +36,6 @@ from uedp.training.material import read as read_material
 from uedp.training.metrics import Metrics, finite
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan
-from uedp.training.vectors import Encoder
 
 CONFIG = folder.CONFIG
 RESULT = "result.json"  # written last: a run that has one is finished
@@ -229,10 +227,9 @@ class _Trainer:
             seed=config.model.seed,
         ).to(self._device)
         longest = min(config.model.max_tokens, loaded.max_tokens)
-        encode = None
-        if isinstance(self._model, ProbeForSequenceClassification):
-            kept = config.run.vectors
-            encode = Encoder(self._model.encoder, loaded.tokenizer, longest, kept, progress)
+        encode = tasks.encode_for(
+            self._model, loaded.tokenizer, longest, config.run.vectors, progress
+        )
 
         def task(found: Texts) -> tasks.Task:
             return tasks.build(

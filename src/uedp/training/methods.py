@@ -16,6 +16,7 @@ from uedp.mechanism.clip import Engine, Packed, values
 from uedp.mechanism.draw import Mask, Participants, draw, draw_whole, lend
 from uedp.mechanism.noise import Noise, SecureNoise, SystemNoise
 from uedp.mechanism.release import ROOM, Reach, release
+from uedp.modes import evaluating
 from uedp.training.plan import Plan
 from uedp.training.tasks import Precision, Task
 
@@ -227,15 +228,9 @@ def refuse_mixing(model: nn.Module, task: Task) -> None:
     """Try whether losses of short sentences change beside a long one, in full precision."""
     order = np.argsort(task.lengths, kind="stable")
     some, longest = order[[len(order) * tenth // 10 for tenth in (1, 3, 5)]], order[-1:]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            alone = torch.cat([values(task.losses(model, some[[i]])) for i in range(len(some))])
-            beside = values(task.losses(model, np.concatenate([some, longest])))[:-1]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
+        alone = torch.cat([values(task.losses(model, some[[i]])) for i in range(len(some))])
+        beside = values(task.losses(model, np.concatenate([some, longest])))[:-1]
     if not torch.allclose(alone, beside, rtol=_SAME, atol=_SAME):
         raise UserError(
             f"the loss of a sentence changes with the sentences beside it: {type(model).__name__} "

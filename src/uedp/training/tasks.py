@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.mechanism.clip import Packed, Rows
+from uedp.modes import evaluating
 from uedp.progress import SILENT, Progress
 
 Precision = Callable[[], AbstractContextManager[Any]]
+Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 IGNORED = -100  # cross entropy's mark for tokens that do not count
 
 
@@ -283,7 +286,7 @@ def build(
     names: Sequence[str],
     tokenizer: Any,
     max_tokens: int,
-    encode: Callable[[Sequence[str]], npt.NDArray[np.float32]] | None = None,
+    encode: Encode | None = None,
 ) -> Task:
     """The task on sentences, in their order; `names` are the labels there are.
 
@@ -294,6 +297,17 @@ def build(
     if encode is not None:
         return Probing(texts, labels, names, encode(texts))
     return Classification(texts, labels, names, tokenizer, max_tokens)
+
+
+def encode_for(
+    model: Any, tokenizer: Any, tokens: int, keep: Path | None, progress: Progress = SILENT
+) -> Encode | None:
+    """What reads texts for a model that takes vectors; other models read them themselves."""
+    if model.config.model_type != "uedp_probe":
+        return None
+    from uedp.training.vectors import Encoder  # asks Transformers in, which takes seconds
+
+    return Encoder(model.encoder, tokenizer, tokens, keep, progress)
 
 
 def encoded(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:
@@ -435,10 +449,8 @@ def keeps_apart(model: nn.Module, longest: int = 32) -> bool:
         tensors = (torch.from_numpy(values.copy()).view(shape).to(device) for values in (of, at))
         return _from_positions(model, *tensors).flatten(0, 1)
 
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
-        with torch.autocast(device.type, enabled=False), _opened(model):
+        with evaluating(model), torch.autocast(device.type, enabled=False), _opened(model):
             beside, still = (logits(of, positions, (rows, width)) for of in (ids, others))
             for where in probed:
                 alone = logits(ids[where], positions[where], (1, where.stop - where.start))
@@ -448,9 +460,6 @@ def keeps_apart(model: nn.Module, longest: int = 32) -> bool:
                         return False
     except (TypeError, ValueError, IndexError, RuntimeError, UserError):
         return False  # it takes no positions, or no rows that long
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     return True
 
 

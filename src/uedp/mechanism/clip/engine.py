@@ -38,6 +38,7 @@ from uedp.mechanism.clip.rules import (
     Weight,
 )
 from uedp.mechanism.clip.shared import held_masks, mask_of, refuse_unheld, shared_masks
+from uedp.modes import evaluating
 
 
 @dataclass(frozen=True)
@@ -154,9 +155,7 @@ class Engine:
           - a model in which a sentence's gradient is taken for another's is refused
           - a model in which a weight is also used outside its layer is refused, by its name
         """
-        modes = {module: module.training for module in self._model.modules()}
-        self._model.eval()
-        try:
+        with evaluating(self._model):
             together = values(losses(range(sentences)))
             each = [values(losses([i])) for i in range(sentences)]
             true_norms = torch.stack([self._norm(loss) for loss in each])
@@ -169,9 +168,6 @@ class Engine:
             expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
             unclipped = torch.full((sentences,), torch.inf)
             clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         found, norms = clipped.gradients, clipped.sentence_norms.to(true_norms)
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         scale = torch.stack([g.norm() for g in expected if g is not None]).norm()

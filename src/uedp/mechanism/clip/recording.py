@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -70,7 +70,6 @@ class PackedRecord(Record):
     """
 
     packed: "Packed"
-    gone: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -103,11 +102,7 @@ class PackedRecord(Record):
         if with_inputs:
             inputs = self.inputs[rows.places]
             inputs = inputs.flatten(1, -2) if self.grads.dim() == 3 else inputs
-        found = Record(inputs, grads)
-        return found if self.gone is None else found.without(self.gone[rows.sentence])
-
-    def without(self, sentences: Tensor) -> "Record":
-        return replace(self, gone=sentences)
+        return Record(inputs, grads)
 
 
 @dataclass(frozen=True)
