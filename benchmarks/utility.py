@@ -1,4 +1,4 @@
-"""What fine-tuning with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares.
+"""What training with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares.
 
     python benchmarks/utility.py prepare --data DIR --materials FOLDER
     python benchmarks/utility.py train --materials FOLDER --model gpt=FOLDER --out FOLDER
@@ -20,12 +20,13 @@ from typing import Any
 from uedp.experiments import runs
 from uedp.experiments.material import prepare
 from uedp.experiments.runs import Trial, changed
-from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, config
+from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, FLAT, LSTM, config
 
-STEPS = (4e-3, 8e-3, 1.6e-2)
+STEPS = (3e-3, 4e-3, 8e-3, 1.6e-2)
+LSTM_STEPS = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
 KINDS: dict[str, dict[str, Any]] = {
     "whole": {"model__train": "lora"},
-    "down": {"model__train": "lora", "model__targets": ["down_proj"]},
+    "flat": {"model__train": "lora", **FLAT},
     "half": {"model__train": "lora-b"},
 }
 OTHERS: dict[str, dict[str, Any]] = {
@@ -39,7 +40,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def trials() -> Iterator[Trial]:
-    """Adapters of rank 8: kinds and steps for each method, then other changes to rotation."""
+    """Adapters of rank 8: kinds and steps for each method, other changes; steps of an LSTM."""
     for epsilon, (kind, how), step in product(EPSILONS, KINDS.items(), STEPS):
         changes = {**how, "optimiser__rate": step}
         share = {"privacy__entity_share": CORPORA["conll"].share}
@@ -55,6 +56,11 @@ def trials() -> Iterator[Trial]:
     for step in (1e-3, 2e-3):
         plain = config(FINE_TUNING, "noiseless", optimiser__rate=step)
         yield Trial(f"noiseless-{step:g}", "conll", plain)
+    for step, (name, method) in product(
+        LSTM_STEPS, (("rotation", "rotation"), ("user", "user-level"))
+    ):
+        own = config(LSTM, method, 8.0, optimiser__rate=step)
+        yield Trial(f"lstm-{name}-8-step-{step:g}", "conll", own)
 
 
 def main() -> None:

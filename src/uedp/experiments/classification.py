@@ -18,6 +18,7 @@ from uedp.experiments.runs import Config, Trial, changed
 from uedp.experiments.series import measured, repeats
 from uedp.experiments.settings import (
     EPSILONS,
+    LSTM_RATES,
     PUBLISHED_PROBE,
     TOPICS,
     TOPICS_LSTM,
@@ -92,8 +93,8 @@ def trials(quick: bool = False) -> Iterator[Trial]:
         yield from (trial for trial in found if trial.name in _QUICK)
         return
     yield from found
-    again = [t for t in found if t.category == "all" and not t.name.endswith("-adapters")]
-    yield from repeats((t for t in again if "uedp-alg" not in t.name), REPEATS)
+    probes = [t for t in found if t.category == "all" and t.config["model"]["train"] == "probe"]
+    yield from repeats((t for t in probes if t.config["privacy"]["method"] != "uedp-alg"), REPEATS)
 
 
 _QUICK = (
@@ -123,12 +124,14 @@ def _pretrained() -> Iterator[Trial]:
 
 def _lstm() -> Iterator[Trial]:
     for epsilon in EPSILONS:
-        rotation = config(TOPICS_LSTM, "rotation", epsilon, **TOPICS_ROTATION)
+        base = changed(TOPICS_LSTM, optimiser__rate=LSTM_RATES[epsilon])
+        rotation = config(base, "rotation", epsilon, **TOPICS_ROTATION)
         yield Trial(f"topics-lstm-rotation-{epsilon:g}", "ag", rotation)
-        user = config(TOPICS_LSTM, "user-level", epsilon)
+        user = config(base, "user-level", epsilon)
         yield Trial(f"topics-lstm-user-{epsilon:g}", "ag", user)
     yield from _plain("topics-lstm", TOPICS_LSTM)
-    none = config(TOPICS_LSTM, "rotation", 8.0, **TOPICS_ROTATION, privacy__extended_rate=0.0)
+    base = changed(TOPICS_LSTM, optimiser__rate=LSTM_RATES[8.0])
+    none = config(base, "rotation", 8.0, **TOPICS_ROTATION, privacy__extended_rate=0.0)
     yield Trial("topics-lstm-rotation-8-extended-0", "ag", none)
     published = as_published(TOPICS_LSTM, privacy__extended_rate=LSTM_EXTENDED)
     yield from _published("topics-lstm", published)

@@ -8,27 +8,27 @@ it on another machine: `series.py`.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from uedp.experiments import telling
 from uedp.experiments.base import Options, Result
 from uedp.experiments.data_sets import DATA_SETS
-from uedp.experiments.runs import Trial
+from uedp.experiments.runs import Trial, changed
 from uedp.experiments.series import measured, repeats
 from uedp.experiments.settings import (
     CORPORA,
     EPSILONS,
     FINE_TUNING,
     LSTM,
+    LSTM_RATES,
     NOISELESS_RATE,
-    PRIVATE_RATE,
     as_published,
     config,
 )
 
-LSTM_EPSILONS = (8.0, 2.0, 0.5)
-LSTM_REPEATS = 3
+LSTM_REPEATS = 2  # at the largest epsilon; it takes an accelerator
 TITLES = {name: DATA_SETS[name].title for name in CORPORA}
 
 # Lai et al. (2022), perplexities in the text: data, then who is protected, then published epsilon.
@@ -69,7 +69,7 @@ def measure_gpt(options: Options) -> Result:
 
 
 def measure_lstm(options: Options) -> Result:
-    """An AWD-LSTM of the paper's sizes from nothing, on CoNLL; each run three times."""
+    """An AWD-LSTM of the paper's sizes from nothing, on CoNLL."""
     return _result(options, list(lstm_trials(options.quick)), {})
 
 
@@ -116,25 +116,38 @@ def gpt_trials(quick: bool = False) -> Iterator[Trial]:
 def _compared(data: str) -> Iterator[Trial]:
     for epsilon in EPSILONS:
         yield _rotation(data, epsilon)
-        user_rate = {"privacy__user_rate": CORPORA[data].user_level}
-        own = _private(data, "user-level", epsilon, user_rate)
-        yield Trial(f"{data}-user-{epsilon:g}", data, own)
+        yield _user_level(data, epsilon)
+    for epsilon in EPSILONS:
+        yield _rotation(data, epsilon, decayed=True)
+        yield _user_level(data, epsilon, decayed=True)
+        for rate in CORPORA[data].rotation_too:
+            one = _rotation(data, epsilon)
+            other = changed(one.config, privacy__user_rate=rate)
+            yield replace(one, name=f"{one.name}-users-{rate:g}", config=other)
 
 
-def _rotation(data: str, epsilon: float, category: str = "all") -> Trial:
+def _rotation(data: str, epsilon: float, category: str = "all", decayed: bool = False) -> Trial:
     corpus = CORPORA[data]
     # with one category most sentences can be used, as they can if no entity counts
     user_rate = corpus.rotation if category == "all" else corpus.user_level
-    changes = {"privacy__user_rate": user_rate, "privacy__entity_share": corpus.share}
-    name = f"{data}-rotation-{epsilon:g}" + ("" if category == "all" else f"-{category}")
-    return Trial(name, data, _private(data, "rotation", epsilon, changes), category)
+    drawn = {"privacy__user_rate": user_rate, "privacy__entity_share": corpus.share}
+    own = config(FINE_TUNING, "rotation", epsilon, **drawn, **_steps(data, decayed))
+    about = "" if category == "all" else f"-{category}"
+    return Trial(f"{data}-rotation-{epsilon:g}{about}{_ending(decayed)}", data, own, category)
 
 
-def _private(
-    data: str, method: str, epsilon: float, changes: dict[str, Any]
-) -> dict[str, dict[str, Any]]:
-    own = {"privacy__rounds": CORPORA[data].rounds, "optimiser__rate": PRIVATE_RATE, **changes}
-    return config(FINE_TUNING, method, epsilon, **own)
+def _user_level(data: str, epsilon: float, decayed: bool = False) -> Trial:
+    drawn = {"privacy__user_rate": CORPORA[data].user_level}
+    own = config(FINE_TUNING, "user-level", epsilon, **drawn, **_steps(data, decayed))
+    return Trial(f"{data}-user-{epsilon:g}{_ending(decayed)}", data, own)
+
+
+def _steps(data: str, decayed: bool) -> dict[str, Any]:
+    return CORPORA[data].decayed if decayed else CORPORA[data].flat
+
+
+def _ending(decayed: bool) -> str:
+    return "-decayed" if decayed else ""
 
 
 def _baselines(data: str) -> Iterator[Trial]:
@@ -149,14 +162,15 @@ def _baselines(data: str) -> Iterator[Trial]:
 
 
 def lstm_trials(quick: bool = False) -> Iterator[Trial]:
-    """Each method at each epsilon, then all but UeDP-Alg again; once at the largest if quick."""
-    cheap = [
-        Trial(f"lstm-{name}-{epsilon:g}", "conll", config(LSTM, method, epsilon))
-        for epsilon in LSTM_EPSILONS[: 1 if quick else None]
+    """Each method at each epsilon, some of it again; once at the largest if quick."""
+    private = [
+        Trial(f"lstm-{name}-{epsilon:g}", "conll", own)
+        for epsilon, rate in list(LSTM_RATES.items())[: 1 if quick else None]
         for name, method in (("rotation", "rotation"), ("user", "user-level"))
+        for own in [config(LSTM, method, epsilon, optimiser__rate=rate)]
     ]
+    yield from private
     for method in ("noiseless", "deidentified"):
-        cheap.append(Trial(f"lstm-{method}", "conll", config(LSTM, method)))
-    yield from cheap
+        yield Trial(f"lstm-{method}", "conll", config(LSTM, method))
     yield Trial("lstm-uedp-alg", "conll", as_published(LSTM))
-    yield from repeats(cheap, 1 if quick else LSTM_REPEATS)
+    yield from repeats(private[:2], 1 if quick else LSTM_REPEATS)

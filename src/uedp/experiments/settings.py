@@ -57,25 +57,52 @@ TOPICS_LSTM: Config = changed(
     run__tokens_at_once=1 << 16,
 )
 
-PRIVATE_RATE = 4e-3  # of fine-tuning with noise
+# With noise in every step, equal steps go further than long ones first with as much noise in all;
+# an average over the last of them has less of it.
+FLAT: Mapping[str, Any] = MappingProxyType(
+    {"optimiser__decay": "none", "optimiser__warm_up": 0.0, "optimiser__average": 0.95}
+)
+DECAYED: Mapping[str, Any] = MappingProxyType({"optimiser__rate": 4e-3})
 NOISELESS_RATE = 1e-3
+# An LSTM from nothing, by epsilon: at half of it noise is about twice as large, steps half as long.
+LSTM_RATES = {8.0: 8e-3, 2.0: 4e-3, 0.5: 2e-3}
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """How often each method draws users, and the entity share of rotation."""
+    """How often each method draws users, the entity share of rotation, and steps with noise."""
 
     rotation: float
     user_level: float
     plain: float
     share: float
     rounds: int
+    step: float
+    rotation_too: tuple[float, ...] = ()  # other rates that rotation is tried with
+
+    @property
+    def flat(self) -> dict[str, Any]:
+        """Fine-tuning with noise, all steps alike."""
+        return {"privacy__rounds": self.rounds, "optimiser__rate": self.step, **FLAT}
+
+    @property
+    def decayed(self) -> dict[str, Any]:
+        """The same with steps that become shorter."""
+        return {"privacy__rounds": self.rounds, **DECAYED}
 
 
 CORPORA = {
-    "conll": Corpus(rotation=0.2, user_level=0.1, plain=0.1, share=0.4, rounds=200),
-    "ag": Corpus(rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100),
-    "edgar": Corpus(rotation=0.2, user_level=0.1, plain=0.1, share=0.5, rounds=100),
+    "conll": Corpus(
+        rotation=0.2,
+        user_level=0.1,
+        plain=0.1,
+        share=0.4,
+        rounds=200,
+        step=3e-3,
+        rotation_too=(0.1,),
+    ),
+    "ag": Corpus(rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100, step=4e-3),
+    "edgar": Corpus(rotation=0.2, user_level=0.1, plain=0.1, share=0.5, rounds=100, step=4e-3),
 }
 
 
