@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.accounting.worlds import Law, divergence, random_worlds, rotation_laws, worst_worlds
 from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
-from uedp.accounting.hidden import HiddenDraw, revealed_draw
+from uedp.accounting.hidden import HiddenDraw, hidden_draw, revealed_draw
 from uedp.accounting.losses import compose, discretise, step_for
 from uedp.accounting.proven import Missed, Rotation, guarantee
 
@@ -100,13 +100,23 @@ def test_no_small_world_exceeds_the_theorems(q, share, noise, coin):
     closest = 0.0
     for world in random_worlds(rng, 25, share):
         full, emptied = rotation_laws(world, q, coin, share)
-        pairs: list[Pair] = [revealed_draw(noise, q, share, coin)]
-        # a sentence without entities is its own entity with coin 1: only coin 1 is certified so
-        if coin == 1:
-            pairs.append(HiddenDraw(noise, q, share))
-        for pair in pairs:
+        for pair in (revealed_draw(noise, q, share, coin), hidden_draw(noise, q, share, coin)):
             closest = max(closest, assert_sound(pair, full, emptied, noise))
     assert closest > 0.8  # the attack has teeth: some world comes close
+
+
+def test_the_envelope_of_the_smaller_bound_covers_small_worlds():
+    """With a coin the smaller of two bounds counts, which need not be convex."""
+    q, share, noise, coin = 0.4, 0.5, 0.5, 0.75
+    pair = hidden_draw(noise, q, share, coin)
+    sides = discretise(pair, step_for([pair]))
+    for side, smaller in zip(sides, (pair.full(TEN), pair.emptied(TEN)), strict=True):
+        assert all(side.delta(e) <= b + 1e-3 for e, b in zip(TEN, smaller, strict=True))
+    for world in (*random_worlds(np.random.default_rng(7), 25, share), *worst_worlds()):
+        full, emptied = rotation_laws(world, q, coin, share)
+        for epsilon in TEN:
+            assert divergence(full, emptied, noise, epsilon) <= sides[0].delta(epsilon) + 1e-9
+            assert divergence(emptied, full, noise, epsilon) <= sides[1].delta(epsilon) + 1e-9
 
 
 def test_two_sentences_per_entity():

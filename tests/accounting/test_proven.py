@@ -382,10 +382,19 @@ def test_both_directions_count(noise, rate, share, rounds, reveal):
 
 
 @FEW
-@given(noise=noises, rate=rates, share=shares, rounds=counts, coin=st.floats(0, 1))
-def test_a_coin_never_hurts_under_theorem_one(noise, rate, share, rounds, coin):
+@given(
+    noise=noises,
+    rate=rates,
+    share=shares,
+    rounds=counts,
+    coin=st.floats(0, 1),
+    reveal=st.booleans(),
+)
+def test_a_coin_never_hurts(noise, rate, share, rounds, coin, reveal):
     def spent(e: float) -> float:
-        profile = Rotation(noise, rate, share, entity_rate=e, extended_share=0.0, reveal_draw=True)
+        profile = Rotation(
+            noise, rate, share, entity_rate=e, extended_share=0.0, reveal_draw=reveal
+        )
         return epsilon(profile, rounds, DELTA)
 
     assert at_most(spent(coin), spent(1.0))

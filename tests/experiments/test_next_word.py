@@ -73,7 +73,13 @@ def test_names_are_unique_and_settings_are_what_they_say() -> None:
         assert (one_category.category, one_category.config) == ("person", expected)
         alg = trials[f"{data}-uedp-alg"].config["privacy"]
         assert (alg["noise"], alg["user_rate"], alg["entity_rate"]) == (2.5, 0.05, 0.5)
-    assert trials["conll-rotation-8"].config["optimiser"]["rate"] == 4e-3
+        for name in (f"{data}-rotation-2", f"{data}-user-2"):
+            flat, decayed = trials[name].config, trials[f"{name}-decayed"].config
+            assert flat["optimiser"]["decay"] == "none"
+            assert flat["optimiser"] != decayed["optimiser"]
+            assert {**flat, "optimiser": None} == {**decayed, "optimiser": None}
+    same_rate = changed(trials["conll-rotation-2"].config, privacy__user_rate=0.1)
+    assert trials["conll-rotation-2-users-0.1"].config == same_rate
     assert trials["conll-noiseless"].config["optimiser"]["rate"] == 1e-3
     epsilons = {t.config["privacy"].get("epsilon") for t in next_word.lstm_trials()}
     assert epsilons == {8.0, 2.0, 0.5, None}

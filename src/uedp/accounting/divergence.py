@@ -172,6 +172,30 @@ class Worst:
         return min(pair.loss_spread() for pair in self.pairs)
 
 
+@dataclass(frozen=True)
+class Least:
+    """Several pairs that all bound the same round: the smallest divergence at each epsilon.
+
+    It bounds the round's own, which is convex; this need not be, until it is enveloped.
+    """
+
+    pairs: tuple[Pair, ...]
+
+    def full(self, epsilons: Floats) -> Floats:
+        smallest: Floats = np.minimum.reduce([pair.full(epsilons) for pair in self.pairs])
+        return smallest
+
+    def emptied(self, epsilons: Floats) -> Floats:
+        smallest: Floats = np.minimum.reduce([pair.emptied(epsilons) for pair in self.pairs])
+        return smallest
+
+    def loss_range(self) -> tuple[float, float]:
+        return _joint_range(self.pairs)
+
+    def loss_spread(self) -> float:
+        return min(pair.loss_spread() for pair in self.pairs)
+
+
 def _joint_range(pairs: Sequence[Pair]) -> tuple[float, float]:
     ranges = [pair.loss_range() for pair in pairs]
     return min(low for low, _ in ranges), max(high for _, high in ranges)

@@ -8,7 +8,8 @@ With both draws hidden,
     P' = (1-q)^2 N(0) + q(1-q) N(b) + q(1-q) N(r+a) + q^2 N(b+r+a)      (full)
 
 `docs/privacy.md` proves for which epsilon one collinear choice of `r, a, b` is the worst; elsewhere
-the bound that reveals the draw (Theorem 1) is used. The coin must always come up (rate 1).
+the bound that reveals the draw (Theorem 1) is used. Theorem 2 is for a coin that always comes up;
+any other coin is revealed first, if that is better than revealing the draw.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from uedp.accounting.divergence import Floats, Revealed, Shifted
+from uedp.accounting.divergence import Floats, Least, Pair, Revealed, Shifted
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,16 @@ class HiddenDraw:
             met = np.log(positive) - _log_ratio(1.0, at, z) <= epsilons + np.log(q)
         value = emptied.below(at) - np.exp(epsilons) * full.below(at)
         return np.where(met, np.clip(value, 0.0, bound), bound)
+
+
+def hidden_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> Pair:
+    """What is proven of a round with the draw hidden, or the coin, whichever is better."""
+    hidden = HiddenDraw(noise, user_rate, share)
+    if coin == 1:
+        return hidden
+    alone = Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
+    known_coin = Revealed((1 - coin, coin), (alone, hidden))
+    return Least((known_coin, revealed_draw(noise, user_rate, share, coin)))
 
 
 def revealed_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> Revealed:

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
-from uedp.accounting.hidden import HiddenDraw, revealed_draw
+from uedp.accounting.hidden import hidden_draw, revealed_draw
 from uedp.accounting.losses import (
     Losses,
     compose,
@@ -101,8 +101,8 @@ class Rotation:
         if share == 0 or coin == 0:
             return _user(self.noise, self.user_rate)
         rate, share = max(self.user_rate, _TINY), max(share, _TINY)
-        if coin == 1 and rate < 1 and not self.reveal_draw:
-            return HiddenDraw(self.noise, rate, share)
+        if rate < 1 and not self.reveal_draw:
+            return hidden_draw(self.noise, rate, share, coin)
         return revealed_draw(self.noise, rate, share, coin)
 
 

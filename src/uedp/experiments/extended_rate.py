@@ -259,8 +259,7 @@ def _account(result: Result) -> Iterator[str]:
         f"All at proven epsilon {result['epsilon']:g}. The paper finds every rate above 0 better "
         "than 0, and the best one different from task to task. Predicted for "
         "rotation: 1 is best, since a smaller rate loses sentences while the noise that an entity "
-        "needs stays; how much it matters depends on how many sentences have no entity. Between 0 "
-        "and 1 a weaker bound is all that is proven of a lone sentence, and may ask for more noise."
+        "needs stays; how much it matters depends on how many sentences have no entity."
     )
     for series in result["series"].values():
         title, best = series["title"], series["best_of_all"]
