@@ -64,7 +64,7 @@ FLAT: Mapping[str, Any] = MappingProxyType(
 )
 DECAYED: Mapping[str, Any] = MappingProxyType({"optimiser__rate": 4e-3})
 NOISELESS_RATE = 1e-3
-# An LSTM from nothing, by epsilon: at half of it noise is about twice as large, steps half as long.
+# An LSTM from nothing, by epsilon: chosen at 8 (`benchmarks/utility.py`), shorter as noise grows.
 LSTM_RATES = {8.0: 8e-3, 2.0: 4e-3, 0.5: 2e-3}
 
 
