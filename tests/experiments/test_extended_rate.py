@@ -36,7 +36,7 @@ def test_the_base_of_each_series_is_the_trial_of_that_name_elsewhere() -> None:
     elsewhere = {t.name: t for t in (*gpt_trials(), *lstm_trials(), *classification_trials())}
     for key, series in SERIES.items():
         own = {trial.name: trial for trial in extended_rate._trials(key, False)}
-        assert len(own) == len(series.rates) + len(series.others)
+        assert len(own) == (len(series.rates) + len(series.others)) * series.times
         shared = own.keys() & elsewhere.keys()
         assert series.name in shared
         assert all(own[name] == elsewhere[name] for name in shared)
@@ -68,6 +68,22 @@ def test_the_best_of_the_grid_does_the_work_of_the_base(result: Result) -> None:
         work = base["user_rate"] * base["rounds"]
         assert best["user_rate"] * best["rounds"] == pytest.approx(work, rel=0.02)
         assert best["extended_rate"] == 1.0
+
+
+def test_repeats_of_an_option_are_told_as_one() -> None:
+    def row(name: str, validation: float | None, test: float | None) -> Result:
+        setting = name.split("-repeat-")[0]
+        return {"name": name, "setting": setting, "validation": validation, "test": test}
+
+    rows = [
+        row("a", 1.0, 10.0),
+        row("b", None, None),
+        row("a-repeat-2", 2.0, 20.0),
+        row("a-repeat-3", None, None),
+    ]
+    first, second = extended_rate._together(rows)
+    assert (first["name"], first["validation"], first["test"]) == ("a", 1.5, 15.0)
+    assert (first["tests"], second["tests"], second["test"]) == ([10.0, 20.0], [], None)
 
 
 def test_rank_correlation_is_of_merit_and_low_loss() -> None:

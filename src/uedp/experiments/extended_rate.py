@@ -14,6 +14,7 @@ loses signal and gains nothing. How to run it on another machine: `series.py`.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from uedp.accounting.planning import Option, Supply
@@ -23,7 +24,7 @@ from uedp.experiments.base import Options, Result, kept
 from uedp.experiments.material import incidence
 from uedp.experiments.rows import Row
 from uedp.experiments.runs import Config, Trial, changed
-from uedp.experiments.series import material, measured
+from uedp.experiments.series import material, measured, repeats
 from uedp.experiments.settings import (
     CORPORA,
     DELTA,
@@ -34,7 +35,7 @@ from uedp.experiments.settings import (
     TOPICS_ROTATION,
     config,
 )
-from uedp.experiments.telling import NOT_RUN, missing, shown
+from uedp.experiments.telling import NOT_RUN, missing, shown, spread
 
 EPSILON = 8.0
 _ENOUGH = 3  # measured options, below which no rank correlation is told
@@ -51,6 +52,7 @@ class Series:
     base: Config
     rates: tuple[float, ...]  # of extended entities; 1 is the base
     others: Mapping[str, Mapping[str, Any]]
+    times: int = 1  # each is run
 
 
 def _drawn(user_rate: float, rounds: int) -> dict[str, Any]:
@@ -99,6 +101,7 @@ SERIES = {
             "users-0.1-rounds-300": _drawn(0.1, 300),
             "users-0.6-rounds-50": _drawn(0.6, 50),
         },
+        times=3,
     ),
 }
 
@@ -119,7 +122,12 @@ def measure(options: Options) -> Result:
 
 def _trials(key: str, quick: bool) -> Iterator[Trial]:
     """The base is a trial of another experiment too, under the same name."""
-    series = SERIES[key]
+    own = list(_options(SERIES[key], quick))
+    yield from own
+    yield from repeats(own, 1 if quick else SERIES[key].times)
+
+
+def _options(series: Series, quick: bool) -> Iterator[Trial]:
     for rate in (0.0, 1.0) if quick else series.rates:
         name = series.name if rate == 1 else f"{series.name}-extended-{rate:g}"
         changes = {} if rate == 1 else {"privacy__extended_rate": rate}
@@ -140,7 +148,7 @@ def _series(series: Series, rows: Sequence[Row], options: Options) -> Result:
         what = {"step": "merit", "incidence": found.digest, "epsilon": EPSILON, **own}
         return kept(options.work / "predicted", what, lambda: _predicted(supply, own))
 
-    told = [{**row, "predicted": merit(row)} for row in rows]
+    told = [{**row, "predicted": merit(row)} for row in _together(rows)]
     ran = [row for row in told if row["test"] is not None]
     return {
         "title": series.title,
@@ -153,6 +161,22 @@ def _series(series: Series, rows: Sequence[Row], options: Options) -> Result:
             [row["predicted"]["merit"] for row in ran], [row["validation"] for row in ran]
         ),
     }
+
+
+def _together(rows: Sequence[Row]) -> Iterator[Result]:
+    """A row for each option: means of what was run of it, and `tests` one by one."""
+    options: dict[str, list[Row]] = {}
+    for row in rows:
+        options.setdefault(row["setting"], []).append(row)
+    for own in options.values():
+        ran = [row for row in own if row["test"] is not None]
+        means = {part: mean(row[part] for row in ran) for part in ("validation", "test") if ran}
+        yield {
+            **(ran or own)[0],
+            **means,
+            "name": own[0]["name"],
+            "tests": [r["test"] for r in ran],
+        }
 
 
 def _predicted(supply: Supply, own: Row) -> Result:
@@ -237,8 +261,7 @@ def table(result: Result) -> str:
     for series in result["series"].values():
         top = max(row["predicted"]["merit"] for row in series["rows"])
         for row in series["rows"]:
-            ran = row["test"] is not None
-            values = (shown(row[k], series["measure"]) for k in ("validation", "test"))
+            validation, tests = row["validation"], [{"test": test} for test in row["tests"]]
             rows.append(
                 [
                     f"{series['title']} ({series['measure']})",
@@ -248,7 +271,8 @@ def table(result: Result) -> str:
                     f"{row['rounds']}",
                     f"{row['predicted']['noise']:.3g}",
                     f"{row['predicted']['merit'] / top:.2f}",
-                    *(values if ran else [NOT_RUN] * 2),
+                    shown(validation, series["measure"]) if tests else NOT_RUN,
+                    spread(tests, series["measure"]) if tests else NOT_RUN,
                 ]
             )
     return "\n\n".join([markdown.table(header, rows), markdown.bullets(*_account(result))])

@@ -148,6 +148,8 @@ def _measured(axes: "Axes", rows: Sequence[Row], over: str, joined: bool = True)
     for part, colour, mark in (("validation", GREY, "s"), ("test", BLUE, "o")):
         style = mark + ("-" if joined else "")
         axes.plot(at, [row[part] for row in ran], style, color=colour, markersize=4, label=part)
+    lowest, highest = ([of(row["tests"]) for row in ran] for of in (min, max))
+    axes.vlines(at, lowest, highest, color=BLUE, linewidth=1)
     axes.legend(frameon=False, fontsize=7)
 
 
