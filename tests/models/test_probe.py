@@ -28,7 +28,7 @@ def probe(trained: bool = True, **options: Any) -> Any:
 
 def test_it_begins_by_guessing_and_trains_its_head_alone():
     model = probe(trained=False)
-    assert trained_names(model) == ["classifier.weight", "classifier.bias"]
+    assert trained_names(model) == ["classifier.weight"]
     assert torch.equal(model(IDS, MASK).logits, torch.zeros(2, 3))
     Engine(model)  # can be clipped
 
@@ -74,7 +74,7 @@ def test_a_saved_probe_is_trained_further_from_where_it_was(tmp_path):
     loaded = load(tmp_path, "classification").model
     again: Any = make_trainable(loaded, "probe")
     assert again.classifier.weight.any()
-    assert trained_names(again) == ["classifier.weight", "classifier.bias"]
+    assert trained_names(again) == ["classifier.weight"]
     for how in ("full", "lora", "last:1"):
         with pytest.raises(UserError, match="the model is a probe; train it as one"):
             make_trainable(loaded, how)
@@ -95,7 +95,7 @@ def test_what_an_encoder_reads_at_most_is_kept(tmp_path):
 def test_decoders_can_be_probed_too():
     made: Any = make_trainable(tiny.gpt2(labels=2), "probe")
     assert made(IDS, MASK).logits.shape == (2, 2)
-    assert trained_names(made) == ["classifier.weight", "classifier.bias"]
+    assert trained_names(made) == ["classifier.weight"]
 
 
 def test_a_model_without_an_encoder_is_refused():

@@ -19,6 +19,7 @@ from uedp.experiments.series import measured, repeats
 from uedp.experiments.settings import (
     EPSILONS,
     LSTM_RATES,
+    PROBE_ROTATION,
     PUBLISHED_PROBE,
     TOPICS,
     TOPICS_LSTM,
@@ -105,17 +106,16 @@ _QUICK = (
 
 def _pretrained() -> Iterator[Trial]:
     for epsilon in EPSILONS:
-        for name, method, changes in (
-            ("rotation", "rotation", TOPICS_ROTATION),
-            ("user", "user-level", {}),
+        for name, method, of_probe, of_adapters in (
+            ("rotation", "rotation", PROBE_ROTATION, TOPICS_ROTATION),
+            ("user", "user-level", {}, {}),
         ):
-            probe, adapters = (
-                config(base, method, epsilon, **changes) for base in (TOPICS_PROBE, TOPICS)
-            )
+            probe = config(TOPICS_PROBE, method, epsilon, **of_probe)
             yield Trial(f"topics-{name}-{epsilon:g}", "ag", probe)
+            adapters = config(TOPICS, method, epsilon, **of_adapters)
             yield Trial(f"topics-{name}-{epsilon:g}-adapters", "ag", adapters)
     yield from _plain("topics", TOPICS)
-    probe = config(TOPICS_PROBE, "rotation", 8.0, **TOPICS_ROTATION)
+    probe = config(TOPICS_PROBE, "rotation", 8.0, **PROBE_ROTATION)
     yield Trial("topics-rotation-8-extended-0", "ag", changed(probe, privacy__extended_rate=0.0))
     for category in DATA_SETS["ag"].categories:
         yield Trial(f"topics-rotation-8-{category}", "ag", probe, category)

@@ -31,8 +31,8 @@ from uedp.experiments.settings import (
     FINE_TUNING,
     LSTM,
     LSTM_RATES,
+    PROBE_ROTATION,
     TOPICS_PROBE,
-    TOPICS_ROTATION,
     config,
 )
 from uedp.experiments.telling import NOT_RUN, missing, shown, spread
@@ -94,12 +94,12 @@ SERIES = {
         "topics-rotation-8",
         "ag",
         "error rate",
-        config(TOPICS_PROBE, "rotation", EPSILON, **TOPICS_ROTATION),
+        config(TOPICS_PROBE, "rotation", EPSILON, **PROBE_ROTATION),
         (0.0, 0.25, 0.5, 0.75, 1.0),
         {
             "share-0.3": {"privacy__entity_share": 0.3},
-            "users-0.1-rounds-300": _drawn(0.1, 300),
-            "users-0.6-rounds-50": _drawn(0.6, 50),
+            "users-0.1-rounds-600": _drawn(0.1, 600),
+            "users-0.6-rounds-100": _drawn(0.6, 100),
         },
         times=3,
     ),

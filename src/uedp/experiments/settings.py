@@ -46,9 +46,18 @@ TOPICS: Config = changed(
 TOPICS_ROTATION: Mapping[str, Any] = MappingProxyType(
     {"privacy__user_rate": 0.3, "privacy__entity_share": 1.0}
 )
-# A linear classifier on the frozen encoder: far fewer weights than adapters have.
-PROBE: Mapping[str, Any] = MappingProxyType({"model__train": "probe", "optimiser__rate": 0.1})
+# With noise in every step, equal steps go further than long ones first with as much noise in all;
+# an average over the last of them has less of it.
+FLAT: Mapping[str, Any] = MappingProxyType(
+    {"optimiser__decay": "none", "optimiser__warm_up": 0.0, "optimiser__average": 0.95}
+)
+# A linear classifier on the frozen encoder: far fewer weights than adapters have. The clip is far
+# below the length of most gradients, so that all count alike.
+PROBE: Mapping[str, Any] = MappingProxyType(
+    {"model__train": "probe", "optimiser__rate": 0.05, "privacy__update_clip": 0.1, **FLAT}
+)
 TOPICS_PROBE: Config = changed(TOPICS, **PROBE)
+PROBE_ROTATION: Mapping[str, Any] = MappingProxyType({**TOPICS_ROTATION, "privacy__rounds": 200})
 TOPICS_LSTM: Config = changed(
     LSTM,
     task__kind="classification",
@@ -57,11 +66,6 @@ TOPICS_LSTM: Config = changed(
     run__tokens_at_once=1 << 16,
 )
 
-# With noise in every step, equal steps go further than long ones first with as much noise in all;
-# an average over the last of them has less of it.
-FLAT: Mapping[str, Any] = MappingProxyType(
-    {"optimiser__decay": "none", "optimiser__warm_up": 0.0, "optimiser__average": 0.95}
-)
 DECAYED: Mapping[str, Any] = MappingProxyType({"optimiser__rate": 4e-3})
 NOISELESS_RATE = 1e-3
 # An LSTM from nothing, by epsilon: chosen at 8 (`benchmarks/utility.py`), shorter as noise grows.
