@@ -29,7 +29,7 @@ def test_trials_cover_both_models_and_their_names_are_unique() -> None:
     assert {trial.config["model"]["name"] for trial in trials.values()} == {"bert", "awd-lstm"}
     probe = trials["topics-rotation-8"].config
     adapters = trials["topics-rotation-8-adapters"].config
-    assert (probe["model"]["train"], probe["optimiser"]["rate"]) == ("probe", 0.1)
+    assert (probe["model"]["train"], probe["optimiser"]["decay"]) == ("probe", "none")
     assert trials["topics-uedp-alg"].config["model"]["train"] == "probe"
     assert adapters["model"]["train"] == "lora"
     for config in (probe, adapters):
