@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from uedp.errors import UserError
@@ -178,3 +179,22 @@ def test_presets_lack_nothing_but_data(path):
     assert (found.privacy.update_clip, found.privacy.user_rate) == (0.1, 0.05)
     assert (found.privacy.entity_rate, found.privacy.extended_rate) == (0.5, 1.0)
     assert config.preset("no such preset") is None
+
+
+def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
+    probe = {"name": "bert", "train": "probe"}
+    values = {
+        "privacy": {"epsilon": 8},
+        "data": {"train": "a", "evaluate": "b"},
+        "task": {"kind": "classification"},
+        "model": probe,
+    }
+    suited, plain = parse(values), parse({**values, "model": {"name": "bert"}})
+    assert (suited.privacy.update_clip, suited.optimiser.rate) == (0.1, 0.05)
+    assert (suited.optimiser.decay, suited.optimiser.average) == ("none", 0.95)
+    assert (plain.privacy.update_clip, plain.optimiser.decay) == (1.0, "linear")
+    told = parse({**values, "optimiser": {"rate": 0.2}}, changes=["privacy.update_clip=2"])
+    assert (told.privacy.update_clip, told.optimiser.rate) == (2.0, 0.2)
+    assert told.optimiser.decay == "none"
+    again = parse(yaml.safe_load(suited.to_yaml()))
+    assert again == suited

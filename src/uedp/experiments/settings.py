@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from uedp.experiments.runs import Config, changed
+from uedp.training.config import FOR_PROBES
 
 DELTA = 1e-5
 EPSILONS = (8.0, 2.0)
@@ -51,10 +52,10 @@ TOPICS_ROTATION: Mapping[str, Any] = MappingProxyType(
 FLAT: Mapping[str, Any] = MappingProxyType(
     {"optimiser__decay": "none", "optimiser__warm_up": 0.0, "optimiser__average": 0.95}
 )
-# A linear classifier on the frozen encoder: far fewer weights than adapters have. The clip is far
-# below the length of most gradients, so that all count alike.
+# A linear classifier on the frozen encoder: far fewer weights than adapters have.
 PROBE: Mapping[str, Any] = MappingProxyType(
-    {"model__train": "probe", "optimiser__rate": 0.05, "privacy__update_clip": 0.1, **FLAT}
+    {"model__train": "probe"}
+    | {f"{part}__{name}": v for part, own in FOR_PROBES.items() for name, v in own.items()}
 )
 TOPICS_PROBE: Config = changed(TOPICS, **PROBE)
 PROBE_ROTATION: Mapping[str, Any] = MappingProxyType({**TOPICS_ROTATION, "privacy__rounds": 200})
