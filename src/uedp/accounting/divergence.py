@@ -7,7 +7,7 @@ noise `N(0, z^2)` against the same noise shifted by a random amount (`docs/priva
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -148,52 +148,49 @@ class Revealed:
 
 
 @dataclass(frozen=True)
-class Worst:
+class _Chosen:
+    """At each epsilon the divergence of one of several pairs."""
+
+    pairs: tuple[Pair, ...]
+    choose: ClassVar[np.ufunc]
+
+    def full(self, epsilons: Floats) -> Floats:
+        found: Floats = self.choose.reduce([pair.full(epsilons) for pair in self.pairs])
+        return found
+
+    def emptied(self, epsilons: Floats) -> Floats:
+        found: Floats = self.choose.reduce([pair.emptied(epsilons) for pair in self.pairs])
+        return found
+
+    def loss_range(self) -> tuple[float, float]:
+        return _joint_range(self.pairs)
+
+    def loss_spread(self) -> float:
+        return min(pair.loss_spread() for pair in self.pairs)
+
+
+class Worst(_Chosen):
     """Any of several pairs, another in every round: the largest divergence at each epsilon.
 
     A maximum of convex functions is convex, so this is the divergence of a pair, and it dominates
     each of them.
     """
 
-    pairs: tuple[Pair, ...]
-
-    def full(self, epsilons: Floats) -> Floats:
-        largest: Floats = np.maximum.reduce([pair.full(epsilons) for pair in self.pairs])
-        return largest
-
-    def emptied(self, epsilons: Floats) -> Floats:
-        largest: Floats = np.maximum.reduce([pair.emptied(epsilons) for pair in self.pairs])
-        return largest
-
-    def loss_range(self) -> tuple[float, float]:
-        return _joint_range(self.pairs)
-
-    def loss_spread(self) -> float:
-        return min(pair.loss_spread() for pair in self.pairs)
+    choose = np.maximum
 
 
-@dataclass(frozen=True)
-class Least:
+class Least(_Chosen):
     """Several pairs that all bound the same round: the smallest divergence at each epsilon.
 
     It bounds the round's own, which is convex; this need not be, until it is enveloped.
     """
 
-    pairs: tuple[Pair, ...]
+    choose = np.minimum
 
-    def full(self, epsilons: Floats) -> Floats:
-        smallest: Floats = np.minimum.reduce([pair.full(epsilons) for pair in self.pairs])
-        return smallest
 
-    def emptied(self, epsilons: Floats) -> Floats:
-        smallest: Floats = np.minimum.reduce([pair.emptied(epsilons) for pair in self.pairs])
-        return smallest
-
-    def loss_range(self) -> tuple[float, float]:
-        return _joint_range(self.pairs)
-
-    def loss_spread(self) -> float:
-        return min(pair.loss_spread() for pair in self.pairs)
+def user_alone(noise: float, user_rate: float) -> Shifted:
+    """One user's update, present if it was drawn."""
+    return Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
 
 
 def _joint_range(pairs: Sequence[Pair]) -> tuple[float, float]:

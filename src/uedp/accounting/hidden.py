@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from uedp.accounting.divergence import Floats, Least, Pair, Revealed, Shifted
+from uedp.accounting.divergence import Floats, Least, Pair, Revealed, Shifted, user_alone
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,12 @@ def hidden_draw(noise: float, user_rate: float, share: float, coin: float = 1.0)
     hidden = HiddenDraw(noise, user_rate, share)
     if coin == 1:
         return hidden
-    alone = Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
-    known_coin = Revealed((1 - coin, coin), (alone, hidden))
+    known_coin = Revealed((1 - coin, coin), (user_alone(noise, user_rate), hidden))
     return Least((known_coin, revealed_draw(noise, user_rate, share, coin)))
 
 
 def revealed_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> Revealed:
     """Theorem 1's pair: with probability `q_u`, made known, the entity's holder was drawn too."""
-    alone = Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
     both = Shifted(
         noise,
         (0.0, share, 1.0, 1.0 + share),
@@ -96,7 +94,7 @@ def revealed_draw(noise: float, user_rate: float, share: float, coin: float = 1.
             coin * user_rate,
         ),
     )
-    return Revealed((1 - user_rate, user_rate), (alone, both))
+    return Revealed((1 - user_rate, user_rate), (user_alone(noise, user_rate), both))
 
 
 @dataclass(frozen=True)

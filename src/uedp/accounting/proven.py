@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
-from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
+from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst, user_alone
 from uedp.accounting.hidden import hidden_draw, revealed_draw
 from uedp.accounting.losses import (
     Losses,
@@ -57,7 +57,7 @@ class UserLevel:
         _check(self.noise, user_rate=self.user_rate)
 
     def pairs(self) -> Mapping[str, Pair]:
-        return {"user": _user(self.noise, self.user_rate)}
+        return {"user": user_alone(self.noise, self.user_rate)}
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Rotation:
 
     def _pair(self, share: float, coin: float) -> Pair:
         if share == 0 or coin == 0:
-            return _user(self.noise, self.user_rate)
+            return user_alone(self.noise, self.user_rate)
         rate, share = max(self.user_rate, _TINY), max(share, _TINY)
         if rate < 1 and not self.reveal_draw:
             return hidden_draw(self.noise, rate, share, coin)
@@ -273,10 +273,6 @@ def _check(noise: float, **rates: float) -> None:
     for name, rate in rates.items():
         if not 0 <= rate <= 1:
             raise UserError(f"{name.replace('_', ' ')} {rate}: must lie in 0..1")
-
-
-def _user(noise: float, user_rate: float) -> Shifted:
-    return Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
 
 
 def _with_user(noise: float, user_rate: float, others: Sequence[tuple[float, float]]) -> Shifted:

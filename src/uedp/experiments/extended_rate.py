@@ -22,7 +22,7 @@ from uedp.accounting.planning import options as planned
 from uedp.experiments import markdown
 from uedp.experiments.base import Options, Result, kept
 from uedp.experiments.material import incidence
-from uedp.experiments.rows import Row
+from uedp.experiments.rows import Row, by_setting
 from uedp.experiments.runs import Config, Trial, changed
 from uedp.experiments.series import material, measured, repeats
 from uedp.experiments.settings import (
@@ -165,10 +165,7 @@ def _series(series: Series, rows: Sequence[Row], options: Options) -> Result:
 
 def _together(rows: Sequence[Row]) -> Iterator[Result]:
     """A row for each option: means of what was run of it, and `tests` one by one."""
-    options: dict[str, list[Row]] = {}
-    for row in rows:
-        options.setdefault(row["setting"], []).append(row)
-    for own in options.values():
+    for own in by_setting(rows):
         ran = [row for row in own if row["test"] is not None]
         means = {part: mean(row[part] for row in ran) for part in ("validation", "test") if ran}
         yield {

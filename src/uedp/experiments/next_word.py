@@ -164,10 +164,13 @@ def _baselines(data: str) -> Iterator[Trial]:
 def lstm_trials(quick: bool = False) -> Iterator[Trial]:
     """Each method at each epsilon, some of it again; once at the largest if quick."""
     private = [
-        Trial(f"lstm-{name}-{epsilon:g}", "conll", own)
+        Trial(
+            f"lstm-{name}-{epsilon:g}",
+            "conll",
+            config(LSTM, method, epsilon, optimiser__rate=rate),
+        )
         for epsilon, rate in list(LSTM_RATES.items())[: 1 if quick else None]
         for name, method in (("rotation", "rotation"), ("user", "user-level"))
-        for own in [config(LSTM, method, epsilon, optimiser__rate=rate)]
     ]
     yield from private
     for method in ("noiseless", "deidentified"):

@@ -17,11 +17,21 @@ def chosen(rows: Iterable[Row], **wanted: Any) -> list[Row]:
       - trials that were not run are left out
       - the test part decides nothing
     """
+    ran = (
+        row
+        for row in rows
+        if row["test"] is not None and all(row[key] == value for key, value in wanted.items())
+    )
+    settings = by_setting(ran)
+    return min(settings, key=lambda own: mean(r["validation"] for r in own), default=[])
+
+
+def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
+    """Each trial with its repeats, in the order of the first of them."""
     settings: dict[str, list[Row]] = {}
     for row in rows:
-        if row["test"] is not None and all(row[key] == value for key, value in wanted.items()):
-            settings.setdefault(row["setting"], []).append(row)
-    return min(settings.values(), key=lambda own: mean(r["validation"] for r in own), default=[])
+        settings.setdefault(row["setting"], []).append(row)
+    return list(settings.values())
 
 
 def score(rows: Sequence[Row]) -> float | None:

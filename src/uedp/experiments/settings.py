@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from uedp.experiments.runs import Config, changed
-from uedp.training.config import FOR_PROBES
+from uedp.training.config import EQUAL_STEPS, FOR_PROBES
 
 DELTA = 1e-5
 EPSILONS = (8.0, 2.0)
@@ -47,10 +47,8 @@ TOPICS: Config = changed(
 TOPICS_ROTATION: Mapping[str, Any] = MappingProxyType(
     {"privacy__user_rate": 0.3, "privacy__entity_share": 1.0}
 )
-# With noise in every step, equal steps go further than long ones first with as much noise in all;
-# an average over the last of them has less of it.
 FLAT: Mapping[str, Any] = MappingProxyType(
-    {"optimiser__decay": "none", "optimiser__warm_up": 0.0, "optimiser__average": 0.95}
+    {f"optimiser__{name}": value for name, value in EQUAL_STEPS.items()}
 )
 # A linear classifier on the frozen encoder: far fewer weights than adapters have.
 PROBE: Mapping[str, Any] = MappingProxyType(
@@ -67,7 +65,7 @@ TOPICS_LSTM: Config = changed(
     run__tokens_at_once=1 << 16,
 )
 
-DECAYED: Mapping[str, Any] = MappingProxyType({"optimiser__rate": 4e-3})
+DECAYED_RATE = 4e-3  # of fine-tuning with noise, at first
 NOISELESS_RATE = 1e-3
 # An LSTM from nothing, by epsilon: chosen at 8 (`benchmarks/utility.py`), shorter as noise grows.
 LSTM_RATES = {8.0: 8e-3, 2.0: 4e-3, 0.5: 2e-3}
@@ -93,7 +91,7 @@ class Corpus:
     @property
     def decayed(self) -> dict[str, Any]:
         """The same with steps that become shorter."""
-        return {"privacy__rounds": self.rounds, **DECAYED}
+        return {"privacy__rounds": self.rounds, "optimiser__rate": DECAYED_RATE}
 
 
 CORPORA = {
