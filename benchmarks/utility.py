@@ -24,6 +24,7 @@ from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, FLAT, LSTM
 
 STEPS = (3e-3, 4e-3, 8e-3, 1.6e-2)
 LSTM_STEPS = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
+USER_LEVEL_RATES = (0.05, 0.2)  # beside the base's 0.1
 KINDS: dict[str, dict[str, Any]] = {
     "whole": {"model__train": "lora"},
     "flat": {"model__train": "lora", **FLAT},
@@ -49,7 +50,9 @@ def trials() -> Iterator[Trial]:
         ending = f"{epsilon:g}-{kind}-{step:g}"
         yield Trial(f"rotation-{ending}", "conll", rotation)
         yield Trial(f"user-{ending}", "conll", user)
-        yield Trial(f"user-{ending}-at-0.05", "conll", changed(user, privacy__user_rate=0.05))
+        for rate in USER_LEVEL_RATES:
+            other = changed(user, privacy__user_rate=rate)
+            yield Trial(f"user-{ending}-at-{rate:g}", "conll", other)
         if kind != "half":
             for name, other in OTHERS.items():
                 yield Trial(f"rotation-{ending}-{name}", "conll", changed(rotation, **other))

@@ -21,19 +21,28 @@ from uedp.progress import SILENT, Progress
 
 Config = Mapping[str, Mapping[str, Any]]
 DRY_SENTENCES = 50  # evaluated where a trial is only tried out
+AFTER = "after:"  # before the name of a trial, where a model is named: the one it trained
 
 
 @dataclass(frozen=True)
 class Trial:
     """One run: its name, the material it is on, which category is protected, and its config.
 
-    `config` names the model by its part (`gpt`, `bert`) or kind (`awd-lstm`), and no data.
+    `config` names the model by its part (`gpt`, `bert`), its kind (`awd-lstm`) or the trial that
+    trained it (`after:NAME`), and no data. `kept`: its weights stay, for others to begin with.
     """
 
     name: str
     data: str
     config: Config
     category: str = "all"
+    kept: bool = False
+
+    @property
+    def begins_with(self) -> str | None:
+        """The trial whose model this one begins with."""
+        name = str(self.config["model"]["name"])
+        return name.removeprefix(AFTER) if name.startswith(AFTER) else None
 
 
 @dataclass(frozen=True)
@@ -51,6 +60,9 @@ class Place:
 
     def result(self, trial: Trial) -> Path:
         return (self.results or self.out) / f"{trial.name}.json"
+
+    def weights(self, name: str) -> Path:
+        return self.out / name / "model.safetensors"
 
 
 def changed(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -74,24 +86,51 @@ def carry_out(
 
     No trial is begun when `deadline` seconds have passed. A trial that fails is named, with the end
     of its log, when the others are done.
+
+    Guarantees:
+      - a trial that has a result is not run, unless one without begins with its model and that is
+        not there
+      - a trial that begins with another's model is run after it
     """
     results = place.results or place.out
     for folder in (place.out, results):
         folder.mkdir(parents=True, exist_ok=True)
-    waiting = {
-        trial.name: partial(_start, trial, place)
-        for trial in trials
-        if not place.result(trial).exists()
-    }
-    finished = len(trials) - len(waiting)
+    stages = _stages(trials, place)
+    finished = len(trials) - sum(map(len, stages))
+    began = time.monotonic()
     with progress.stage("training", len(trials), "runs") as meter:
         meter.advance(finished, finished)
-        failed = processes.carry_out(
-            waiting, place.out, jobs, deadline, say, ended=lambda: meter.advance(1)
-        )
-    if failed:
-        raise UserError(f"{len(failed)} runs failed; {failed[0]}; the logs are in {place.out}")
+        for stage in stages:
+            failed = processes.carry_out(
+                {trial.name: partial(_begin, trial, place) for trial in stage},
+                place.out,
+                jobs,
+                deadline - (time.monotonic() - began),
+                say,
+                ended=lambda: meter.advance(1),
+            )
+            if failed:
+                raise UserError(
+                    f"{len(failed)} runs failed; {failed[0]}; the logs are in {place.out}"
+                )
     return processes.results((trial.name for trial in trials), results)
+
+
+def _stages(trials: Sequence[Trial], place: Place) -> list[list[Trial]]:
+    """What is to be run, and before it those whose models it begins with."""
+    left = [trial for trial in trials if not place.result(trial).exists()]
+    needed = {trial.begins_with for trial in left}
+    missing = [t for t in trials if t.name in needed and not place.weights(t.name).exists()]
+    return [stage for stage in (missing, [t for t in left if t not in missing]) if stage]
+
+
+def _begin(trial: Trial, place: Place) -> processes.Process:
+    """Start a trial, or let it go on; anew if it was finished and its weights are gone."""
+    folder = place.out / trial.name
+    if (folder / "result.json").exists() and not place.weights(trial.name).exists():
+        shutil.rmtree(folder)
+        shutil.rmtree(place.out / f"{trial.name}.corpus", ignore_errors=True)
+    return _start(trial, place)
 
 
 def _start(trial: Trial, place: Place) -> processes.Process:
@@ -106,7 +145,9 @@ def resolved(trial: Trial, place: Place) -> dict[str, dict[str, Any]]:
     folder = str(place.materials / trial.data)
     config = changed(trial.config, data__train=folder, data__evaluate=folder)
     name = config["model"]["name"]
-    if name in place.models:
+    if trial.begins_with is not None:
+        config["model"]["name"] = str(place.out / trial.begins_with)
+    elif name in place.models:
         config["model"]["name"] = place.models[name]
     if config.get("vocabulary", {}).get("source") == "public":
         config["vocabulary"]["path"] = place.models["words"]
@@ -185,9 +226,9 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
         "seconds": time.time() - began,
     }
     write(place.result(trial), json.dumps(result, indent=2) + "\n")
-    for bulky in ("model.safetensors", "checkpoints"):
-        path = folder / bulky
-        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    if not trial.kept:
+        place.weights(trial.name).unlink(missing_ok=True)
     print(f"{trial.name}: test {measure} {measured[measure]:.4g}", flush=True)
     return result
 
