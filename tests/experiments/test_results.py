@@ -4,7 +4,15 @@ from pathlib import Path
 import pytest
 
 from uedp.errors import UserError
-from uedp.experiments.base import Experiment, Options, Result, carry_out, digest, kept
+from uedp.experiments.base import (
+    Experiment,
+    Options,
+    Result,
+    carry_out,
+    code_of,
+    digest,
+    kept,
+)
 from uedp.experiments.catalogue import EXPERIMENTS
 from uedp.experiments.results import NOT_RUN, TEMPLATE, rendered, write
 
@@ -144,6 +152,18 @@ def test_an_interrupted_step_is_computed_again(tmp_path: Path) -> None:
         kept(tmp_path, {"a": 1}, interrupted)
     assert list(tmp_path.iterdir()) == []
     assert kept(tmp_path, {"a": 1}, lambda: {"b": 2}) == {"b": 2}
+
+
+def test_code_is_known_by_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uedp.__file__", str(tmp_path / "__init__.py"))
+    for part in ("one", "two"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / "a.py").write_text("x = 1")
+    before = code_of("one")
+    (tmp_path / "two" / "a.py").write_text("x = 2")
+    assert code_of("one") == before
+    (tmp_path / "one" / "a.py").write_text("x = 2")
+    assert code_of("one") != before
 
 
 def test_another_version_does_not_take_what_an_older_one_kept(

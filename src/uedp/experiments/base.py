@@ -98,6 +98,18 @@ def digest(what: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def code_of(*parts: str) -> str:
+    """A short name for the source of some parts of the package, such as `accounting`.
+
+    For steps that a change of the code changes, though none of their settings did.
+    """
+    found = hashlib.sha256()
+    for part in parts:
+        for path in sorted((Path(uedp.__file__).parent / part).rglob("*.py")):
+            found.update(path.read_bytes())
+    return found.hexdigest()[:16]
+
+
 def _write(path: Path, content: Result) -> None:
     from uedp.training import folder
 

@@ -31,7 +31,7 @@ from uedp.accounting.planning import Supply
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.accounting.published import Method, Setting
 from uedp.experiments import markdown
-from uedp.experiments.base import Options, Result, kept
+from uedp.experiments.base import Options, Result, code_of, kept
 from uedp.experiments.breakdown import PAPER as COUNTS
 from uedp.experiments.corpora import detected, protecting
 from uedp.experiments.data_sets import DATA_SETS
@@ -261,6 +261,7 @@ def _proven(name: str, options: Options, rounds: Sequence[int]) -> Result:
         "incidences": {category: found.digest for category, found in incidences.items()},
         "constants": [NOISE, DELTA, ENTITY_RATE, SHARE, CLAIMED_AT, USERS_PER_ROUND[name]],
         "rounds": list(rounds),
+        "code": code_of("accounting"),
     }
     return kept(options.work, what, lambda: _prove(name, incidences, options, rounds))
 

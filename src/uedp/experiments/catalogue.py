@@ -47,11 +47,6 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
                 "measure_lstm",
             ),
             _experiment(
-                "public-start",
-                "Beyond it: a model that has learned from public text before",
-                "public_start",
-            ),
-            _experiment(
                 "extended-rate",
                 "How often sentences without entities are used, measured and predicted",
                 "extended_rate",

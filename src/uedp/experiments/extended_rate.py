@@ -20,7 +20,7 @@ from typing import Any
 from uedp.accounting.planning import Option, Supply
 from uedp.accounting.planning import options as planned
 from uedp.experiments import markdown
-from uedp.experiments.base import Options, Result, kept
+from uedp.experiments.base import Options, Result, code_of, kept
 from uedp.experiments.material import incidence
 from uedp.experiments.rows import Row, by_setting
 from uedp.experiments.runs import Config, Trial, changed
@@ -75,7 +75,6 @@ SERIES = {
         ),
         (0.0, 0.5, 1.0),
         {
-            "share-1": {"privacy__entity_share": 1.0},
             "users-0.1": _drawn(0.1, 200),
             "users-0.4-rounds-100": _drawn(0.4, 100),
         },
@@ -145,7 +144,7 @@ def _series(series: Series, rows: Sequence[Row], options: Options) -> Result:
 
     def merit(row: Row) -> Result:
         own = {key: row[key] for key in ("user_rate", "rounds", "share", "extended_rate")}
-        what = {"step": "merit", "incidence": found.digest, "epsilon": EPSILON, **own}
+        what = {**_known_by("merit", found.digest), **own}
         return kept(options.work / "predicted", what, lambda: _predicted(supply, own))
 
     told = [{**row, "predicted": merit(row)} for row in _together(rows)]
@@ -196,13 +195,7 @@ def _best(series: Series, supply: Supply, digest: str, options: Options) -> Resu
     work = privacy["user_rate"] * privacy["rounds"]
     user_rates = (0.1, 0.4) if options.quick else (0.05, 0.1, 0.2, 0.4, 0.8)
     shares = (0.3,) if options.quick else (0.1, 0.3, 0.5, 1.0)
-    what = {
-        "step": "grid",
-        "incidence": digest,
-        "epsilon": EPSILON,
-        "work": work,
-        "grid": [user_rates, shares],
-    }
+    what = {**_known_by("grid", digest), "work": work, "grid": [user_rates, shares]}
 
     def compute() -> Result:
         tried: list[Option] = []
@@ -217,6 +210,11 @@ def _best(series: Series, supply: Supply, digest: str, options: Options) -> Resu
         }
 
     return kept(options.work / "predicted", what, compute)
+
+
+def _known_by(step: str, incidence: str) -> Result:
+    code = code_of("accounting", "mechanism")  # noise, and what can be used of a corpus
+    return {"step": step, "incidence": incidence, "epsilon": EPSILON, "code": code}
 
 
 def rank_correlation(merits: Sequence[float], losses: Sequence[float]) -> float | None:

@@ -120,10 +120,9 @@ def _compared(data: str) -> Iterator[Trial]:
     for epsilon in EPSILONS:
         yield _rotation(data, epsilon, decayed=True)
         yield _user_level(data, epsilon, decayed=True)
-        for rate in CORPORA[data].rotation_too:
-            one = _rotation(data, epsilon)
-            other = changed(one.config, privacy__user_rate=rate)
-            yield replace(one, name=f"{one.name}-users-{rate:g}", config=other)
+        one = _rotation(data, epsilon)
+        for name, other in CORPORA[data].rotation_too.items():
+            yield replace(one, name=f"{one.name}-{name}", config=changed(one.config, **other))
 
 
 def _rotation(data: str, epsilon: float, category: str = "all", decayed: bool = False) -> Trial:

@@ -6,7 +6,7 @@ training are tried, both are trials of the experiment, and the better by validat
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -81,7 +81,7 @@ class Corpus:
     share: float
     rounds: int
     step: float
-    rotation_too: tuple[float, ...] = ()  # other rates that rotation is tried with
+    rotation_too: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tried with, by name
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -102,10 +102,18 @@ CORPORA = {
         share=0.4,
         rounds=200,
         step=3e-3,
-        rotation_too=(0.1,),
+        rotation_too={"users-0.1": {"privacy__user_rate": 0.1}},
     ),
     "ag": Corpus(rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100, step=4e-3),
-    "edgar": Corpus(rotation=0.2, user_level=0.1, plain=0.1, share=0.5, rounds=100, step=4e-3),
+    "edgar": Corpus(
+        rotation=0.2,
+        user_level=0.1,
+        plain=0.1,
+        share=0.5,
+        rounds=100,
+        step=4e-3,
+        rotation_too={"share-0.7": {"privacy__entity_share": 0.7}},
+    ),
 }
 
 

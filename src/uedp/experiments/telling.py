@@ -130,7 +130,7 @@ def missing(rows: Sequence[Row]) -> Iterator[str]:
 def account(result: Result) -> Iterator[str]:
     for panel, title in result["panels"].items():
         own = [row for row in result["rows"] if row["panel"] == panel]
-        yield from against_user_level(own, title, result["measure"])
+        yield from _against_user_level(own, title, result["measure"])
         yield from _against_deidentified(own, title, result["measure"])
         yield from _honestly_noised(own, title, result["measure"])
 
@@ -142,7 +142,7 @@ def _rotations(rows: Sequence[Row]) -> Iterator[tuple[float, list[Row]]]:
             yield target, found
 
 
-def against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
+def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
     for target, found in _rotations(rows):
         user = chosen(rows, method="user-level", target=target)
         ours, theirs = score(found), score(user)
