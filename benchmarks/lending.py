@@ -1,24 +1,20 @@
-"""How much of a corpus a round can use, by the order in which sentences take their entities.
+"""How much of a corpus is usable at a time, and how much any rule of lending could use.
 
     python benchmarks/lending.py MATERIALS [--out JSON]
 
 `MATERIALS` holds prepared data sets (`uedp experiment` leaves them in OUT/.work/common/materials).
-Waiting times are as in `mechanism/draw.py`, but with other powers of the demand; 0 is an order in
-which all sentences come equally early.
 
-- *usable*: sentences that may be used in a round, of all.
-- *whole*: the same, each counted by how much of an entity's share it has (several of one user that
-  mention the same entity divide it).
-- *different*: how many sentences would do as well if all came equally often. An order that used the
-  same few sentences in every round could use more of them at once.
-- *at most*: of whole sentences, what no rule can exceed, as long as all users together have one share
-  of each entity, however divided: the optimum of a linear program.
+- *usable*: sentences all of whose entities are lent to their user, of all.
+- *whole*: the same, each counted by how much of an entity's share it has (several of one user
+  that mention the same entity divide it).
+- *at most*: of whole sentences, what no rule can exceed, as long as all users together have one
+  share of each entity, however divided: the optimum of a linear program.
+- *never*: sentences with an entity that are not usable in any round of a run.
 """
 
 import argparse
 import json
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 from scipy.optimize import linprog
@@ -29,9 +25,6 @@ from uedp.experiments.settings import CORPORA
 from uedp.incidence import Incidence
 from uedp.mechanism import draw
 
-POWERS = (0.0, 1.0, 2.0, 4.0)
-LENDINGS = 24
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
@@ -39,33 +32,31 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
-    print(f"{'data':6} {'power':>5} {'usable':>7} {'whole':>7} {'different':>9} {'at most':>7}")
-    for data in CORPORA:
+    print(f"{'data':6} {'rounds':>6} {'usable':>7} {'whole':>7} {'at most':>7} {'never':>6}")
+    for data, corpus in CORPORA.items():
         found = incidence(options.materials / data)
-        at_most = bound(found) / found.sentences
-        for power in POWERS:
-            row = {"data": data, "power": power, **measured(found, power), "at_most": at_most}
-            rows.append(row)
-            print(
-                f"{data:6} {power:>5g} {row['usable']:>7.1%} {row['whole']:>7.1%} "
-                f"{row['different']:>9.1%} {at_most:>7.1%}"
-            )
+        row = {"data": data, "rounds": corpus.rounds, **measured(found, corpus.rounds)}
+        rows.append(row)
+        print(
+            f"{data:6} {row['rounds']:>6} {row['usable']:>7.1%} {row['whole']:>7.1%} "
+            f"{row['at_most']:>7.1%} {row['never']:>6.1%}"
+        )
     if options.out:
-        options.out.write_text(json.dumps({"lendings": LENDINGS, "rows": rows}, indent=2) + "\n")
+        options.out.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def measured(found: Incidence, power: float) -> dict[str, float]:
+def measured(found: Incidence, rounds: int) -> dict[str, float]:
     everyone, no_limit = np.arange(found.users), draw.Sampling(1.0, per_entity=None)
     times, whole = np.zeros(found.sentences), 0.0
-    with mock.patch.object(draw, "_DEMAND_POWER", power):
-        for key in range(LENDINGS):
-            place, sentences, mentions = draw.select(found, everyone, no_limit, key)
-            times[sentences] += 1
-            whole += float((1 / draw._crowding(place, mentions)).sum())
+    for key in range(rounds):
+        place, sentences, mentions = draw.select(found, everyone, no_limit, key)
+        times[sentences] += 1
+        whole += float((1 / draw._crowding(place, mentions)).sum())
     return {
-        "usable": float(times.mean() / LENDINGS),
-        "whole": whole / LENDINGS / found.sentences,
-        "different": float(times.sum() ** 2 / (times**2).sum() / found.sentences),
+        "usable": float(times.mean() / rounds),
+        "whole": whole / rounds / found.sentences,
+        "at_most": bound(found) / found.sentences,
+        "never": float((times[~found.extended] == 0).mean()),
     }
 
 

@@ -1,11 +1,8 @@
-"""What training with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares; public text.
+"""What training with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares.
 
     python benchmarks/utility.py prepare --data DIR --materials FOLDER
     python benchmarks/utility.py train --materials FOLDER --model gpt=FOLDER --out FOLDER
     python benchmarks/utility.py table FOLDER
-
-Trials with `-public` in their names begin with a model that was fine-tuned without privacy on another
-data set, as if that were public (`PUBLIC`); what it learned there costs no epsilon.
 
 `train` goes through the same loop as `uedp train`, several runs at once, all or those named; what
 is finished is not run again. Choices are made on the validation part; the test part is measured
@@ -16,20 +13,17 @@ once per finished run and decides nothing. `experiments/settings.py` holds what 
 import argparse
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from uedp.experiments import runs
 from uedp.experiments.material import prepare
-from uedp.experiments.next_word import gpt_trials
-from uedp.experiments.runs import AFTER, Trial, changed
+from uedp.experiments.runs import Trial, changed
 from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, FLAT, LSTM, config
 
 STEPS = (3e-3, 4e-3, 8e-3, 1.6e-2)
 LSTM_STEPS = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
-PUBLIC = {"conll": "ag", "ag": "conll", "edgar": "ag"}  # news for news; contracts have none
 USER_LEVEL_RATES = (0.05, 0.2)  # beside the base's 0.1
 KINDS: dict[str, dict[str, Any]] = {
     "whole": {"model__train": "lora"},
@@ -47,27 +41,6 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def trials() -> Iterator[Trial]:
-    yield from on_conll()
-    yield from public_first()
-
-
-def public_first() -> Iterator[Trial]:
-    """The private trials of `uedp experiment next-word-gpt` at the larger epsilon, after public text.
-
-    Also with steps of half the length: less is left to learn.
-    """
-    known = {trial.name: trial for trial in gpt_trials()}
-    for other in dict.fromkeys(PUBLIC.values()):
-        yield replace(known[f"{other}-noiseless"], kept=True)
-    for (data, other), method in product(PUBLIC.items(), ("rotation", "user")):
-        one = known[f"{data}-{method}-{EPSILONS[0]:g}"]
-        own = changed(one.config, model__name=f"{AFTER}{other}-noiseless")
-        short = changed(own, optimiser__rate=own["optimiser"]["rate"] / 2)
-        yield replace(one, name=f"{one.name}-public", config=own)
-        yield replace(one, name=f"{one.name}-public-short", config=short)
-
-
-def on_conll() -> Iterator[Trial]:
     """Adapters of rank 8: kinds and steps for each method, other changes; steps of an LSTM."""
     for epsilon, (kind, how), step in product(EPSILONS, KINDS.items(), STEPS):
         changes = {**how, "optimiser__rate": step}

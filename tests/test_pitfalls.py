@@ -14,6 +14,7 @@ from uedp.accounting.proven import Rotation
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.clip.shared import SharedMask
+from uedp.training import lineage
 from uedp.training.plan import build
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text()
@@ -75,6 +76,11 @@ def unheld_mask(folder):
     Engine(net).clipped_sum(net.losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))
 
 
+def knows_already(folder):
+    before = (lineage.Learned("20260101-000000-abc", "noiseless", "digest"),)
+    lineage.refuse_the_same(before, "digest", "my-run")
+
+
 def few_users(folder):
     build(worlds.config("m", privacy__user_rate=0.01), worlds.incidence())
 
@@ -103,7 +109,7 @@ def seeded(folder):
 
 CASES = (
     *(batch_norm, no_rule, used_twice, tokens_first, mixing, reduced, unheld_mask),
-    *(few_users, budget, planned, seeded),
+    *(knows_already, few_users, budget, planned, seeded),
 )
 
 

@@ -70,41 +70,6 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     assert "done new" in said[0]
 
 
-KEEPS = """
-import json, pathlib, sys
-result = pathlib.Path(sys.argv[2])
-result.write_text(json.dumps({"name": sys.argv[1]}))
-run = result.parent / sys.argv[1]
-run.mkdir()
-(run / "result.json").touch()
-if sys.argv[1] == "first":
-    (run / "model.safetensors").touch()
-elif not (result.parent / "first" / "model.safetensors").exists():
-    sys.exit("nothing to begin with")
-"""
-
-
-def test_a_trial_may_begin_with_the_model_of_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    where, said = place(tmp_path), list[str]()
-    first = Trial("first", "ag", CONFIG, kept=True)
-    second = Trial("second", "conll", changed(CONFIG, model__name="after:first"))
-    assert (first.begins_with, second.begins_with) == (None, "first")
-    assert resolved(second, where)["model"]["name"] == str(where.out / "first")
-    stand_in(monkeypatch, KEEPS)
-    assert set(carry_out([second, first], where, jobs=2, say=said.append)) == {"first", "second"}
-    assert len(said) == 2
-
-    # what the second needs is gone: the first is run again for it, and not for its own sake
-    where.weights("first").unlink()
-    carry_out([second, first], where, say=said.append)
-    assert len(said) == 2
-    (where.out / "second.json").unlink()
-    carry_out([second, first], where, say=said.append)
-    assert len(said) == 4
-
-
 def test_nothing_is_begun_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -189,7 +189,8 @@ def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
         "task": {"kind": "classification"},
         "model": probe,
     }
-    suited, plain = parse(values), parse({**values, "model": {"name": "bert"}})
+    suited = parse(values)
+    plain = parse({**values, "model": {"name": "bert", "train": "full"}})
     assert (suited.privacy.update_clip, suited.optimiser.rate) == (0.1, 0.05)
     assert (suited.optimiser.decay, suited.optimiser.average) == ("none", 0.95)
     assert (plain.privacy.update_clip, plain.optimiser.decay) == (1.0, "linear")
@@ -198,3 +199,40 @@ def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
     assert told.optimiser.decay == "none"
     again = parse(yaml.safe_load(suited.to_yaml()))
     assert again == suited
+
+
+def test_adapters_begin_with_longer_and_equal_steps_under_noise():
+    values = {"privacy": {"epsilon": 8}, "data": {"train": "a"}, "model": {"name": "gpt2"}}
+    for method in ("rotation", "user-level"):
+        found = parse({**values, "privacy": {"epsilon": 8, "method": method}}).optimiser
+        assert (found.rate, found.decay, found.warm_up, found.average) == (3e-3, "none", 0, 0.95)
+    assert parse(values) == parse({**values, "privacy": {"epsilon": 8, "method": "rotation"}})
+    others = (
+        {"privacy": {"method": "noiseless"}},
+        {"privacy": {"method": "uedp-alg", "noise": 2.5}},
+        {"model": {"name": "gpt2", "train": "full"}},
+        {"model": {"name": "awd-lstm", "tokenizer": "bytes"}},
+        {"task": {"kind": "classification"}},
+    )
+    for other in others:
+        assert parse({**values, **other}).optimiser == config.Optimiser()
+    told = parse({**values, "optimiser": {"rate": 1e-3, "decay": "cosine"}}).optimiser
+    assert (told.rate, told.decay, told.average) == (1e-3, "cosine", 0.95)
+    assert parse({**values, "optimiser": {"name": "sgd"}}).optimiser.rate == 1e-3
+    assert parse(yaml.safe_load(parse(values).to_yaml())) == parse(values)
+
+
+@pytest.mark.parametrize("train", ["lora", "lora-b", "probe", "full"])
+def test_sections_may_be_objects(train):
+    model, privacy = {"name": "gpt2", "train": train}, {"epsilon": 8}
+    plain = parse({"privacy": privacy, "data": {"train": "a"}, "model": model})
+    objects = config.Config(
+        privacy=privacy,
+        data=config.Data(train="a"),
+        model=config.Model(**model),
+    )
+    assert objects == plain
+    stated = config.Config(
+        privacy=config.Privacy(**privacy), data={"train": "a"}, model=config.Model(**model)
+    )
+    assert stated.optimiser == plain.optimiser

@@ -47,6 +47,7 @@ NOT_PROTECTED = (
     "mentions missed or split over several ids (see `missed_mentions`)",
     "facts about an entity in sentences that do not name it",
     "evaluation data",
+    "what the model had learned before this run",
     "what other runs on the same corpus add (the ledger of the corpus keeps the sum)",
 )
 
@@ -71,6 +72,8 @@ class Setup(_Strict):
     labels: Labels = "none"
     # of the passes; sums, norms, clip factors and noise are float32 or better
     precision: Literal["float32", "bfloat16"] = "float32"
+    # of the model that the run began with
+    earlier_runs: Literal["none known", "on other corpora"] = "none known"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # for missed mentions; null: nothing bounds the sentences, or the share is the entity's
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None
@@ -311,6 +314,11 @@ def _caveats(setup: Setup) -> tuple[str, ...]:
         caveats.append("gradients were computed in half precision: its rounding is not covered")
     if setup.labels == "from the corpus, not covered":
         caveats.append("which labels there are was taken from the corpus and is not covered")
+    if setup.earlier_runs == "on other corpora":
+        caveats.append(
+            "the model went through other runs before, on other corpora: what it learned there is "
+            "not covered, also if their texts are in part the same"
+        )
     if setup.chosen_by == Setup.model_fields["chosen_by"].default:
         caveats.append("who chose the clip bounds and rates, and on which data, is not stated")
     return tuple(caveats)

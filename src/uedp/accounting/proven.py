@@ -111,7 +111,7 @@ class Missed:
     """Rotation for an entity whose mention was missed, or has another id, in `holders` more users.
 
     `per_user` sentences at most of such a user are selected; each moves its update by
-    `sentence_share` (`c / beta`). The user it is lent to is one of these in some rounds and none
+    `sentence_share`. The user it is lent to is one of these in some rounds and none
     of them in others, so every round counts as whichever is worse at each epsilon.
     """
 

@@ -105,7 +105,9 @@ def code_of(*parts: str) -> str:
     """
     found = hashlib.sha256()
     for part in parts:
-        for path in sorted((Path(uedp.__file__).parent / part).rglob("*.py")):
+        files = sorted((Path(uedp.__file__).parent / part).rglob("*.py"))
+        assert files, f"no part {part}"
+        for path in files:
             found.update(path.read_bytes())
     return found.hexdigest()[:16]
 

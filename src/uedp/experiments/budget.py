@@ -261,7 +261,7 @@ def _proven(name: str, options: Options, rounds: Sequence[int]) -> Result:
         "incidences": {category: found.digest for category, found in incidences.items()},
         "constants": [NOISE, DELTA, ENTITY_RATE, SHARE, CLAIMED_AT, USERS_PER_ROUND[name]],
         "rounds": list(rounds),
-        "code": code_of("accounting"),
+        "code": code_of("accounting", "mechanism"),
     }
     return kept(options.work, what, lambda: _prove(name, incidences, options, rounds))
 

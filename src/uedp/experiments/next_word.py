@@ -7,7 +7,7 @@ users with entities, and user-level DP, which protects users alone, at proven ep
 it on another machine: `series.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,9 +120,13 @@ def _compared(data: str) -> Iterator[Trial]:
     for epsilon in EPSILONS:
         yield _rotation(data, epsilon, decayed=True)
         yield _user_level(data, epsilon, decayed=True)
-        one = _rotation(data, epsilon)
-        for name, other in CORPORA[data].rotation_too.items():
-            yield replace(one, name=f"{one.name}-{name}", config=changed(one.config, **other))
+        yield from _too(_rotation(data, epsilon), CORPORA[data].rotation_too)
+    yield from _too(_user_level(data, EPSILONS[0]), CORPORA[data].user_level_too)
+
+
+def _too(trial: Trial, others: Mapping[str, Mapping[str, Any]]) -> Iterator[Trial]:
+    for name, other in others.items():
+        yield replace(trial, name=f"{trial.name}-{name}", config=changed(trial.config, **other))
 
 
 def _rotation(data: str, epsilon: float, category: str = "all", decayed: bool = False) -> Trial:

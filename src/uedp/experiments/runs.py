@@ -17,32 +17,24 @@ from typing import Any
 
 from uedp.errors import UserError
 from uedp.experiments import processes
+from uedp.experiments.base import code_of
 from uedp.progress import SILENT, Progress
 
 Config = Mapping[str, Mapping[str, Any]]
 DRY_SENTENCES = 50  # evaluated where a trial is only tried out
-AFTER = "after:"  # before the name of a trial, where a model is named: the one it trained
 
 
 @dataclass(frozen=True)
 class Trial:
     """One run: its name, the material it is on, which category is protected, and its config.
 
-    `config` names the model by its part (`gpt`, `bert`), its kind (`awd-lstm`) or the trial that
-    trained it (`after:NAME`), and no data. `kept`: its weights stay, for others to begin with.
+    `config` names the model by its part (`gpt`, `bert`) or kind (`awd-lstm`), and no data.
     """
 
     name: str
     data: str
     config: Config
     category: str = "all"
-    kept: bool = False
-
-    @property
-    def begins_with(self) -> str | None:
-        """The trial whose model this one begins with."""
-        name = str(self.config["model"]["name"])
-        return name.removeprefix(AFTER) if name.startswith(AFTER) else None
 
 
 @dataclass(frozen=True)
@@ -60,9 +52,6 @@ class Place:
 
     def result(self, trial: Trial) -> Path:
         return (self.results or self.out) / f"{trial.name}.json"
-
-    def weights(self, name: str) -> Path:
-        return self.out / name / "model.safetensors"
 
 
 def changed(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
@@ -86,51 +75,24 @@ def carry_out(
 
     No trial is begun when `deadline` seconds have passed. A trial that fails is named, with the end
     of its log, when the others are done.
-
-    Guarantees:
-      - a trial that has a result is not run, unless one without begins with its model and that is
-        not there
-      - a trial that begins with another's model is run after it
     """
     results = place.results or place.out
     for folder in (place.out, results):
         folder.mkdir(parents=True, exist_ok=True)
-    stages = _stages(trials, place)
-    finished = len(trials) - sum(map(len, stages))
-    began = time.monotonic()
+    waiting = {
+        trial.name: partial(_start, trial, place)
+        for trial in trials
+        if not place.result(trial).exists()
+    }
+    finished = len(trials) - len(waiting)
     with progress.stage("training", len(trials), "runs") as meter:
         meter.advance(finished, finished)
-        for stage in stages:
-            failed = processes.carry_out(
-                {trial.name: partial(_begin, trial, place) for trial in stage},
-                place.out,
-                jobs,
-                deadline - (time.monotonic() - began),
-                say,
-                ended=lambda: meter.advance(1),
-            )
-            if failed:
-                raise UserError(
-                    f"{len(failed)} runs failed; {failed[0]}; the logs are in {place.out}"
-                )
+        failed = processes.carry_out(
+            waiting, place.out, jobs, deadline, say, ended=lambda: meter.advance(1)
+        )
+    if failed:
+        raise UserError(f"{len(failed)} runs failed; {failed[0]}; the logs are in {place.out}")
     return processes.results((trial.name for trial in trials), results)
-
-
-def _stages(trials: Sequence[Trial], place: Place) -> list[list[Trial]]:
-    """What is to be run, and before it those whose models it begins with."""
-    left = [trial for trial in trials if not place.result(trial).exists()]
-    needed = {trial.begins_with for trial in left}
-    missing = [t for t in trials if t.name in needed and not place.weights(t.name).exists()]
-    return [stage for stage in (missing, [t for t in left if t not in missing]) if stage]
-
-
-def _begin(trial: Trial, place: Place) -> processes.Process:
-    """Start a trial, or let it go on; anew if it was finished and its weights are gone."""
-    folder = place.out / trial.name
-    if (folder / "result.json").exists() and not place.weights(trial.name).exists():
-        shutil.rmtree(folder)
-        shutil.rmtree(place.out / f"{trial.name}.corpus", ignore_errors=True)
-    return _start(trial, place)
 
 
 def _start(trial: Trial, place: Place) -> processes.Process:
@@ -145,9 +107,7 @@ def resolved(trial: Trial, place: Place) -> dict[str, dict[str, Any]]:
     folder = str(place.materials / trial.data)
     config = changed(trial.config, data__train=folder, data__evaluate=folder)
     name = config["model"]["name"]
-    if trial.begins_with is not None:
-        config["model"]["name"] = str(place.out / trial.begins_with)
-    elif name in place.models:
+    if name in place.models:
         config["model"]["name"] = place.models[name]
     if config.get("vocabulary", {}).get("source") == "public":
         config["vocabulary"]["path"] = place.models["words"]
@@ -158,8 +118,8 @@ def resolved(trial: Trial, place: Place) -> dict[str, dict[str, Any]]:
     return config
 
 
-def run(trial: Trial, place: Place) -> dict[str, Any]:
-    """One trial, in this process; its result is written last."""
+def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
+    """One trial, in this process; its result is written last. Its weights go, or else are kept."""
     import torch
 
     from uedp.experiments.material import incidence, texts
@@ -224,11 +184,12 @@ def run(trial: Trial, place: Place) -> dict[str, Any]:
         "mean_update": sum(row["mean_update"] for row in rows) / len(rows),
         "curve": [[row["round"], row[measure]] for row in rows if measure in row],
         "seconds": time.time() - began,
+        "mechanism": code_of("mechanism"),
     }
     write(place.result(trial), json.dumps(result, indent=2) + "\n")
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    if not trial.kept:
-        place.weights(trial.name).unlink(missing_ok=True)
+    for bulky in () if keep else ("model.safetensors", "checkpoints"):
+        path = folder / bulky
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     print(f"{trial.name}: test {measure} {measured[measure]:.4g}", flush=True)
     return result
 

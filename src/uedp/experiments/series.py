@@ -10,6 +10,7 @@ with other settings than the trial of its name has now is refused. Prepared data
 
 import json
 import math
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,7 @@ def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
         _check_models(found, options.models)
         for data in {trial.data: None for trial in found}:
             material(data, options)
+        _clear_finished(found, place)
     deadline = -1.0 if options.finished_only else float("inf")
     results = runs.carry_out(
         found, place, options.jobs, deadline=deadline, progress=options.progress
@@ -97,8 +99,6 @@ def _small(config: runs.Config) -> dict[str, dict[str, Any]]:
 
 def _check_models(trials: Sequence[Trial], models: Mapping[str, str]) -> None:
     for trial in trials:
-        if trial.begins_with is not None:
-            continue
         part = trial.config["model"]["name"]
         if trial.config.get("vocabulary", {}).get("source") == "public":
             part = "words"
@@ -115,6 +115,19 @@ def _refuse_others(trials: Sequence[Trial], place: Place) -> None:
                 f"{path}: made with other settings than {trial.name} has now; remove it to run it "
                 "again"
             )
+
+
+def _clear_finished(trials: Sequence[Trial], place: Place) -> None:
+    """Away with runs whose result was removed: they were finished, and their weights are gone."""
+    for trial in trials:
+        folder = place.out / trial.name
+        if (
+            not place.result(trial).exists()
+            and (folder / "result.json").exists()
+            and not (folder / "model.safetensors").exists()
+        ):
+            shutil.rmtree(folder)
+            shutil.rmtree(place.out / f"{trial.name}.corpus", ignore_errors=True)
 
 
 def _read(path: Path) -> Result:
@@ -137,7 +150,7 @@ def _same(trial: Trial, result: Row, place: Place) -> bool:
     if theirs.get("vocabulary", {}).get("source") == "public":
         theirs["vocabulary"]["path"] = "words"
     named = replace(place, models={"words": "words"})
-    ours = changed(runs.resolved(trial, named), model__name=trial.config["model"]["name"])
+    ours = runs.resolved(trial, named)
     both = [
         parse({**config, "data": of_the_data}, trial.name).model_dump(exclude={"run"})
         for config in (ours, theirs)

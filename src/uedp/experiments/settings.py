@@ -22,7 +22,7 @@ ALG_ROUNDS = 10  # local steps go one after another, which takes long; more roun
 FINE_TUNING: Config = {
     "privacy": {"method": "rotation", "delta": DELTA, "rounds": 200, "user_rate": 0.1},
     "model": {"name": "gpt", "train": "lora", "rank": 8, "max_tokens": 128},
-    "optimiser": {"name": "adam", "rate": 2e-3},
+    "optimiser": {"name": "adam", "rate": 2e-3, "decay": "linear", "warm_up": 0.05, "average": 0},
     "run": {"evaluate_every": 50, "checkpoint_seconds": 600, "tokens_at_once": 1 << 14},
 }
 LSTM: Config = changed(
@@ -81,7 +81,9 @@ class Corpus:
     share: float
     rounds: int
     step: float
-    rotation_too: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # tried with, by name
+    # what else a method is tried with, by name; user-level DP at the larger epsilon
+    rotation_too: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    user_level_too: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def flat(self) -> dict[str, Any]:
@@ -103,6 +105,7 @@ CORPORA = {
         rounds=200,
         step=3e-3,
         rotation_too={"users-0.1": {"privacy__user_rate": 0.1}},
+        user_level_too={"users-0.2": {"privacy__user_rate": 0.2}},
     ),
     "ag": Corpus(rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100, step=4e-3),
     "edgar": Corpus(

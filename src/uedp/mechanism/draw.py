@@ -66,7 +66,7 @@ def draw_users(users: int, rate: float, rng: np.random.Generator) -> Ints:
 def lend(incidence: Incidence, key: int) -> Mask:
     """Which sentences may be used: those whose entities are all lent to their user.
 
-    Sentences come one after another, and each takes its entities for its user unless another user
+    Sentences come in a random order, and each takes its entities for its user unless another user
     has taken one of them. That is decided many sentences at a time: whoever comes first for all of
     its entities takes them, whoever needs a taken one is out, and the others wait.
 
@@ -80,7 +80,7 @@ def lend(incidence: Incidence, key: int) -> Mask:
         incidence.sentence_entities.row_of_value(),
         incidence.sentence_entities.values,
     )
-    order = _turns(incidence, key)
+    order = _hash(np.arange(incidence.sentences), key)
     borrower = np.full(incidence.entities, -1, dtype=np.int32)
     while len(sentence):
         user = incidence.sentence_user[sentence]
@@ -99,27 +99,6 @@ def lend(incidence: Incidence, key: int) -> Mask:
         left = ~takes & ~out[sentence]
         sentence, entity = sentence[left], entity[left]
     return usable
-
-
-def _turns(incidence: Incidence, key: int) -> Words:
-    """When each sentence comes, no two at once: at random, but late if its entities are in demand.
-
-    A sentence that names what many users name keeps all of them from theirs, so that fewer can be
-    used in all. What is gained by its waiting, and how many different sentences still come, by
-    how long it waits: `benchmarks/lending.py`.
-    """
-    others = incidence.holders.counts - 1
-    mentions = incidence.sentence_entities
-    demand = 1.0 + np.bincount(
-        mentions.row_of_value(), others[mentions.values], minlength=len(mentions)
-    )
-    ids = np.arange(len(mentions))
-    chance = ((_hash(ids, key) >> np.uint64(11)) + 0.5) * 2.0**-53
-    waits: Floats = -np.log(chance) * demand**_DEMAND_POWER
-    # Positive floats compare as their bits do. The last bits become the id, against ties.
-    spare = np.uint64(len(mentions).bit_length())
-    turns: Words = (waits.view(np.uint64) >> spare << spare) | ids.astype(np.uint64)
-    return turns
 
 
 def select(
@@ -238,7 +217,6 @@ def draw_alg(
 # --- vectors -------------------------------------------------------------------------------------
 
 _SELECTION = 0x5E1EC7
-_DEMAND_POWER = 2.0  # of a mean waiting time; with a larger one ever fewer different sentences come
 _LAST = np.uint64(2**64 - 1)
 
 

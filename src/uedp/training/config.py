@@ -4,6 +4,7 @@ The unit of privacy comes first, in the file as here.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -173,8 +174,12 @@ class Run(_Section):
 EQUAL_STEPS: Mapping[str, Any] = MappingProxyType(
     {"decay": "none", "warm_up": 0.0, "average": 0.95}
 )
-# What suits a probe, where nothing else is asked for. Its gradients are short: a clip below most of
-# them makes all count alike, and few weights bear long steps.
+# What next-word adapters begin with under noise, by Adam (`benchmarks/utility.py`).
+FOR_NOISY_ADAPTERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"optimiser": {"rate": 3e-3, **EQUAL_STEPS}}
+)
+# What probes begin with. Their gradients are short: a clip below most of them makes all count
+# alike, and few weights bear long steps.
 FOR_PROBES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "privacy": {"update_clip": 0.1},
@@ -197,13 +202,12 @@ class Config(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _probes(cls, values: Any) -> Any:
-        model = values.get("model") if isinstance(values, Mapping) else None
-        if not isinstance(model, Mapping) or model.get("train") != "probe":
+    def _suited(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
             return values
         suited = {
             section: {**fields, **given}
-            for section, fields in FOR_PROBES.items()
+            for section, fields in _suiting(values).items()
             if isinstance(given := values.get(section, {}), Mapping)
         }
         return {**values, **suited}
@@ -229,6 +233,27 @@ class Config(_Section):
 
     def to_yaml(self) -> str:
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
+
+
+def _suiting(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """What to begin with, by what is trained, and whether with noise on every update."""
+
+    def asked(section: str, field: str, default: str) -> str:
+        found = values.get(section, {})
+        of = found.get if isinstance(found, Mapping) else partial(getattr, found)
+        return str(of(field, default))
+
+    train = asked("model", "train", "lora")
+    if train == "probe":
+        return FOR_PROBES
+    suits = (
+        train.startswith("lora")
+        and asked("model", "name", "") not in NEW_MODELS
+        and asked("privacy", "method", "rotation") in ("rotation", "user-level")
+        and asked("task", "kind", "next-word") == "next-word"
+        and asked("optimiser", "name", "adam") == "adam"
+    )
+    return FOR_NOISY_ADAPTERS if suits else {}
 
 
 def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()) -> Config:

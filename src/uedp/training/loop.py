@@ -29,7 +29,7 @@ from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
-from uedp.training import checkpoint, folder, methods, optimise, tasks, vocabulary
+from uedp.training import checkpoint, folder, lineage, methods, optimise, tasks, vocabulary
 from uedp.training.config import PRIVATE, Config
 from uedp.training.material import Material, Texts
 from uedp.training.material import read as read_material
@@ -96,6 +96,7 @@ def run(
       - what is refused leaves nothing behind, in the folder or in the corpus's ledger
       - a run killed at any moment and resumed spends the rounds of its plan, each once
       - two processes are never at work in one folder
+      - a private run does not begin with a model that has learned from the same corpus
       - resuming a finished run does nothing
     """
     with folder.alone(out) as identity:
@@ -105,6 +106,9 @@ def run(
             return _finished(out, config)
         material = material or read_material(config)
         plan = build_plan(config, material.incidence)
+        before = lineage.of_model(config.model.name)
+        if plan.private:
+            lineage.refuse_the_same(before, plan.shape.digest, config.model.name)
         say(plan.statement)
         words = config.vocabulary.source != "tokenizer"
         # before anything is begun; a stand-in for words that are still to be found
@@ -118,6 +122,8 @@ def run(
                 identity.truncate(0)
             raise
         folder.write(out / CONFIG, config.to_yaml())
+        own = lineage.Learned(name, config.privacy.method, plan.shape.digest)
+        lineage.write(out, (*before, own))
         with _ledger(plan, out, name) as ledger:
             if words:
                 tokenizer = vocabulary.prepare(
@@ -431,8 +437,12 @@ class _Trainer:
         issued = None
         if self._ledger is not None:
             plan = self._plan
+            began_with = lineage.of_model(plan.config.model.name)
             setup = plan.setup().model_copy(
-                update={"precision": "bfloat16" if self._half else "float32"}
+                update={
+                    "precision": "bfloat16" if self._half else "float32",
+                    "earlier_runs": "on other corpora" if began_with else "none known",
+                }
             )
             issued = certificates.issue(self._out, plan.config.privacy.delta, plan.shape, setup)
         finished = done >= self._plan.rounds

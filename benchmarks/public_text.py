@@ -1,0 +1,73 @@
+"""What public text first is worth: private fine-tuning after fine-tuning on another data set.
+
+    python benchmarks/public_text.py train --materials FOLDER --model gpt=FOLDER --out FOLDER
+    python benchmarks/public_text.py table FOLDER
+
+Another data set is taken as public, and the model is fine-tuned on it without privacy. Then come
+the private trials of `uedp experiment next-word-gpt` at the larger epsilon, with the steps they
+have there and with steps of half the length, as less is left to learn. `--materials` holds all
+three data sets (`uedp experiment` leaves them in OUT/.work/common/materials). Of the results that
+are kept, those of rotation were made with another order of lending (see docs/results.md).
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+from uedp.experiments import runs
+from uedp.experiments.next_word import gpt_trials
+from uedp.experiments.runs import Trial, changed
+from uedp.experiments.settings import EPSILONS
+
+PUBLIC = {"conll": "ag", "ag": "conll", "edgar": "ag"}  # news for news; contracts have none
+KNOWN = {trial.name: trial for trial in gpt_trials()}
+
+
+def trials() -> Iterator[Trial]:
+    for (data, other), method in product(PUBLIC.items(), ("rotation", "user")):
+        one = KNOWN[f"{data}-{method}-{EPSILONS[0]:g}"]
+        own = changed(one.config, model__name=part(other))
+        yield replace(one, name=f"{one.name}-public", config=own)
+        half = changed(own, optimiser__rate=own["optimiser"]["rate"] / 2)
+        yield replace(one, name=f"{one.name}-public-short", config=half)
+
+
+def part(data: str) -> str:
+    """What trials call the model that has learned from a data set."""
+    return f"after:{data}-noiseless"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    training = commands.add_parser("train")
+    training.add_argument("--materials", type=Path, required=True)
+    training.add_argument("--model", required=True, metavar="gpt=FOLDER")
+    training.add_argument("--out", type=Path, required=True)
+    training.add_argument("--rounds", type=int, help="for a dry run")
+    training.add_argument("--jobs", type=int, default=1)
+    shown = commands.add_parser("table")
+    shown.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    if options.command == "table":
+        found = [json.loads(path.read_text()) for path in sorted(options.folder.glob("*.json"))]
+        print(runs.table(found))
+        return
+    models = dict([options.model.split("=", 1)])
+    for data in dict.fromkeys(PUBLIC.values()):
+        first = runs.Place(options.materials, models, options.out / "public", options.rounds)
+        first.out.mkdir(parents=True, exist_ok=True)
+        trial = KNOWN[f"{data}-noiseless"]
+        if not first.result(trial).exists():
+            runs.run(trial, first, keep=True)
+        models[part(data)] = str(first.out / trial.name)
+    place = runs.Place(options.materials, models, options.out, options.rounds)
+    results = runs.carry_out(list(trials()), place, options.jobs, say=print)
+    print(runs.table(results.values()))
+
+
+if __name__ == "__main__":
+    main()
