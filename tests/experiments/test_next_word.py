@@ -247,6 +247,24 @@ def test_the_verdict_follows_the_numbers(result: Result) -> None:
     assert "| CoNLL-2003, UeDP: person | 35.09 (0.185); 29.24 (0.2) |" in near
 
 
+def test_being_near_counts_for_nothing_where_nothing_was_learned(result: Result) -> None:
+    def told(*idle: str) -> str:
+        rows = [
+            {
+                **row,
+                "test": 100.0,
+                "validation": row["before"] * (0.96 if row["name"] in idle else 0.5),
+            }
+            for row in result["rows"]
+        ]
+        return EXPERIMENTS[GPT].table({**result, "rows": rows})
+
+    assert "next to nothing" not in told()
+    assert "within 10%. But the second learned next to nothing." in told("conll-user-8")
+    both = told("conll-rotation-8", "conll-user-8")
+    assert "But the first and the second learned next to nothing." in both
+
+
 def test_written_and_drawn(result: Result, options: Options, copied: Path, tmp_path: Path) -> None:
     out = options.work.parent.parent
     assert (out / f"{GPT}.png").read_bytes().startswith(b"\x89PNG")

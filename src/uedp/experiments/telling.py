@@ -149,6 +149,8 @@ def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterat
         if ours is None or theirs is None:
             continue
         verdict = "within" if ours <= WITHIN * theirs else "not within"
+        idle = [name for name, rows in (("the first", found), ("the second", user)) if _idle(rows)]
+        nothing = f" But {' and '.join(idle)} learned next to nothing." if idle else ""
         open_ = not_run(
             row
             for row in rows
@@ -160,8 +162,13 @@ def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterat
         yield (
             f"{title}, proven epsilon {target:g}: users with entities {shown(ours, measure)}, "
             f"users alone {shown(theirs, measure)}: {ours / theirs:.2f} times, {verdict} 10%."
-            f"{so_far}"
+            f"{nothing}{so_far}"
         )
+
+
+def _idle(rows: Sequence[Row]) -> bool:
+    """Whether the measure is about what it was before training."""
+    return all(abs(row["validation"] / row["before"] - 1) <= NEAR for row in rows)
 
 
 def _against_deidentified(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
@@ -186,9 +193,8 @@ def _honestly_noised(rows: Sequence[Row], title: str, measure: str) -> Iterator[
     one, test = found[0], score(found)
     assert test is not None
     before = one["before"]
-    verb = "stays near"
-    if abs(one["validation"] / before - 1) > NEAR:
-        verb = "improves on" if one["validation"] < before else "is worse than"
+    better = "improves on" if one["validation"] < before else "is worse than"
+    verb = "stays near" if _idle(found) else better
     published = "" if one["published"] is None else f"{one['published']:.2f} published, "
     yield (
         f"{title}: UeDP-Alg with the noise its text describes ({one['rounds']} rounds; {published}"
