@@ -270,7 +270,7 @@ def test_written_and_drawn(result: Result, options: Options, copied: Path, tmp_p
     assert (out / f"{GPT}.png").read_bytes().startswith(b"\x89PNG")
     next_word.draw(result, tmp_path / "again.svg")
     drawn = (tmp_path / "again.svg").read_text()
-    for words in ("hollow: published, not a guarantee", "CoNLL-2003", "noiseless (no guarantee)"):
+    for words in ("hollow marks; not a guarantee", "CoNLL-2003", "noiseless (no guarantee)"):
         assert words in drawn
     empty = {**result, "rows": [{**row, "test": None} for row in result["rows"]]}
     next_word.draw(empty, tmp_path / "empty.svg")

@@ -13,6 +13,7 @@ from uedp.report.plots import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
 
 Result = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -21,7 +22,8 @@ Row = Mapping[str, Any]
 def against_epsilon(result: Result, path: Path) -> None:
     """The measure against epsilon, a panel for each data set or model.
 
-    Epsilon is proven; a hollow mark shows where the paper's accountant has the same run.
+    Epsilon has two axes of one scale: below what is proven, above, for hollow marks, where the
+    paper's accountant has the same run.
     """
     figure, axes = new_figure(path, 1, len(result["panels"]))
     for panel, (key, title) in zip(np.atleast_1d(axes), result["panels"].items(), strict=True):
@@ -29,7 +31,9 @@ def against_epsilon(result: Result, path: Path) -> None:
         _epsilon_panel(panel, rows)
         panel.set_title(title)
         _logarithmic(panel, result["measure"] != "error rate")
-        name_axes(panel, "epsilon, proven (hollow: published, not a guarantee)", result["measure"])
+        name_axes(panel, "epsilon, proven", result["measure"])
+        if any(row["published"] is not None for row in rows):
+            _published_axis(panel)
         if panel.get_legend_handles_labels()[0]:
             panel.legend(frameon=False, fontsize=7)
         else:
@@ -48,12 +52,8 @@ def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
         points = [found for t in targets if (found := chosen(own, target=t, category="all"))]
         if points:
             _line(axes, points, name, colour, mark)
-        for category in sorted({row["category"] for row in own} - {"all"}):
-            one = [found for t in targets if (found := chosen(own, target=t, category=category))]
-            for found in one:
-                axes.plot(found[0]["epsilon"], found[0]["test"], ".", color=colour, alpha=0.5)
-                at = (found[0]["epsilon"], found[0]["test"])
-                axes.annotate(category, at, size=6, color=colour, xytext=(4, 0), **_OFFSET)
+        for target in targets:
+            _categories(axes, [row for row in own if row["target"] == target], colour)
     used = [row for row in rows if row["extended_rate"]]
     _alg(axes, chosen(used, method="uedp-alg", category="all"))
     for method, name, style in (
@@ -66,18 +66,43 @@ def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
             axes.axhline(level, color=colour, linestyle=style, label=f"{name} (no guarantee)")
 
 
-def _logarithmic(axes: "Axes", upwards_too: bool) -> None:
-    """Epsilon, and perplexity too, by ratio, with plain numbers at the ticks."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+def _categories(axes: "Axes", rows: Sequence[Row], colour: str) -> None:
+    """A dot for each category, and beside them their names, the highest first."""
+    names = {row["category"] for row in rows} - {"all"}
+    found = [chosen(rows, category=name)[0] for name in names]
+    if not found:
+        return
+    found.sort(key=lambda row: -row["test"])
+    for row in found:
+        axes.plot(row["epsilon"], row["test"], ".", color=colour, alpha=0.5)
+    middle = (found[0]["epsilon"], mean(row["test"] for row in found))
+    told = "\n".join(row["category"] for row in found)
+    axes.annotate(
+        told, middle, size=6, color=colour, xytext=(6, 0), textcoords="offset points", va="center"
+    )
 
+
+def _published_axis(axes: "Axes") -> None:
+    above = axes.secondary_xaxis("top")
+    above.set_xlabel("epsilon, published (hollow marks; not a guarantee)", fontsize=8, color=RED)
+    _plain_numbers(above.xaxis)
+    above.tick_params(labelsize=7)
+
+
+def _logarithmic(axes: "Axes", upwards_too: bool) -> None:
+    """Epsilon, and perplexity too, by ratio."""
     axes.set(xscale="log", yscale="log" if upwards_too else "linear")
     for axis in (axes.xaxis, axes.yaxis) if upwards_too else (axes.xaxis,):
-        axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-        axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axis.set_minor_formatter(NullFormatter())
+        _plain_numbers(axis)
 
 
-_OFFSET: dict[str, Any] = {"textcoords": "offset points", "va": "center"}
+def _plain_numbers(axis: "Axis") -> None:
+    """At the ticks of a logarithmic axis."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str, mark: str) -> None:
@@ -95,6 +120,10 @@ def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str,
         capsize=capsize,
         label=name,
     )
+    both = [(f[0]["published"], m) for f, m in zip(points, means, strict=True)]
+    hollow = [(at, level) for at, level in both if at is not None]
+    if hollow:
+        axes.plot(*zip(*hollow, strict=True), mark, color=colour, markersize=4, fillstyle="none")
 
 
 def _bars(points: Sequence[Sequence[Row]]) -> tuple[list[float], list[float], list[float]]:
