@@ -14,9 +14,15 @@ from uedp.experiments import markdown
 from uedp.experiments.base import Options, Result
 from uedp.experiments.rows import Row, score
 from uedp.experiments.runs import Trial, changed
-from uedp.experiments.series import measured
-from uedp.experiments.settings import PAPER_NOISE, PUBLISHED_PROBE, TOPICS_PROBE, config
-from uedp.experiments.telling import NOT_RUN, missing
+from uedp.experiments.series import measured, repeats
+from uedp.experiments.settings import (
+    PAPER_NOISE,
+    PUBLISHED_PROBE,
+    REPEATS,
+    TOPICS_PROBE,
+    config,
+)
+from uedp.experiments.telling import NOT_RUN, missing, spread
 
 NO_NOISE = "-no-noise"  # at the end of a trial's name
 LEARNED = 0.9  # of the error of guessing, from which on something was learned
@@ -29,12 +35,19 @@ def measure(options: Options) -> Result:
         "measure": "error rate",
         "noise": PAPER_NOISE["bert"],
         "guessing": GUESSING,
-        "rows": measured(trials(), options),
+        "rows": measured(trials(options.quick), options),
     }
 
 
-def trials() -> Iterator[Trial]:
-    """Each estimator with noise and without. The first is a trial of `classification` too."""
+def trials(quick: bool = False) -> Iterator[Trial]:
+    """Each estimator with noise and without, several times; once if quick."""
+    once = list(_once())
+    yield from once
+    yield from repeats(once, 1 if quick else REPEATS)
+
+
+def _once() -> Iterator[Trial]:
+    """The first is a trial of `classification` too."""
     user = config(TOPICS_PROBE, "user-level", privacy__noise=PAPER_NOISE["bert"])
     for name, own in (
         ("topics-uedp-alg", PUBLISHED_PROBE),
@@ -75,10 +88,7 @@ def table(result: Result) -> str:
                 name,
                 markdown.epsilon(known["published"] if known else None),
                 markdown.epsilon(known["epsilon"] if known else None),
-                *(
-                    NOT_RUN if (e := score(found)) is None else f"{e:.1%}"
-                    for found in (clean, noisy)
-                ),
+                *(spread(found, "error rate") if found else NOT_RUN for found in (clean, noisy)),
             ]
         )
     return "\n\n".join([markdown.table(header, rows), markdown.bullets(*_account(result))])
@@ -92,7 +102,7 @@ def by_estimator(result: Mapping[str, Any]) -> Iterator[tuple[str, list[Row], li
             for row in result["rows"]
             if (row["method"], row["estimator"]) == (method, estimator) and row["test"] is not None
         ]
-        noisy = [row for row in own if not row["name"].endswith(NO_NOISE)]
+        noisy = [row for row in own if not row["setting"].endswith(NO_NOISE)]
         yield name, noisy, [row for row in own if row not in noisy]
 
 

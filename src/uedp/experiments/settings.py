@@ -14,6 +14,7 @@ from uedp.experiments.runs import Config, changed
 from uedp.training.config import EQUAL_STEPS, FOR_PROBES
 
 DELTA = 1e-5
+REPEATS = 3  # of what is cheap
 EPSILONS = (8.0, 2.0)
 PAPER_NOISE = {"gpt": 2.5, "bert": 2.5, "awd-lstm": 2.0}  # its z, by model
 PAPER_USER_RATE, PAPER_ENTITY_RATE = 0.05, 0.5

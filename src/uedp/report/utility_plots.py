@@ -196,6 +196,7 @@ def estimator_bars(result: Result, path: Path) -> None:
             tests = [row["test"] for row in parts[which]]
             if tests:
                 axes.bar(place + offset, mean(tests), 0.38, color=colour)
+                axes.vlines(place + offset, min(tests), max(tests), color=RED, linewidth=1)
             else:
                 axes.text(place + offset, 0.02, "not run", rotation=90, size=7, ha="center")
         axes.bar(0, 0, color=colour, label=name)
