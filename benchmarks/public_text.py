@@ -11,7 +11,6 @@ are kept, those of rotation were made with another order of lending (see docs/re
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -53,13 +52,12 @@ def main() -> None:
     shown.add_argument("folder", type=Path)
     options = parser.parse_args()
     if options.command == "table":
-        found = [json.loads(path.read_text()) for path in sorted(options.folder.glob("*.json"))]
-        print(runs.table(found))
+        print(runs.table(runs.finished(options.folder)))
         return
     models = dict([options.model.split("=", 1)])
+    first = runs.Place(options.materials, dict(models), options.out / "public", options.rounds)
+    first.out.mkdir(parents=True, exist_ok=True)
     for data in dict.fromkeys(PUBLIC.values()):
-        first = runs.Place(options.materials, models, options.out / "public", options.rounds)
-        first.out.mkdir(parents=True, exist_ok=True)
         trial = KNOWN[f"{data}-noiseless"]
         if not first.result(trial).exists():
             runs.run(trial, first, keep=True)

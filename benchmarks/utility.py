@@ -11,7 +11,6 @@ once per finished run and decides nothing. `experiments/settings.py` holds what 
 """
 
 import argparse
-import json
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -94,8 +93,7 @@ def main() -> None:
         )
         print(runs.table(found.values()))
     else:
-        results = sorted(options.folder.glob("*.json"))
-        print(runs.table([json.loads(path.read_text()) for path in results]))
+        print(runs.table(runs.finished(options.folder)))
 
 
 if __name__ == "__main__":

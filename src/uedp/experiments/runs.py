@@ -194,6 +194,11 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
     return result
 
 
+def finished(folder: Path) -> list[dict[str, Any]]:
+    """The results in a folder, by name."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+
+
 def table(results: Iterable[Mapping[str, Any]]) -> str:
     """The results, a line each."""
     lines = [

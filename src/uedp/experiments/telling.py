@@ -149,7 +149,7 @@ def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterat
         if ours is None or theirs is None:
             continue
         verdict = "within" if ours <= WITHIN * theirs else "not within"
-        idle = [name for name, rows in (("the first", found), ("the second", user)) if _idle(rows)]
+        idle = [name for name, own in (("the first", found), ("the second", user)) if _idle(own)]
         nothing = f" But {' and '.join(idle)} learned next to nothing." if idle else ""
         open_ = not_run(
             row

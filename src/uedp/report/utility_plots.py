@@ -67,16 +67,15 @@ def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def _categories(axes: "Axes", rows: Sequence[Row], colour: str) -> None:
-    """A dot for each category, and beside them their names, the highest first."""
-    names = {row["category"] for row in rows} - {"all"}
-    found = [chosen(rows, category=name)[0] for name in names]
-    if not found:
+    """A dot for the mean of each category, and beside them their names, the highest first."""
+    names = sorted({row["category"] for row in rows} - {"all"})
+    means = {name: mean(r["test"] for r in chosen(rows, category=name)) for name in names}
+    if not means:
         return
-    found.sort(key=lambda row: -row["test"])
-    for row in found:
-        axes.plot(row["epsilon"], row["test"], ".", color=colour, alpha=0.5)
-    middle = (found[0]["epsilon"], mean(row["test"] for row in found))
-    told = "\n".join(row["category"] for row in found)
+    at = rows[0]["epsilon"]
+    for level in means.values():
+        axes.plot(at, level, ".", color=colour, alpha=0.5)
+    middle, told = (at, mean(means.values())), "\n".join(sorted(means, key=lambda n: -means[n]))
     axes.annotate(
         told, middle, size=6, color=colour, xytext=(6, 0), textcoords="offset points", va="center"
     )

@@ -437,11 +437,11 @@ class _Trainer:
         issued = None
         if self._ledger is not None:
             plan = self._plan
-            began_with = lineage.of_model(plan.config.model.name)
+            *before_this, _ = lineage.of_model(str(self._out))
             setup = plan.setup().model_copy(
                 update={
                     "precision": "bfloat16" if self._half else "float32",
-                    "earlier_runs": "on other corpora" if began_with else "none known",
+                    "earlier_runs": "on other corpora" if before_this else "none known",
                 }
             )
             issued = certificates.issue(self._out, plan.config.privacy.delta, plan.shape, setup)
