@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.mechanism.clip import ClippedSum, Engine, Packed
+from uedp.mechanism.clip import Allowances, ClippedSum, Engine, Packed
 from uedp.mechanism.draw import Floats, Mask, Participants
 from uedp.mechanism.noise import Noise, add_once_
 
@@ -130,11 +130,15 @@ def clipped_sums(
         """One user too large for memory: its sentences clipped and added up, then clipped."""
         total = [torch.zeros_like(sum_) for sum_ in sums]
         each = max(1, room // int(lengths[rows].max()))
+        allowed = Allowances(torch.zeros(1), torch.zeros(1))
         for start in range(0, len(rows), each):
-            _add(total, engine, clipped(rows[start : start + each], user, math.inf, torch.ones(1)))
-        norm = float(torch.stack([part.double().norm() for part in total]).norm())
-        update_norms[user] = norm
-        factor = float(weights[user[0]]) * min(1.0, clips.update / max(norm, 1e-30))
+            found = clipped(rows[start : start + each], user, math.inf, torch.ones(1))
+            _add(total, engine, found)
+            allowed += found.allowances
+        square = torch.stack([part.double().square().sum() for part in total]).sum().cpu()
+        update_norms[user] = float(square.sqrt())
+        bound = float(allowed.bound(square))
+        factor = float(weights[user[0]]) * min(1.0, clips.update / max(bound, 1e-300))
         for sum_, part in zip(sums, total, strict=True):
             sum_.add_(part, alpha=factor)
 
