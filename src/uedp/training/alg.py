@@ -47,6 +47,7 @@ class UedpAlg:
             users_at_once=_fitting(plan, task, settings.local_batch, self.parameters[0].device),
         )
         self._clip = clip
+        self._larger = 1 + plan.clips.margin  # for rounding that differs with the batch
 
     def round(self, number: int) -> Gradient:
         with self._randomness.of(number, self.parameters[0].device) as (generator, _, noise):
@@ -69,9 +70,10 @@ class UedpAlg:
             sums = [found.updates[p].float() for p in self.parameters]
             norms = np.nan_to_num(found.norms.cpu().numpy() / self._clip)
         # the noise of the paper's lemma, on the sum before it is divided
-        add_once_(noise, sums, estimator.deviation_of_sum)
+        add_once_(noise, sums, estimator.deviation_of_sum * self._larger)
         torch._foreach_mul_(sums, -1 / estimator.denominator)
-        return Gradient(sums, estimator.deviation, _reach(len(who.sentences.values), norms))
+        deviation = estimator.deviation * self._larger
+        return Gradient(sums, deviation, _reach(len(who.sentences.values), norms))
 
 
 def _fitting(plan: Plan, task: Task, batch: int, device: torch.device) -> int:

@@ -171,7 +171,7 @@ class Clipped:
             )
         scale = 1 / plan.expected_weight
         torch._foreach_mul_(found.sums, scale)
-        return Gradient(found.sums, plan.noise * plan.clips.update * scale, found.reach)
+        return Gradient(found.sums, plan.noise * plan.clips.unit_of_noise * scale, found.reach)
 
 
 class Plain:
