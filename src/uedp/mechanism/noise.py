@@ -239,7 +239,7 @@ def _kernel(device: torch.device) -> _Adds | None:
         from uedp.mechanism import noise_kernel
 
         key = chacha.key_of(bytes(range(KEY_BYTES)), device)
-        one, other = (torch.arange(float(_TRIED), device=device) for _ in range(2))
+        one, other = (torch.linspace(-300, 300, _TRIED, device=device) for _ in range(2))
         add_by_operations_(one, key, 2**32 - 100, _TRIED_DEVIATION, _TRIED_GRID)
         noise_kernel.add_(other, key, 2**32 - 100, _TRIED_DEVIATION, _TRIED_GRID)
         # a logarithm rounded otherwise moves one entry in 10^11, and by one step
