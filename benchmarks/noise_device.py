@@ -1,11 +1,11 @@
 """Times of a noisy release on an accelerator: the kernel, PyTorch's operations, the host's cipher.
 
-    python benchmarks/noise_device.py [--entries 5000000 135000000] [--out FILE]
+  python benchmarks/noise_device.py [--entries 5000000 135000000] [--out FILE]
 
-  kernel       ChaCha20, transform, grid and addition in one Triton kernel
-  operations   the same one after the other in PyTorch's integer operations
-  host         the sum to the CPU, AES there, and back: what a device without double precision does
-  PyTorch      its own generator and addition, 32-bit numbers and no grid: not private
+kernel       ChaCha20, transform, grid and addition in one Triton kernel
+operations   the same one after the other in PyTorch's integer operations
+host         the sum to the CPU, AES there, and back: what a device without double precision does
+PyTorch      its own generator and addition, 32-bit numbers and no grid: not private
 """
 
 import argparse

@@ -154,9 +154,7 @@ def draw(
     return _participants(users, place[heads], sentences[heads], crowding[heads])
 
 
-def draw_whole(
-    incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int
-) -> Participants:
+def draw_whole(incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int) -> Participants:
     """One round of user-level privacy: all sentences of the drawn users, entities disregarded.
 
     Guarantees:

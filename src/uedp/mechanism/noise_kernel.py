@@ -4,6 +4,9 @@ What `chacha.words`, `noise.gaussians` and `noise.add_on_grid_` do one after the
 order, without a value of noise ever being written to memory.
 """
 
+# mypy: disable-error-code="no-untyped-def,untyped-decorator"
+# (Triton reads annotations, and takes none but its own)
+
 import math
 
 import torch
@@ -29,7 +32,7 @@ def add_(flat: Tensor, key: Tensor, first: int, deviation: float, grid: float) -
     )
     with torch.cuda.device(flat.device):
         _add_on_grid[(triton.cdiv(blocks, _AT_ONCE),)](
-            flat, key, numbers, flat.numel(), blocks, first, AT_ONCE=_AT_ONCE
+            flat, key, numbers, flat.numel(), blocks, first, at_once=_AT_ONCE
         )
 
 
@@ -78,7 +81,18 @@ def _add(flat, place, inside, steps, per_step, grid):
 
 
 @triton.jit
-def _add_pair(flat, numbers, entries, blocks, block, place: tl.constexpr, r0, r1, a0, a1):
+def _add_pair(
+    flat,
+    numbers,
+    entries,
+    blocks,
+    block,
+    place: tl.constexpr,
+    r0,
+    r1,
+    a0,
+    a1,
+):
     """The two values of a radius and an angle: words `place` and `place + 4` of each block."""
     uniform = tl.abs(_signed(r0, r1) + 0.5) * 1.0842021724855044e-19  # 2^-63
     length = tl.sqrt(tl.log(uniform) * tl.load(numbers))
@@ -93,14 +107,14 @@ def _add_pair(flat, numbers, entries, blocks, block, place: tl.constexpr, r0, r1
 
 
 @triton.jit(do_not_specialize=["entries", "blocks", "first"])
-def _add_on_grid(flat, key, numbers, entries, blocks, first, AT_ONCE: tl.constexpr):
-    block = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+def _add_on_grid(flat, key, numbers, entries, blocks, first, at_once: tl.constexpr):
+    block = tl.program_id(0) * at_once + tl.arange(0, at_once)
     counter = block.to(tl.int64) + first
-    zero = tl.zeros((AT_ONCE,), dtype=tl.uint32)
-    s0 = tl.full((AT_ONCE,), 0x61707865, tl.uint32)
-    s1 = tl.full((AT_ONCE,), 0x3320646E, tl.uint32)
-    s2 = tl.full((AT_ONCE,), 0x79622D32, tl.uint32)
-    s3 = tl.full((AT_ONCE,), 0x6B206574, tl.uint32)
+    zero = tl.zeros((at_once,), dtype=tl.uint32)
+    s0 = tl.full((at_once,), 0x61707865, tl.uint32)
+    s1 = tl.full((at_once,), 0x3320646E, tl.uint32)
+    s2 = tl.full((at_once,), 0x79622D32, tl.uint32)
+    s3 = tl.full((at_once,), 0x6B206574, tl.uint32)
     s4 = zero + _word(key, 0)
     s5 = zero + _word(key, 1)
     s6 = zero + _word(key, 2)

@@ -59,7 +59,7 @@ class SecretUniforms:
         for start in range(0, size, KeyStream.BLOCK):
             part = words[start : start + KeyStream.BLOCK]
             part[:] = self._stream.words(len(part)).numpy().view(np.uint64)
-        return (words >> np.uint64(11)) * 2.0**-53
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 # --- dropout masks -------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ def _mersenne_state() -> torch.Tensor:
 
 
 def _philox_state() -> torch.Tensor:
-    """A state for an accelerator's generator: its seed of 64 bits, and where in the stream it is."""
+    """A state for an accelerator's generator: a seed of 64 bits, and where in its stream it is."""
     seed = os.urandom(8)
     # a multiple of 4, as the generator asks for, and far from where it would overflow
     offset = int.from_bytes(os.urandom(8), "little") >> 4 << 2

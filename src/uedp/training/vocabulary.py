@@ -223,8 +223,8 @@ def private_words(
 
     `public` words come first and need not be found. `key` decides over lending and need not be
     secret; it must not be chosen by looking at texts. `noise` is `SecureNoise`, but in tests: the
-    threshold lies six deviations out, where PyTorch's own noise ends. Enter the release in the ledger
-    (`RunLedger.spend_vocabulary`) before calling this.
+    threshold lies six deviations out, where PyTorch's own noise ends. Enter the release in the
+    ledger (`RunLedger.spend_vocabulary`) before calling this.
 
     Guarantees:
       - a word is released only if its noisy count is above the threshold
