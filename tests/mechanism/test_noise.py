@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from uedp.mechanism import chacha, noise
 from uedp.mechanism.noise import (
     SecureNoise,
     SeededNoise,
@@ -301,6 +302,34 @@ def test_a_fixed_seed_repeats_itself_and_says_so():
     assert not torch.equal(first[0], first[1])  # but not from round to round
     assert SeededNoise(7).source == "fixed seed"
     assert SecureNoise().source == "cipher"
+
+
+def test_no_block_of_the_cipher_is_used_twice_in_a_release(monkeypatch):
+    monkeypatch.setattr(noise, "_AT_ONCE", 1000)
+    made = []
+    kept = chacha.words
+
+    def words(key: torch.Tensor, first: int, count: int) -> torch.Tensor:
+        made.append((key.tolist(), first, count))
+        return kept(key, first, count)
+
+    monkeypatch.setattr(chacha, "words", words)
+    sums = [torch.zeros(2501), torch.zeros(3), torch.zeros(0), torch.zeros(1000)]
+    ByOperations().add_(sums, 1.0)
+    ends = [first + count for _, first, count in made]
+    assert [first for _, first, _ in made] == [0, *ends[:-1]]
+    assert [count for _, _, count in made] == [125, 125, 63, 1, 125]
+    values = torch.cat(sums)
+    assert int((values == 0).sum()) <= 5
+    assert len({tuple(key) for key, _, _ in made}) == 1
+    ByOperations().add_(sums, 1.0)
+    assert len({tuple(key) for key, _, _ in made}) == 2
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it is at hand")
+def test_without_a_kernel_the_operations_serve():
+    assert noise._kernel(torch.device("cuda", 0)) is None
+    assert noise._kernel(torch.device("cpu")) is None
 
 
 def test_no_noise_is_no_change():

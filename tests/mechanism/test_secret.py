@@ -98,8 +98,11 @@ class KeyOf32Bits(SecureNoise):
 
 
 @pytest.mark.parametrize("sabotage", [SeededByTheSystem, KeyOf32Bits])
-def test_noise_with_seeds_of_32_bits_is_caught(sabotage):
-    assert bits_that_matter(lambda: noise_of(sabotage())) == 32
+def test_noise_with_seeds_of_32_bits_is_caught(sabotage, monkeypatch):
+    """The test above would fail, were this what a private round uses."""
+    monkeypatch.setattr("uedp.training.methods.SecureNoise", sabotage)
+    noise = noise_of_a_private_round()
+    assert bits_that_matter(lambda: noise_of(noise)) == 32
 
 
 def test_the_tail_of_a_private_rounds_noise_reaches_eight_deviations(monkeypatch):
@@ -161,6 +164,8 @@ def test_the_generator_it_replaces_ends_at_six_deviations():
 
 def test_draws_have_a_key_of_256_bits_and_each_of_them_matters():
     assert bits_that_matter(lambda: SecretUniforms().random(8).tolist()) == 256
+    short = np.random.default_rng  # and a seed of 32 bits would be seen
+    assert bits_that_matter(lambda: short(secrets.randbits(32)).random(8).tolist()) == 32
     with private().of(0, CPU) as (uniforms, _, _):
         assert isinstance(uniforms, SecretUniforms)
 
