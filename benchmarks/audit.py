@@ -30,7 +30,7 @@ from uedp.audit.mechanism import Mechanism, attack
 from uedp.audit.verdict import MechanismAudit, judge
 from uedp.audit.worlds import attainable, on_incidence, strongest
 from uedp.incidence import Incidence
-from uedp.mechanism.noise import SystemNoise
+from uedp.mechanism.noise import SeededNoise
 from uedp.report.audit_plots import mechanism_bounds
 
 CHUNK = 3_000_000  # sentences
@@ -97,7 +97,7 @@ def simulated(key: str, case: Case, runs: int, scratch: Path) -> list[Scores]:
             if not path.exists():
                 began = time.monotonic()
                 rng = np.random.default_rng([number, size, *key.encode()])
-                noise = SystemNoise(int(rng.integers(2**62)))
+                noise = SeededNoise(int(rng.integers(2**62)))
                 names = ("likelihood",)
                 (one,) = attack(mechanism, world, case.rounds, size, rng, noise, names)
                 save(path, partial(np.savez, guessed=one.guessed, other=one.other))

@@ -28,7 +28,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Sampling, draw, draw_alg, draw_users
 from uedp.mechanism.local import LocalUpdate, Steps, shuffled
-from uedp.mechanism.noise import SecureNoise, SystemNoise
+from uedp.mechanism.noise import SecureNoise, SeededNoise
 from uedp.mechanism.release import Clips
 
 DELTA = 1e-5
@@ -80,7 +80,7 @@ def test_both_ways_add_the_same_noise():
     copies, mechanism = random_copies(profile, "entity", 0), Mechanism.of(profile)
     drawn = mechanism.draw(copies.incidence, np.random.default_rng(0), 0)
     outputs = [
-        way(copies, drawn, mechanism.clips, 1.7, SystemNoise(4))
+        way(copies, drawn, mechanism.clips, 1.7, SeededNoise(4))
         for way in (by_arithmetic, by_engine)
     ]
     assert torch.allclose(*outputs, atol=2e-6)
@@ -174,7 +174,7 @@ def test_what_is_proven_is_nearly_reached(profile, kind, target):
 def test_secure_noise_is_audited_too():
     """Its noise cannot be repeated, so the confidence is such that no one sees a false alarm."""
     found = audit(USER, "user", 5, runs=4000, confidence=1 - 1e-5, noise=SecureNoise(), **QUICK)
-    assert found.noise_source == "secure"
+    assert found.noise_source == "cipher"
     assert not found.refutes_proven
     assert 0.2 * found.proven < found.gaussian.epsilon < found.proven
 
@@ -304,7 +304,7 @@ def test_noise_used_again_on_resume_is_caught(seed):
         rounds = 0
 
         def add_(self, sums, deviation):
-            SystemNoise(1000 + self.rounds % 5 + self.rounds // 10 * 10).add_(sums, deviation)
+            SeededNoise(1000 + self.rounds % 5 + self.rounds // 10 * 10).add_(sums, deviation)
             self.rounds += 1
 
     profile = UserLevel(1.5, 0.3)
@@ -350,7 +350,7 @@ def test_a_result_is_repeatable_and_can_be_saved():
 
 
 def test_without_a_seed_noise_is_the_systems():
-    assert audit(USER, "user", 2, runs=10, **QUICK).noise_source == "system"
+    assert audit(USER, "user", 2, runs=10, **QUICK).noise_source == "cipher"
 
 
 def test_progress_counts_runs():
@@ -389,7 +389,7 @@ def test_runs_in_batches_are_as_many_as_asked_for(monkeypatch):
     (world,) = worlds(UserLevel(0.01, 1.0), "user")
     rng = np.random.default_rng(0)
     (found,) = attack(
-        Mechanism.of(UserLevel(0.01, 1.0)), world, 1, 23, rng, SystemNoise(1), ["likelihood"]
+        Mechanism.of(UserLevel(0.01, 1.0)), world, 1, 23, rng, SeededNoise(1), ["likelihood"]
     )
     assert len(found.guessed) == len(found.other) == 23
     assert found.guessed.min() > 100  # everyone is drawn and there is hardly any noise

@@ -12,7 +12,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence, Rows
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.draw import Participants, Sampling, draw, draw_whole
-from uedp.mechanism.noise import SystemNoise
+from uedp.mechanism.noise import SeededNoise
 from uedp.mechanism.release import Clips, clipped_sums, release
 
 SENTENCES = 24
@@ -119,7 +119,7 @@ def test_empty_rounds_are_noised_like_any_other(who):
         np.zeros(0, int),
         Clips(0.5, 0.2),
         np.ones(len(who.users)),
-        SystemNoise(1),
+        SeededNoise(1),
         3.0,
     )
     values = torch.cat([s.flatten() for s in found.sums])
@@ -140,7 +140,7 @@ def test_a_parameter_no_gradient_reaches_is_noised():
         task.lengths[:3],
         Clips(1.0, 1.0),
         np.ones(2),
-        SystemNoise(1),
+        SeededNoise(1),
         1.0,
     )
     assert all(bool((s != 0).all()) for s in found.sums)
@@ -179,7 +179,7 @@ def test_a_step_changes_what_is_trained_and_nothing_else(how):
             task.lengths[:5],
             Clips(1.0, 1.0),
             np.ones(2),
-            SystemNoise(1),
+            SeededNoise(1),
             1e-12,
         )
         with torch.no_grad():
@@ -210,7 +210,7 @@ def test_weights_out_of_range():
             task.lengths[:1],
             Clips(1.0, 1.0),
             np.array([1.5]),
-            SystemNoise(1),
+            SeededNoise(1),
             1.0,
         )
 

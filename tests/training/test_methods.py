@@ -71,9 +71,8 @@ def differ(one, other) -> bool:
     return all(a != b for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("source", ["operating system", "cryptographic"])
-def test_without_a_seed_no_two_rounds_share_anything(source):
-    found = plan(privacy__noise_source=source)
+def test_without_a_seed_no_two_rounds_share_anything():
+    found = plan()
     runs = []
     for _ in range(2):  # two processes, alike in all else
         torch.manual_seed(0)
@@ -106,13 +105,10 @@ def test_the_callers_random_numbers_are_left_alone(seed):
 
 
 def test_the_source_of_noise_is_the_one_that_is_certified():
-    for source, name in (("operating system", "system"), ("cryptographic", "secure")):
-        found = plan(privacy__noise_source=source)
+    for seed, name in ((None, "cipher"), (1, "fixed seed")):
+        found = plan(privacy__seed=seed)
         with Randomness(found).of(0, CPU) as (_, _, noise):
-            assert (found.setup().noise_source, noise.source) == (source, name)
-    found = plan(privacy__noise_source="cryptographic", privacy__seed=1)
-    with Randomness(found).of(0, CPU) as (_, _, noise):
-        assert found.setup().noise_source == noise.source == "fixed seed"
+            assert found.setup().noise_source == noise.source == name
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -248,11 +244,11 @@ def test_a_plain_round_is_the_mean_by_hand(room):
 # --- noise ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["operating system", "cryptographic"])
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("method", PRIVATE)
-def test_the_noise_is_as_large_as_was_planned(method, source):
+def test_the_noise_is_as_large_as_was_planned(method, seed):
     """All texts are empty, so that a round is noise and nothing else."""
-    found = plan(method, privacy__noise=1.5, privacy__update_clip=0.4, privacy__noise_source=source)
+    found = plan(method, privacy__noise=1.5, privacy__update_clip=0.4, privacy__seed=seed)
     gradient = made(found, [""] * 120).round(0)
     values = flat(gradient.values)
     if method == "uedp-alg":  # z (q_u |U| + 1) beta over q_u W_u (q_e W_e + q_s W_s)

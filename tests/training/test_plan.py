@@ -115,21 +115,16 @@ def test_a_fixed_seed_is_not_private():
     assert not found.private
     assert found.statement == "This run has no privacy guarantee."
     assert found.setup().noise_source == "fixed seed"
-    # nor with a better source, which it would not use
-    secure = plan(privacy__seed=1, privacy__noise_source="cryptographic")
-    assert secure.setup().noise_source == "fixed seed"
 
 
 def test_the_certificate_is_told_what_it_cannot_know():
     found = plan(
-        privacy__noise_source="cryptographic",
         privacy__sentences_per_user=7,
         privacy__chosen_by="me, on other data",
     ).setup()
-    assert found.noise_source == "cryptographic"
     assert found.sentences_per_user == 7
     assert found.chosen_by == "me, on other data"
-    assert plan().setup().noise_source == "operating system"
+    assert plan().setup().noise_source == "cipher"
     assert "not stated" in plan().setup().chosen_by
 
 

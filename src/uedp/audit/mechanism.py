@@ -25,7 +25,7 @@ from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.draw import Participants, Sampling, draw, draw_alg, draw_whole
 from uedp.mechanism.estimators import Weights, f_e_plus
-from uedp.mechanism.noise import Noise, SystemNoise, add_once_
+from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise, add_once_
 from uedp.mechanism.release import Clips, release
 from uedp.progress import SILENT, Meter, Progress
 
@@ -263,7 +263,7 @@ def audit(
     """Attack `rounds` rounds of what a profile promises, in `runs` runs on each corpus and world.
 
     By default the mechanism is the profile's own, the worlds are the worst known, and the noise is
-    that of PyTorch; `seed` makes draws and that noise repeatable. `fit_curve=False` leaves out
+    that of a private run; `seed` makes draws and noise repeatable. `fit_curve=False` leaves out
     `curve` and `attainable`, which take some seconds of accounting. `among` is how many audits
     share one chance of a false alarm.
 
@@ -279,7 +279,8 @@ def audit(
     mechanism = mechanism or Mechanism.of(profile)
     rng = np.random.default_rng(seed)
     # not the seed itself: audits of neighbouring seeds would share most of their noise
-    noise = noise or SystemNoise(None if seed is None else int(rng.integers(2**62)))
+    if noise is None:
+        noise = SecureNoise() if seed is None else SeededNoise(int(rng.integers(2**62)))
     chosen = worlds(profile, pair) if against is None else against
     scores: list[Scores] = []
     with progress.stage(title, runs * len(chosen), "runs") as meter:

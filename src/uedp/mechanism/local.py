@@ -24,6 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from uedp.errors import UserError
 from uedp.incidence import Ints, Rows
 from uedp.mechanism.clip.rounding import SLICE, of_sum, squared_norms
+from uedp.mechanism.draw import Uniforms
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +78,10 @@ class UpdateSum:
     norms: Tensor
 
 
-def shuffled(sentences: Rows, rng: np.random.Generator) -> list[Ints]:
+def shuffled(sentences: Rows, rng: Uniforms) -> list[Ints]:
     """For each user, the places of its sentences in `sentences.values`, in random order."""
     bounds = zip(sentences.offsets[:-1], sentences.offsets[1:], strict=True)
-    return [rng.permutation(np.arange(start, end)) for start, end in bounds]
+    return [start + np.argsort(rng.random(int(end - start))) for start, end in bounds]
 
 
 class LocalUpdate:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Floats
+from uedp.mechanism.draw import Floats, Uniforms
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import Noise, add_once_
@@ -50,12 +50,12 @@ class UedpAlg:
         self._larger = 1 + plan.clips.margin  # for rounding that differs with the batch
 
     def round(self, number: int) -> Gradient:
-        with self._randomness.of(number, self.parameters[0].device) as (generator, _, noise):
-            return self._round(generator, noise)
+        with self._randomness.of(number, self.parameters[0].device) as (uniforms, _, noise):
+            return self._round(uniforms, noise)
 
-    def _round(self, generator: np.random.Generator, noise: Noise) -> Gradient:
+    def _round(self, uniforms: Uniforms, noise: Noise) -> Gradient:
         estimator = self._estimator
-        who = estimator.draw(self._incidence, generator)
+        who = estimator.draw(self._incidence, uniforms)
         user_weights = torch.from_numpy(estimator.weights.users[who.users]).float()
         sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
         norms = np.zeros(len(who.users))
@@ -63,7 +63,7 @@ class UedpAlg:
             with self._precision():  # around all of it: inside, vmap and autocast clash
                 found = self._local.weighted_sum(
                     self._task.batch(who.sentences.values),
-                    shuffled(who.sentences, generator),
+                    shuffled(who.sentences, uniforms),
                     torch.from_numpy(who.weights).float(),
                     user_weights,
                 )

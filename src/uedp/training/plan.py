@@ -126,7 +126,7 @@ class Plan:
         """What the certificate has to be told."""
         privacy = self.config.privacy
         stated = certificates.Setup(
-            noise_source="fixed seed" if privacy.seed is not None else privacy.noise_source,
+            noise_source="cipher" if privacy.seed is None else "fixed seed",
             vocabulary=_ORIGINS[self.config.vocabulary.source],
             labels=self._labels(),
             sentences_per_user=privacy.sentences_per_user,
