@@ -269,3 +269,23 @@ def test_user_level_draws_take_all_sentences():
     alone = draw_whole(incidence, Sampling(0.5, per_user=2), np.random.default_rng(3), 5)
     for place, user in enumerate(alone.users):
         assert alone.sentences[place].tolist() == capped.sentences[user].tolist()
+
+
+@given(share=st.floats(0.05, 2), margin=st.floats(0, 0.04), clip=st.floats(1e-3, 10))
+def test_the_margin_covers_what_a_text_moves_of_others(share, margin, clip):
+    """In units of the noise, every shift of the theorems stays what it was without rounding."""
+    clips = Clips(clip, share, margin)
+    unit = clips.unit_of_noise
+    kept = float(clips.of_sentences(np.ones(1, int))[0])
+    others = margin * clip
+    slack = 1e-6
+    assert (clip + others) / unit <= 1 + slack  # a user
+    assert (kept + others) / unit <= share + slack  # an entity
+    assert (kept + clip + others) / unit <= 1 + share + slack  # both
+    assert (2 * clip + others) / unit <= 2 + slack  # the user and the holder
+    assert kept <= share * clip * (1 + slack)
+
+
+def test_a_share_within_the_margin_is_refused():
+    with pytest.raises(UserError, match=r"entity share 0\.02: smaller than the margin of 0\.03"):
+        Clips(1.0, 0.02, 0.03)

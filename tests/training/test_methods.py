@@ -159,7 +159,7 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
         else:
             who = draw_whole(worlds.incidence(), found.sampling, generator, key)
     task, model = NextWord(worlds.texts(), tiny.tokenizer(), 32), gpt2()
-    share = 0.5 if method == "rotation" else 2.0
+    share = 0.5 - 0.5 * found.clips.margin if method == "rotation" else 2.0
     total = torch.zeros(1)
     crowding = dict(zip(who.sentences.values.tolist(), who.crowding.tolist(), strict=True))
     for place in range(len(who.users)):
@@ -169,7 +169,8 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
             update = update + projected(sentence_gradient(model, task, sentence), clip)
         total = total + projected(update, 0.8)
     assert len(who.sentences.values)
-    assert torch.allclose(flat(gradient.values), total / (0.2 * 40), atol=1e-5)
+    expected = total / (0.2 * 40)  # clip factors divide by upper bounds of norms
+    assert float((flat(gradient.values) - expected).norm()) <= 3e-3 * float(expected.norm())
     assert gradient.deviation == 0
     assert gradient.reach.users == len(who.users)
 
@@ -255,6 +256,7 @@ def test_the_noise_is_as_large_as_was_planned(method, seed):
         expected = 1.5 * (0.5 * 40 + 1) * 0.4 / (0.5 * 40 * (4 + 80))
     else:
         expected = 1.5 * 0.4 / (0.5 * 40)
+    expected *= 1 + found.clips.margin
     assert gradient.deviation == pytest.approx(expected)
     assert float(values.std()) == pytest.approx(expected, rel=0.02)  # some 50,000 of them
     assert abs(float(values.mean())) < 0.03 * expected

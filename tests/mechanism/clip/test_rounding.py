@@ -84,9 +84,9 @@ class Attack:
             return (self.layer(ids) * grads).sum((1, 2))
         if self.kind == "tied":
             into = x * grads[..., :1]
-            return (self.layer.head(x) * grads).sum((1, 2)) + (
-                self.layer.embed(ids) * into
-            ).sum((1, 2))
+            return (self.layer.head(x) * grads).sum((1, 2)) + (self.layer.embed(ids) * into).sum(
+                (1, 2)
+            )
         return (self.layer(x) * grads).sum((1, 2))
 
     def added(
