@@ -5,7 +5,7 @@ formed. From the records come, layer by layer, the inner products between the gr
 user's sentences. These give all norms: the diagonal those of sentences, and with the sentences'
 clip factors on both sides those of users. One weighted product per layer then gives the sum.
 
-Factors divide by upper bounds of the norms: what rounding may have hidden is allowed for (`rounding`).
+Factors divide by upper bounds of the norms: `rounding` says what may have been hidden.
 """
 
 from collections import Counter, defaultdict

@@ -108,7 +108,7 @@ def _packed(sizes: Mapping[int, int]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Allowances:
-    """What rounding may have hidden of norms: of their squares (the root of it), and beside them."""
+    """What rounding may have hidden of norms: of their squares (its root), and beside them."""
 
     squares: Tensor
     norms: Tensor

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp.mechanism.clip.kernels import scaled_rows, scaled_type
-from uedp.mechanism.clip.layout import Bucket, Grams, Layout
+from uedp.mechanism.clip.layout import Grams, Layout
 from uedp.mechanism.clip.rounding import (
     SLICE,
     block_sums,
@@ -332,9 +332,9 @@ def _allow_products(
 ) -> None:
     """Allow for the rounding of a weight's products, in whichever way they are computed.
 
-    `inputs` and `outputs` are the squared norms of tokens, (sentences, tokens) or the same of layers
-    alike; `scaled` is what inputs are rounded to when they are weighted. Where two gradients of one
-    weight overlap, twice as much: what is between them errs by no more than both do, since
+    `inputs` and `outputs` are the squared norms of tokens, (sentences, tokens) or the same of
+    layers alike; `scaled` is what inputs are rounded to when they are weighted. Where two gradients
+    of one weight overlap, twice as much: what is between them errs by no more than both do, since
     `2 a b <= a^2 + b^2`.
     """
     times = 2 if overlaps else 1
