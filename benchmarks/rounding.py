@@ -136,7 +136,7 @@ def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
         "users": users,
         "precision": precision,
         "moved": moved / CLIP,
-        "margin": rounding_margin(precision, users),
+        "margin": rounding_margin(precision, users, next(model.parameters()).is_cuda),
         "taken off": 1 - float(empty.norm() / unbounded.norm()),
     }
 

@@ -71,7 +71,7 @@ def test_the_engine_is_the_oracle(name):
     found = Engine(model).clipped_sum(
         lambda o: losses(model, list(o), "cuda"), OWNERS, clips, 1.0, weights
     )
-    assert relative(found) < 1e-5
+    assert relative(found) < 3e-3  # factors divide by upper bounds of norms
     torch.testing.assert_close(found.sentence_norms.cpu().double(), norms, rtol=1e-5, atol=1e-6)
 
     def half(order):

@@ -76,7 +76,10 @@ _UP = 1.01
 @contextmanager
 def exact_float32() -> Iterator[None]:
     """Float32 products in float32, whatever the process allows: no TF32, no halves."""
-    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    backends: tuple[Any, ...] = (
+        torch.backends.cuda.matmul,
+        torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+    )
     before = [backend.fp32_precision for backend in backends]
     for backend in backends:
         backend.fp32_precision = "ieee"
