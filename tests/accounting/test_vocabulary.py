@@ -335,7 +335,7 @@ def make_run(folder, profile=ROUNDS, vocabulary=RELEASE):
 
 @pytest.fixture(autouse=True)
 def short_table(monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", (1,))
+    monkeypatch.setattr(certificates, "MISSED_CASES", ((1, None),))
 
 
 def test_a_plan_without_a_vocabulary_is_recorded_as_ever(tmp_path):

@@ -172,7 +172,8 @@ def test_certificate_show(run, folder):
     for words in (
         "differentially private",
         "user alone",
-        "missed in 10 users",
+        "missed in five sentences of five users",
+        "If the detector missed the entity in one sentence: epsilon ",
         "that a user took part",
         "who chose the clip bounds",
         "20, 20",
