@@ -97,7 +97,8 @@ def test_a_flag_wins_over_set_and_set_over_the_file(here, run, tmp_path):
         *("--set", "privacy.rounds=5", "--set", "privacy.user_rate=.25"),
     )
     assert found.code == 0
-    shown = {line.rsplit(None, 1)[0]: line.split()[-1] for line in found.out.splitlines()[1:-1]}
+    lines = [line.rsplit(None, 1) for line in found.out.splitlines() if " " in line]
+    shown = dict(lines)
     assert shown["rounds"] == "2"
     assert shown["delta"] == "1e-06"
     assert shown["user rate"] == "0.25"
@@ -120,6 +121,10 @@ def test_a_dry_run_trains_nothing(here, run):
     assert found.code == 0
     assert found.out.startswith("The model is (")
     assert "1e-05)-differentially private" in found.out
+    second = found.out.splitlines()[1]
+    assert second.startswith("If the detector missed the entity in one sentence: epsilon ")
+    for change in ("this plan", "half the entity share", "half the user rate", "at most 4 sent"):
+        assert f"\n{change}" in found.out
     assert "warning: a round draws about 8 users" in found.out
     assert "trained parameters" in found.out
     assert found.out.endswith("nothing was trained\n")

@@ -29,7 +29,7 @@ from uedp.errors import UserError
 # Binomial outcomes rarer than this, and beyond so many, are counted as a larger one.
 _RARE = 1e-18
 _MOST_OUTCOMES = 400
-_MOST_HIDDEN = 9  # holders beyond the lent one; their worlds grow with the square of their number
+_MOST_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
 _TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
 LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
 MOST_NOISE = 1e7

@@ -109,8 +109,7 @@ class MissedInVocabulary:
         each = own
         if self.per_user is not None and of_sentence is not None:
             each = min(own, self.per_user * of_sentence)
-        # largest first: a user's own words, those of a few sentences, those of one
-        moved = (own,) + (each,) * self.holders + self.release._moved()[1:]
+        moved = sorted((each,) * self.holders + self.release._moved(), reverse=True)
         return {"user and missed entity": _pair(self.release, moved)}
 
 
