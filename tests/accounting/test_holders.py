@@ -184,14 +184,17 @@ def test_one_holder_without_an_offset_is_theorem_2(noise, rate, share):
     )
 
 
+LENGTHS = st.one_of(st.just(0.0), st.floats(1e-6, 2))
+
+
 @settings(max_examples=12, deadline=None)
 @given(
     noise=st.floats(0.2, 5),
     rate=st.floats(0.01, 0.95),
-    lent=st.floats(0, 2),
+    lent=LENGTHS,
     others=st.integers(0, 4),
-    move=st.floats(0, 2),
-    offset=st.floats(0, 3),
+    move=LENGTHS,
+    offset=LENGTHS,
 )
 def test_hiding_never_costs_and_never_undercuts_its_own_worlds(
     noise, rate, lent, others, move, offset
@@ -225,19 +228,20 @@ def test_chords_lie_above_what_is_convex():
 # --- the condition -------------------------------------------------------------------------------
 
 
-def _couples(above: dict, below: dict) -> bool:
-    """Whether mass of `below` can be carried to `above`, from each set of draws to larger ones.
+def _carried(above: dict, below: dict) -> float:
+    """How much of `below` can be carried to `above`, from each set of draws to larger ones.
 
-    By linear programming over all sets of draws, none of them taken together.
+    By linear programming over all sets of draws, none of them taken together; good to about 1e-7.
     """
     ways = [(small, large) for small in below for large in above if small <= large]
-    rows, totals = [], []
+    rows, most = [], []
     for side, masses in ((0, below), (1, above)):
         for draws, mass in masses.items():
             rows.append([1.0 if way[side] == draws else 0.0 for way in ways])
-            totals.append(mass)
-    solved = optimize.linprog(np.zeros(len(ways)), A_eq=np.array(rows), b_eq=totals)
-    return bool(solved.status == 0)
+            most.append(mass)
+    solved = optimize.linprog(-np.ones(len(ways)), A_ub=np.array(rows), b_ub=most)
+    assert solved.status == 0
+    return float(-solved.fun)
 
 
 @settings(max_examples=30, deadline=None)
@@ -259,12 +263,10 @@ def test_the_condition_is_that_densities_couple(rate, noise, lent, others, move,
         shares = [np.exp(p - np.logaddexp.reduce(p, axis=0)) for p in (full_parts, rest_parts)]
         holds = world.worst_at(*shares, margin=np.array([1e-9]))[0]
         full, emptied = (_apart(world, share[:, 0]) for share in shares)
-        couples = _couples(full, emptied) if world.upwards else _couples(emptied, full)
-        assert couples or not holds
-        close = any(
-            abs((shares[0] - shares[1])[inside].sum()) < 1e-6 for inside in _up_sets(world.drawn)
-        )
-        assert holds or close or not couples
+        carried = _carried(full, emptied) if world.upwards else _carried(emptied, full)
+        assert carried > 1 - 1e-6 or not holds
+        gaps = [abs((shares[0] - shares[1])[inside].sum()) for inside in _up_sets(world.drawn)]
+        assert holds or min(gaps) < 1e-5 or carried < 1 - 5e-6
 
 
 def _apart(world: _World, masses: np.ndarray) -> dict[frozenset[int], float]:

@@ -68,6 +68,7 @@ def refused(run, *arguments):
 def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run):
     lines = (here / "said").read_text().splitlines()
     assert lines[0].startswith("The model is (8, 1e-05)-differentially private for one user")
+    assert lines[1].startswith("If the detector missed the entity in one sentence: epsilon ")
     assert any("before training: perplexity" in line for line in lines)
     (row,) = (line.split() for line in lines if line.startswith("perplexity per word"))
     assert len(row) == 5  # before and after
@@ -75,6 +76,7 @@ def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run)
     verified = run("certificate", "verify", "run")
     assert verified.code == 0
     assert lines[0] in verified.out
+    assert lines[1] in verified.out  # of the finished run, what was said of the plan
 
 
 def test_flags_are_fields(here):

@@ -92,14 +92,19 @@ def neighbours(
         changes.append(("twice the user rate", replace(profile, user_rate=2 * rate)))
     if 0 < target < float("inf"):
         for change, other in changes:
-            noise = noise_for(target, delta, rounds, lambda z, other=other: replace(other, noise=z))
-            yield _neighbour(change, replace(other, noise=noise), rounds, delta, most)
+            found = _recalibrated(other, rounds, delta, target)
+            yield _neighbour(change, found, rounds, delta, most)
     for bound in SENTENCES_PER_USER:
         if bound != most:
             change = "any number of sentences per user"
             if bound is not None:
                 change = f"at most {bound} sentence{'s' if bound > 1 else ''} per user"
             yield _neighbour(change, profile, rounds, delta, bound)
+
+
+def _recalibrated(profile: Rotation, rounds: int, delta: float, target: float) -> Rotation:
+    noise = noise_for(target, delta, rounds, lambda z: replace(profile, noise=z))
+    return replace(profile, noise=noise)
 
 
 def _neighbour(
