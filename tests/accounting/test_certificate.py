@@ -13,7 +13,6 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting import chain as chains
 from uedp.accounting.certificate import (
     CERTIFICATE,
-    MISSED_HOLDERS,
     NOT_PROTECTED,
     Certificate,
     Setup,
@@ -26,6 +25,7 @@ from uedp.accounting.certificate import (
 )
 from uedp.accounting.chain import Chain
 from uedp.accounting.ledger import RUN_LEDGER, RunLedger
+from uedp.accounting.missed import MISSED_CASES
 from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel, epsilon
 from uedp.errors import UserError
 
@@ -45,9 +45,9 @@ def make_run(folder: Path, profile: Profile = PROFILE, rounds: int = 20, spent: 
 
 @pytest.fixture(scope="module", autouse=True)
 def short_table() -> Iterator[None]:
-    """Two rows of missed mentions instead of four: they take most of the time."""
+    """Two rows of missed mentions instead of three: they take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificates, "MISSED_HOLDERS", (1, 2))
+        patch.setattr(certificates, "MISSED_CASES", ((1, 1), (1, None)))
         yield
 
 
@@ -76,7 +76,7 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def test_issued_loaded_verified(tmp_path, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", MISSED_HOLDERS)
+    monkeypatch.setattr(certificates, "MISSED_CASES", MISSED_CASES)
     folder = make_run(tmp_path / "run")
     issue(folder, 1e-5, SHAPE, SETUP)
     shown = load(folder)
@@ -88,11 +88,35 @@ def test_issued_loaded_verified(tmp_path, monkeypatch):
     assert shown.parameters["noise"] == 20.0
     assert shown.not_protected == NOT_PROTECTED
     assert shown.caveats == ()
-    assert [missed.users for missed in shown.missed_mentions] == [1, 2, 5, 10]
-    for missed in shown.missed_mentions:
-        assert missed.epsilon == epsilon(Missed(PROFILE, missed.users, 2, 0.33), 20, 1e-5)
-    ladder = [shown.epsilon_user_alone, shown.epsilon, *(m.epsilon for m in shown.missed_mentions)]
+    one, five, whole = shown.missed_mentions
+    # of a missed user a round uses two sentences at most: SETUP says so
+    for row, users, sentences in ((one, 1, 1), (five, 5, 1), (whole, 1, 2)):
+        assert row.users == users
+        assert row.epsilon == epsilon(Missed(PROFILE, users, sentences, 0.33), 20, 1e-5)
+    assert (one.sentences_per_user, whole.sentences_per_user) == (1, None)
+    ladder = [shown.epsilon_user_alone, shown.epsilon, one.epsilon]
     assert ladder == sorted(ladder)
+    assert one.epsilon < min(five.epsilon, whole.epsilon)
+
+
+def test_missed_sentences_stand_in_plain_words(tmp_path, monkeypatch):
+    monkeypatch.setattr(certificates, "MISSED_CASES", MISSED_CASES)
+    shown = issue(make_run(tmp_path / "run"), 1e-5, SHAPE, SETUP)
+    one, five, whole = (rounded(row.epsilon) for row in shown.missed_mentions)
+    assert shown.missed_line == (
+        f"If the detector missed the entity in one sentence: epsilon {one}; in five sentences of "
+        f"five users: epsilon {five}; in all sentences of one user: epsilon {whole}."
+    )
+    seeded = shown.model_copy(update={"private": False})
+    assert seeded.missed_line == ""  # where nothing is promised, this is not promised either
+
+
+def test_a_missed_sentence_moves_as_far_as_one_without_an_entity(tmp_path, monkeypatch):
+    """The missed sentence may be clipped to the larger of the two shares."""
+    monkeypatch.setattr(certificates, "MISSED_CASES", ((1, 1),))
+    profile = Rotation(20.0, 0.5, 0.1, extended_share=0.5)
+    shown = issue(make_run(tmp_path / "run", profile), 1e-5, SHAPE)
+    assert shown.missed_mentions[0].epsilon == epsilon(Missed(profile, 1, 1, 0.5), 20, 1e-5)
 
 
 def test_only_proven_numbers(folder):
@@ -206,6 +230,8 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("missed_mentions", lambda v: v["missed_mentions"].pop(0)),
     ("missed_mentions", set_to("missed_mentions", 1, "epsilon", value=0.1)),
     ("missed_mentions", set_to("missed_mentions", 0, "users", value=10)),
+    ("missed_mentions", set_to("missed_mentions", 1, "sentences_per_user", value=3)),
+    ("missed_mentions", set_to("missed_mentions", 0, "words", value="no sentence")),
     ("caveats", set_to("caveats", value=["none"])),
     ("method", set_to("method", value="user-level")),
     ("run", set_to("run", value="run-2")),

@@ -1,5 +1,7 @@
 """Closed forms against brute force: one round, exactly."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -261,7 +263,7 @@ def test_missed_mentions_cover_rounds_that_alternate():
     Composing each case by itself and taking the larger epsilon gives 2.302 here; alternating
     reaches 2.308.
     """
-    rotation = Rotation(2.8025232, 0.0577977, 1.4380301)
+    rotation = Rotation(2.8025232, 0.0577977, 1.4380301, reveal_draw=True)
     missed = Missed(rotation, holders=1, per_user=1, sentence_share=1.5218433)
     worst = missed.pairs()["user and missed entity"]
     assert isinstance(worst, Worst)
@@ -271,3 +273,9 @@ def test_missed_mentions_cover_rounds_that_alternate():
     alternating = compose([(side, 5) for side in sides]).epsilon(0.0025)
     assert alternating > alone + 0.003
     assert guarantee([(missed, 10)]).epsilon(0.0025) >= alternating
+    hidden = Missed(replace(rotation, reveal_draw=False), 1, 1, 1.5218433)
+    cases = hidden.pairs()["user and missed entity"]
+    assert isinstance(cases, Worst)
+    step = step_for(cases.pairs)
+    mixed = compose([(discretise(pair, step)[0], 5) for pair in cases.pairs]).epsilon(0.0025)
+    assert mixed <= guarantee([(hidden, 10)]).epsilon(0.0025) < alone

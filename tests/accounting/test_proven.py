@@ -442,6 +442,24 @@ def test_no_missed_sentence_is_theorem_one():
     )
 
 
+# Theorems 1 and 2 and section 3 as they were before missed sentences were counted by Theorem 3
+UNCHANGED = [
+    (Rotation(0.5836614437399936, 0.02, 0.3), 100, 7.997917883505529),
+    (Rotation(1.514, 0.1, 0.4), 200, 7.999725263261328),
+    (Rotation(2.626, 0.2, 0.4), 200, 8.000380715282144),
+    (Rotation(1.0, 0.05, 0.5, reveal_draw=True), 200, 12.005952611033548),
+    (Rotation(0.956, 0.05, 0.33, 0.5), 200, 7.9942420109892405),
+    (Rotation(0.8, 0.3, 1.5), 20, 38.17201758471112),
+    (UserLevel(0.787, 0.05), 200, 7.997604460392),
+    (Alg(2.0, 50 / 946, 946, 12), 50, 0.5420549182826635),
+]
+
+
+@pytest.mark.parametrize(("profile", "rounds", "known"), UNCHANGED)
+def test_what_was_right_stays(profile, rounds, known):
+    assert epsilon(profile, rounds, DELTA) == pytest.approx(known, rel=1e-9)
+
+
 # --- extremes: an answer or a refusal, never a wrong number, a warning or a hang ------------------
 
 INFINITE = math.inf

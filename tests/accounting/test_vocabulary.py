@@ -230,6 +230,21 @@ def test_missed_mentions_only_cost():
     assert ladder[-1] > 5 * ladder[0]
 
 
+def test_few_missed_sentences_give_few_words():
+    """A sentence gives `words_per_sentence` at most, and all of a user's no more than its own."""
+    by_sentences = [
+        epsilon(MissedInVocabulary(RELEASE, 2, per_user), 1, DELTA)
+        for per_user in (0, 1, 2, 1000, None)
+    ]
+    assert by_sentences == sorted(by_sentences)
+    assert by_sentences[0] == epsilon(RELEASE, 1, DELTA)
+    assert by_sentences[1] < by_sentences[3] == by_sentences[4]
+    # one sentence of one user moves what another entity's sentence of another user would
+    shift = math.sqrt(1 + (3 + 5) * RELEASE.words_per_sentence / RELEASE.words_per_user)
+    (gaussian, _) = MissedInVocabulary(RELEASE, 1, 1).pairs()["user and missed entity"].pairs
+    assert gaussian.shifts == pytest.approx((shift,))
+
+
 @FEW
 @given(
     noise=st.floats(0.5, 20),
@@ -335,7 +350,7 @@ def make_run(folder, profile=ROUNDS, vocabulary=RELEASE):
 
 @pytest.fixture(autouse=True)
 def short_table(monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", (1,))
+    monkeypatch.setattr(certificates, "MISSED_CASES", ((1, None),))
 
 
 def test_a_plan_without_a_vocabulary_is_recorded_as_ever(tmp_path):

@@ -61,10 +61,12 @@ class World:
     sentences: tuple[tuple[tuple[frozenset[int], float], ...], ...]
     user: int
     entity: int | None  # None: only the user differs
+    missed: frozenset[tuple[int, int]] = frozenset()  # (owner, index): the entity is there unseen
 
     def gradient(self, owner: int, index: int, emptied: bool) -> float:
         entities, value = self.sentences[owner][index]
         touched = owner == self.user or (self.entity is not None and self.entity in entities)
+        touched = touched or (owner, index) in self.missed
         return 0.0 if emptied and touched else value
 
 
@@ -149,3 +151,123 @@ def worst_worlds() -> list[World]:
     agree = (entity, (frozenset[int](), 0.5))
     oppose = (entity, (frozenset[int](), -0.5), (frozenset[int](), -0.5))
     return [World((attacked, other), user=0, entity=0) for other in (agree, oppose)]
+
+
+# --- an entity that several users hold, unseen in some of them -----------------------------------
+
+
+def cells_divergence(
+    upper: tuple[np.ndarray, np.ndarray],
+    lower: tuple[np.ndarray, np.ndarray],
+    noise: float,
+    epsilons: np.ndarray,
+    cells: int,
+) -> np.ndarray:
+    """`H_{e^eps}(upper || lower)` of mixtures in several dimensions, (means, weights), from below.
+
+    As in `divergence`: a cell's exact masses, of which the positive part counts.
+    """
+    means = np.vstack([upper[0], lower[0]])
+    edges = [
+        np.linspace(low - 7 * noise, high + 7 * noise, cells + 1)
+        for low, high in zip(means.min(axis=0), means.max(axis=0), strict=True)
+    ]
+
+    def masses(law: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        total = np.zeros((cells,) * len(edges))
+        for mean, weight in zip(*law, strict=True):
+            part = np.full((), weight)
+            for axis, edge in enumerate(edges):
+                along = np.diff(special.ndtr((edge - mean[axis]) / noise))
+                part = np.multiply.outer(part, along)
+            total += part
+        return total
+
+    above, below = masses(upper), masses(lower)
+    return np.array([np.maximum(above - math.exp(e) * below, 0.0).sum() for e in epsilons])
+
+
+def holder_laws(
+    q: float, offset: np.ndarray, user: np.ndarray, rests: np.ndarray, moves: np.ndarray
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """(full, emptied) as (means, weights): every draw of the user and of the holders enumerated.
+
+    Holder `i` gives `rests[i]` on the emptied corpus and `rests[i] + moves[i]` on the full one.
+    """
+    full, emptied = [], []
+    for drawn in itertools.product((0, 1), repeat=len(rests)):
+        chance = math.prod(q if d else 1 - q for d in drawn)
+        up = np.array(drawn, dtype=float)
+        emptied.append((up @ rests, chance))
+        for mine, p in ((0.0, 1 - q), (1.0, q)):
+            full.append((offset + mine * user + up @ (rests + moves), chance * p))
+    return tuple(  # type: ignore[return-value]
+        (np.array([mean for mean, _ in law]), np.array([p for _, p in law]))
+        for law in (full, emptied)
+    )
+
+
+def random_holders(
+    rng: np.random.Generator, moves: tuple[float, ...], offset: float, dimensions: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Offset, user's update, rests and moves, anywhere within what Theorem 3 admits."""
+
+    def within(bound: float) -> np.ndarray:
+        way = rng.normal(size=dimensions)
+        # the bound itself more often than not: the worst worlds lie there
+        return way / np.linalg.norm(way) * bound * min(1.0, rng.uniform(0, 2))
+
+    rests, moved = [], []
+    for bound in moves:
+        rest = within(1.0)
+        move = within(bound)
+        # shortened until the update is within its clip; zero always is
+        while np.linalg.norm(rest + move) > 1:
+            move = move * 0.8 if np.linalg.norm(move) > 1e-3 else move * 0
+        rests.append(rest)
+        moved.append(move)
+    return within(offset), within(1.0), np.array(rests), np.array(moved)
+
+
+def missed_worlds(rng: np.random.Generator, count: int, share: float) -> Iterator[World]:
+    """Random corpora in which up to two more users hold the entity, unseen in one sentence each."""
+    for world in random_worlds(rng, count, share):
+        if world.entity is None or len(world.sentences) < 2:
+            continue
+        others = rng.permutation([u for u in range(len(world.sentences)) if u != world.user])
+        missed = set()
+        for owner in others[: int(rng.integers(1, 3))]:
+            unseen = [
+                index
+                for index, (entities, _) in enumerate(world.sentences[owner])
+                if world.entity not in entities
+            ]
+            if unseen:
+                missed.add((int(owner), int(rng.choice(unseen))))
+        if missed:
+            yield World(world.sentences, world.user, world.entity, frozenset(missed))
+
+
+def worst_missed_worlds() -> dict[str, World]:
+    """Shapes near the worst for a share of one half; user 0 is under attack, user 1 is lent to."""
+    attacked = ((frozenset[int](), 1.0),) * 2
+    entity, unseen = (frozenset({0}), 0.5), (frozenset[int](), 0.5)
+    agree, oppose = (frozenset[int](), 0.5), (frozenset[int](), -0.5)
+    return {
+        "another user, agreeing": World(
+            (attacked, (entity, agree), (unseen, agree)), 0, 0, frozenset({(2, 0)})
+        ),
+        "another user, opposing": World(
+            (attacked, (entity, oppose, oppose), (unseen, oppose, oppose)),
+            0,
+            0,
+            frozenset({(2, 0)}),
+        ),
+        "the lent user": World((attacked, (entity, unseen)), 0, 0, frozenset({(1, 1)})),
+        "the lent user, opposing": World(
+            (attacked, (entity, unseen, oppose, oppose)), 0, 0, frozenset({(1, 1)})
+        ),
+        "all of another user": World(
+            (attacked, (entity, agree), (unseen,) * 2), 0, 0, frozenset({(2, 0), (2, 1)})
+        ),
+    }

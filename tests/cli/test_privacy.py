@@ -1,6 +1,7 @@
 """The commands on guarantees, as a person types them."""
 
 import json
+import re
 
 import pytest
 
@@ -134,6 +135,14 @@ def test_plan_from_counts(run):
     assert rows[0].split()[:2] == ["0.3", "20"]
     assert "(few)" in rows[0]  # 9 users a round
     assert rows[1] == ""  # only the best was asked for
+    missed = {name: values for name, *values in (re.split(" {2,}", line) for line in rows)}
+    best, halved = missed["the best of these"], missed["half the entity share"]
+    assert len(best) == len(halved) == 4  # the noise, and epsilon in three cases
+    assert float(best[1]) > 4  # more than what is not missed has
+    assert float(halved[1]) < float(best[1])
+    alone = missed["at most 1 sentence per user"]
+    assert alone[3] == alone[1] == best[1]  # all sentences of a user are one
+    assert {"half the user rate", "twice the user rate"} <= set(missed)
 
 
 def test_plan_counts_less_than_a_sentence_per_user(run):
@@ -172,7 +181,8 @@ def test_certificate_show(run, folder):
     for words in (
         "differentially private",
         "user alone",
-        "missed in 10 users",
+        "missed in five sentences of five users",
+        "If the detector missed the entity in one sentence: epsilon ",
         "that a user took part",
         "who chose the clip bounds",
         "20, 20",

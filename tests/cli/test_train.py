@@ -68,6 +68,7 @@ def refused(run, *arguments):
 def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run):
     lines = (here / "said").read_text().splitlines()
     assert lines[0].startswith("The model is (8, 1e-05)-differentially private for one user")
+    assert lines[1].startswith("If the detector missed the entity in one sentence: epsilon ")
     assert any("before training: perplexity" in line for line in lines)
     (row,) = (line.split() for line in lines if line.startswith("perplexity per word"))
     assert len(row) == 5  # before and after
@@ -75,6 +76,7 @@ def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run)
     verified = run("certificate", "verify", "run")
     assert verified.code == 0
     assert lines[0] in verified.out
+    assert lines[1] in verified.out  # of the finished run, what was said of the plan
 
 
 def test_flags_are_fields(here):
@@ -97,7 +99,8 @@ def test_a_flag_wins_over_set_and_set_over_the_file(here, run, tmp_path):
         *("--set", "privacy.rounds=5", "--set", "privacy.user_rate=.25"),
     )
     assert found.code == 0
-    shown = {line.rsplit(None, 1)[0]: line.split()[-1] for line in found.out.splitlines()[1:-1]}
+    lines = [line.rsplit(None, 1) for line in found.out.splitlines() if " " in line]
+    shown = dict(lines)
     assert shown["rounds"] == "2"
     assert shown["delta"] == "1e-06"
     assert shown["user rate"] == "0.25"
@@ -120,6 +123,10 @@ def test_a_dry_run_trains_nothing(here, run):
     assert found.code == 0
     assert found.out.startswith("The model is (")
     assert "1e-05)-differentially private" in found.out
+    second = found.out.splitlines()[1]
+    assert second.startswith("If the detector missed the entity in one sentence: epsilon ")
+    for change in ("this plan", "half the entity share", "half the user rate", "at most 4 sent"):
+        assert f"\n{change}" in found.out
     assert "warning: a round draws about 8 users" in found.out
     assert "trained parameters" in found.out
     assert found.out.endswith("nothing was trained\n")

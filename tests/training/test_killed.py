@@ -48,7 +48,7 @@ def finished(config, out: Path, corpus: Path) -> loop.Outcome:
 
 @pytest.mark.parametrize("point", victim.POINTS)
 def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", ())  # in this process: it is the last
+    monkeypatch.setattr(certificates, "MISSED_CASES", ())  # in this process: it is the last
     config = worlds.config(saved(), privacy__rounds=3, run__checkpoint_seconds=0)
     out, corpus = tmp_path / "run", tmp_path / "corpus"
     often = point in ("before a round is spent", "spent, before the round", "in a checkpoint")
@@ -63,7 +63,7 @@ def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
 
 def test_the_checkpoint_before_a_kill_is_what_is_gone_on_from(saved, tmp_path, monkeypatch):
     """With a seed: killed between a checkpoint and the next round, a run ends as if it had not."""
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", ())
+    monkeypatch.setattr(certificates, "MISSED_CASES", ())
     config = worlds.config(saved(), privacy__rounds=3, privacy__seed=1, run__checkpoint_seconds=0)
     out, corpus = tmp_path / "run", tmp_path / "corpus"
     victim.process(config, out, corpus, False, "before a round is spent", 3).join(60)

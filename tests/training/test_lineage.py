@@ -15,7 +15,7 @@ from uedp.training.material import Texts
 @pytest.fixture
 def train(tmp_path, saved, monkeypatch):
     """One round into a folder; of other users' text if asked for."""
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", ())
+    monkeypatch.setattr(certificates, "MISSED_CASES", ())
 
     def command(out, method, begin_with=None, others=False):
         users = worlds.USERS + (1 if others else 0)

@@ -39,7 +39,7 @@ OPEN = ("noiseless", "deidentified")
 @pytest.fixture(autouse=True)
 def quick_certificates(monkeypatch):
     """Without the table of missed mentions, which takes a second."""
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", ())
+    monkeypatch.setattr(certificates, "MISSED_CASES", ())
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import datetime
 import decimal
 import json
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,12 +21,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 import uedp
 from uedp.accounting.chain import read
 from uedp.accounting.ledger import RUN_LEDGER, from_record, planned_vocabulary, spent_rounds
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel, epsilon
-from uedp.accounting.vocabulary import MissedInVocabulary, VocabularyRelease
+from uedp.accounting.missed import MISSED_CASES, missed_epsilon, missed_words
+from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
 CERTIFICATE = "certificate.json"
-MISSED_HOLDERS = (1, 2, 5, 10)
 
 UNIT = {
     "rotation": "one user together with one sensitive entity: all text the user wrote, and all "
@@ -75,7 +76,8 @@ class Setup(_Strict):
     # of the model that the run began with
     earlier_runs: Literal["none known", "on other corpora"] = "none known"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
-    # for missed mentions; null: nothing bounds the sentences, or the share is the entity's
+    # for missed mentions; null: nothing bounds the sentences, or the share is the larger of the
+    # entity's and that of a sentence without one
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None
     sentence_share: Annotated[float, Field(gt=0, le=2)] | None = None
 
@@ -90,10 +92,15 @@ class Shape(_Strict):
 
 
 class MissedMention(_Strict):
-    """Epsilon for an entity that was missed, or has another id, in some users' text."""
+    """Epsilon for an entity that was missed in some sentences, which are emptied with the rest.
+
+    `sentences_per_user` of null: all sentences of each of these users.
+    """
 
     users: int
+    sentences_per_user: int | None
     epsilon: float | None
+    words: str
 
 
 class Certificate(_Strict):
@@ -121,6 +128,11 @@ class Certificate(_Strict):
     ledger_seal: str
     versions: dict[str, str]
     created: str
+
+    @property
+    def missed_line(self) -> str:
+        """What holds where the detector missed the entity; nothing where nothing holds at all."""
+        return missed_line(self.missed_mentions) if self.private else ""
 
 
 def issue(folder: Path, delta: float, shape: Shape, setup: Setup | None = None) -> Certificate:
@@ -232,7 +244,7 @@ def _compute(
         delta=delta,
         epsilon=_finite(value),
         epsilon_user_alone=_finite(_user_alone(profile, rounds, delta, vocabulary)),
-        missed_mentions=_missed(profile, rounds, delta, setup, vocabulary),
+        missed_mentions=missed_table(profile, rounds, delta, setup, vocabulary),
         method=method,
         parameters=_parameters(plan),
         rounds_planned=rounds,
@@ -282,8 +294,8 @@ def _user_alone(
     return epsilon(alone, rounds, delta, *_once(vocabulary and vocabulary.user_alone()))
 
 
-def _missed(
-    profile: Profile,
+def missed_table(
+    profile: Profile | None,
     rounds: int,
     delta: float,
     setup: Setup,
@@ -291,17 +303,28 @@ def _missed(
 ) -> tuple[MissedMention, ...]:
     if not isinstance(profile, Rotation):
         return ()
-    # without a bound, a user's update may turn around: a shift of 2
-    per_user = setup.sentences_per_user or 1
-    share = 2.0 if setup.sentences_per_user is None else setup.sentence_share
-    share = profile.entity_share if share is None else share
-    table = []
-    for users in MISSED_HOLDERS:
-        missed = Missed(profile, users, per_user, share)
-        words = vocabulary and MissedInVocabulary(vocabulary, users)
-        value = epsilon(missed, rounds, delta, *_once(words))
-        table.append(MissedMention(users=users, epsilon=_finite(value)))
-    return tuple(table)
+    bounds = setup.sentences_per_user, setup.sentence_share
+    return tuple(
+        MissedMention(
+            users=users,
+            sentences_per_user=sentences,
+            epsilon=_finite(
+                missed_epsilon(profile, rounds, delta, users, sentences, *bounds, vocabulary)
+            ),
+            words=missed_words(users, sentences),
+        )
+        for users, sentences in MISSED_CASES
+    )
+
+
+def missed_line(table: Sequence[MissedMention]) -> str:
+    """What stands right below a statement: what holds where the detector missed the entity."""
+    cases = [
+        f"in {row.words}: epsilon "
+        + ("none that is finite" if row.epsilon is None else rounded(row.epsilon))
+        for row in table
+    ]
+    return f"If the detector missed the entity {'; '.join(cases)}." if cases else ""
 
 
 def _caveats(setup: Setup) -> tuple[str, ...]:
@@ -335,7 +358,8 @@ def _alike(mine: object, theirs: object) -> bool:
     if isinstance(mine, tuple) and isinstance(theirs, tuple):
         return len(mine) == len(theirs) and all(map(_alike, mine, theirs))
     if isinstance(mine, MissedMention) and isinstance(theirs, MissedMention):
-        return mine.users == theirs.users and _alike(mine.epsilon, theirs.epsilon)
+        same = mine.model_copy(update={"epsilon": theirs.epsilon}) == theirs
+        return same and _alike(mine.epsilon, theirs.epsilon)
     return mine == theirs
 
 

@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 from scipy import stats
 
-from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst, user_alone
+from uedp.accounting.divergence import Least, Pair, Revealed, Shifted, Worst, user_alone
 from uedp.accounting.hidden import hidden_draw, revealed_draw
+from uedp.accounting.holders import HiddenHolders
 from uedp.accounting.losses import (
     Losses,
     compose,
@@ -28,6 +29,7 @@ from uedp.errors import UserError
 # Binomial outcomes rarer than this, and beyond so many, are counted as a larger one.
 _RARE = 1e-18
 _MOST_OUTCOMES = 400
+_MOST_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
 _TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
 LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
 MOST_NOISE = 1e7
@@ -110,9 +112,14 @@ class Rotation:
 class Missed:
     """Rotation for an entity whose mention was missed, or has another id, in `holders` more users.
 
-    `per_user` sentences at most of such a user are selected; each moves its update by
-    `sentence_share`. The user it is lent to is one of these in some rounds and none
-    of them in others, so every round counts as whichever is worse at each epsilon.
+    `per_user` such sentences at most of each of them are selected; each moves its user's update by
+    `sentence_share`. The user the entity is lent to is one of these in some rounds and none of
+    them in others, so every round counts as whichever is worse at each epsilon (Theorem 3). With
+    `rotation.reveal_draw`, or more than a few holders, every draw is revealed.
+
+    Guarantees:
+      - never below the epsilon of an entity of which nothing was missed
+      - never above the epsilon with every draw revealed, but for a thousandth of it
     """
 
     rotation: Rotation
@@ -146,6 +153,20 @@ class Missed:
         return {"user and missed entity": Worst((elsewhere, one_of_them))}
 
     def _pair(self, others: int, missed: float, tails: float, heads: float) -> Pair:
+        """`others` holders who move by `missed`, and the lent one, by what its coin says."""
+        base = self.rotation
+        rate, coin = max(base.user_rate, _TINY), base.entity_rate
+        if base.reveal_draw or rate == 1 or others >= _MOST_HIDDEN:
+            return self._revealed(others, missed, tails, heads)
+        up, down = (
+            HiddenHolders(base.noise, rate, lent, others, missed) for lent in (heads, tails)
+        )
+        if coin == 1:
+            return up
+        known_coin = Revealed((1 - coin, coin), (down, up))
+        return Least((known_coin, self._revealed(others, missed, tails, heads)))
+
+    def _revealed(self, others: int, missed: float, tails: float, heads: float) -> Pair:
         base = self.rotation
         q, coin = base.user_rate, base.entity_rate
         weights, pairs = [], []

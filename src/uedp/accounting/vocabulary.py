@@ -89,11 +89,12 @@ class VocabularyRelease:
 class MissedInVocabulary:
     """A release for an entity whose mention was missed, or has another id, in `holders` more users.
 
-    Each of these may have given words from such sentences only.
+    `per_user` such sentences at most of each of them; with None, all that it gave came from them.
     """
 
     release: VocabularyRelease
     holders: int
+    per_user: int | None = None
 
     @property
     def noise(self) -> float:
@@ -104,7 +105,11 @@ class MissedInVocabulary:
         return 1.0
 
     def pairs(self) -> Mapping[str, Pair]:
-        moved = (self.release.words_per_user,) * self.holders + self.release._moved()
+        own, of_sentence = self.release.words_per_user, self.release.words_per_sentence
+        each = own
+        if self.per_user is not None and of_sentence is not None:
+            each = min(own, self.per_user * of_sentence)
+        moved = sorted((each,) * self.holders + self.release._moved(), reverse=True)
         return {"user and missed entity": _pair(self.release, moved)}
 
 

@@ -10,6 +10,7 @@ import typer
 from uedp.accounting import certificate as certificates
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for, rounds_for, share_for
+from uedp.accounting.missed import MISSED_CASES, Neighbour, missed_words, neighbours
 from uedp.accounting.planning import FEW_USERS, Option, Supply, curves, options
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.cli.terminal import progress, show, table
@@ -199,6 +200,32 @@ def plan(
     )
     if plot is not None:
         typer.echo(f"epsilon against rounds: {plot}")
+    first = tried[0]
+    show_missed(
+        Rotation(first.noise, first.user_rate, first.entity_share),
+        first.rounds,
+        delta,
+        None,
+        "the best of these",
+    )
+
+
+def show_missed(
+    profile: Rotation, rounds: int, delta: float, most: int | None, name: str = "this plan"
+) -> None:
+    """How share, rate and sentences per user move the epsilon of missed mentions."""
+    found: list[Neighbour] = []
+    with progress().stage("missed mentions", None, "plans") as meter:
+        for neighbour in neighbours(profile, rounds, delta, most):
+            found.append(neighbour)
+            meter.advance(1)
+    shown = table("", "noise", *(missed_words(*case) for case in MISSED_CASES))
+    for row in found:
+        values = (_number(e if e < float("inf") else None, 3) for e in row.epsilons)
+        shown.add_row(
+            name if row is found[0] else row.change, certificates.rounded(row.noise), *values
+        )
+    show("\nepsilon where the detector missed the entity, at the noise that each plan needs", shown)
 
 
 @certificate.command("show")
@@ -216,7 +243,7 @@ def certificate_show(
     rows.add_row("epsilon, user and entity", _number(shown.epsilon))
     rows.add_row("epsilon, user alone", _number(shown.epsilon_user_alone))
     for missed in shown.missed_mentions:
-        rows.add_row(f"epsilon, missed in {missed.users} users", _number(missed.epsilon))
+        rows.add_row(f"epsilon, missed in {missed.words}", _number(missed.epsilon))
     rows.add_row("delta", f"{shown.delta:g}")
     rows.add_row("method", shown.method)
     rows.add_row("rounds planned, spent", f"{shown.rounds_planned:,}, {shown.rounds_spent:,}")
@@ -224,7 +251,7 @@ def certificate_show(
         rows.add_row(name.replace("_", " "), str(value))
     for name, text in (("not protected", shown.not_protected), ("caveats", shown.caveats)):
         rows.add_row(name, "\n".join(text) or "none")
-    typer.echo(f"{shown.statement}\n{shown.adjacency}\n")
+    typer.echo(f"{shown.statement}\n{shown.adjacency}\n{shown.missed_line}\n")
     show("", rows)
 
 
@@ -241,6 +268,8 @@ def certificate_verify(
         )
     else:
         typer.echo(f"verified: ledger intact, every number recomputed. {checked.statement}")
+        if checked.missed_line:
+            typer.echo(checked.missed_line)
 
 
 @certificate.command("schema")

@@ -221,13 +221,21 @@ def _say_sum(corpus: Path, own: "Certificate") -> None:
 
 
 def _show_plan(found: "Preview") -> None:
+    from uedp.accounting.proven import Rotation
+    from uedp.cli.privacy import show_missed
+
     typer.echo(found.plan.statement)
+    if found.plan.missed_line:
+        typer.echo(found.plan.missed_line)
     rows = table("", "")
     for name, value in found.plan.describe().items():
         if value is not None:
             rows.add_row(name, value if isinstance(value, str) else f"{value:,.6g}")
     rows.add_row("trained parameters", f"{found.parameters:,}")
     show("", rows)
+    profile, privacy = found.plan.profile, found.plan.config.privacy
+    if found.plan.private and isinstance(profile, Rotation):
+        show_missed(profile, found.plan.rounds, privacy.delta, privacy.sentences_per_user)
     for doubt in found.doubts:
         typer.echo(f"warning: {doubt}")
     typer.echo("nothing was trained")

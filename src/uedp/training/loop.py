@@ -110,6 +110,8 @@ def run(
         if plan.private:
             lineage.refuse_the_same(before, plan.shape.digest, config.model.name)
         say(plan.statement)
+        if plan.missed_line:
+            say(plan.missed_line)
         words = config.vocabulary.source != "tokenizer"
         # before anything is begun; a stand-in for words that are still to be found
         trainer = _Trainer(plan, material, out, progress, say, watch, BYTES if words else None)

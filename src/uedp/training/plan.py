@@ -80,6 +80,18 @@ class Plan:
             return f"{privacy.method}: this run will have no privacy guarantee."
         return certificates.statement(privacy.method, self.epsilon, privacy.delta, self.private)
 
+    @property
+    def missed_line(self) -> str:
+        """What the guarantee comes to where the detector missed the entity, in one sentence."""
+        if not self.private:
+            return ""
+        privacy = self.config.privacy
+        return certificates.missed_line(
+            certificates.missed_table(
+                self.profile, self.rounds, privacy.delta, self.setup(), self.vocabulary
+            )
+        )
+
     def signal_to_noise(self, parameters: int) -> float:
         """Length of what all rounds can say at best, over that of their noise.
 
