@@ -117,7 +117,8 @@ def tangle(share: float, user_rate: float, per_user: int | None = None) -> Incid
             add(large, [some[6]] if number % 8 == 7 else [])
         for number in range(math.ceil(2 / share)):
             add(insistent, [often, some[number % 2]] if number % 3 else [often])
-        add(insistent, [])
+        for _ in range(math.ceil(1 / share)):
+            add(insistent, [])
         for number, user in enumerate(rest):
             if number < _HOLDERS:
                 add(user, [common])
@@ -210,7 +211,7 @@ def check(
     draws = [_drawn(silent, incidence, number) for number in range(scanned)]
     broken = _selection(silent, incidence, draws)
     found: dict[Moved, Shift] = {}
-    played = _telling(draws, rounds)
+    played = _telling(incidence, draws, rounds)
     with progress.stage("measuring rounds", len(played), "rounds") as meter:
         for number in played:
             one = _Round(silent, incidence, method, task, number, draws[number], rng)
@@ -270,17 +271,23 @@ def _drawn(plan: Plan, incidence: Incidence, number: int) -> Participants:
         return Drawing(plan, incidence).of(number, generator, key)
 
 
-def _telling(draws: Sequence[Participants], count: int) -> list[int]:
+def _telling(incidence: Incidence, draws: Sequence[Participants], count: int) -> list[int]:
     """Rounds that show most: crowded ones, those with large users, with few users, with many."""
     some = [number for number, who in enumerate(draws) if len(who.sentences.values)]
     orders = [
-        sorted(some, key=lambda number: -int(draws[number].crowding.max())),
+        sorted(some, key=lambda number: -int(_times(incidence, draws[number]).max(initial=0))),
         sorted(some, key=lambda number: -int(draws[number].sentences.counts.max())),
         sorted(some, key=lambda number: len(draws[number].users)),
         sorted(some, key=lambda number: -len(draws[number].users)),
     ]
     chosen = dict.fromkeys(itertools.chain.from_iterable(zip(*orders, strict=True)))
     return list(itertools.islice(chosen, count))
+
+
+def _times(incidence: Incidence, who: Participants) -> Ints:
+    """How many used sentences mention each entity: counted here, not taken from the draw."""
+    mentions = incidence.sentence_entities.take(who.sentences.values)
+    return np.bincount(mentions.values, minlength=incidence.entities)
 
 
 def _selection(plan: Plan, incidence: Incidence, draws: Sequence[Participants]) -> list[str]:
@@ -409,11 +416,11 @@ class _Round:
     def _pairs(self) -> Iterator[_Pair]:
         """Users that were drawn and some that were not, with entities that were used and not."""
         incidence, who = self._incidence, self._who
-        used, crowding = who.sentences.values, who.crowding
+        used, times = who.sentences.values, _times(incidence, who)
         drawn = who.users[np.argsort(-who.sentences.counts, kind="stable")]
         others = np.setdiff1d(np.arange(incidence.users), who.users)
         mentions = incidence.sentence_entities.take(used)
-        crowded = np.argsort(-crowding[mentions.row_of_value()], kind="stable")
+        crowded = np.argsort(-times[mentions.values], kind="stable")
         entities = list(dict.fromkeys(mentions.values[crowded].tolist()))
         extended = self._used & incidence.extended
         for user, entity in itertools.islice(zip(drawn, entities, strict=False), 2):

@@ -40,11 +40,14 @@ class Law:
     @classmethod
     def of(cls, *cases: tuple[float, float]) -> "Law":
         """Values with chances; equal values are added up, those of no chance left out."""
+        values: dict[float, float] = {}
         chances: dict[float, float] = {}
         for value, chance in cases:
-            value = round(value, 9)
-            chances[value] = chances.get(value, 0.0) + chance
-        kept = sorted((v, c) for v, c in chances.items() if c > 0)
+            # what is told apart is rounded, not what is kept: sums of rounded values would differ
+            key = round(value, 8)
+            values.setdefault(key, round(value, 12))
+            chances[key] = chances.get(key, 0.0) + chance
+        kept = sorted((values[key], c) for key, c in chances.items() if c > 0)
         return cls(tuple(v for v, _ in kept), tuple(c for _, c in kept))
 
     @classmethod
