@@ -36,7 +36,6 @@ QUICK = {"fit_curve": False}
 USER = UserLevel(1.0, 0.5)
 
 
-
 def audit(profile, kind, rounds, delta=DELTA, *, mechanism=None, against=None, **options):
     """Of what training would do, in the worst worlds known, unless others are given."""
     return mechanism_module.audit(

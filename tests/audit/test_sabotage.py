@@ -1,4 +1,4 @@
-"""Break what runs, one part at a time: the audit, or a named check, must notice; else it is content.
+"""Break what runs, one part at a time: the audit, or a named check, must notice.
 
 Each row of `SABOTAGES` breaks training's own code and names what has to report it. What has to
 report it is also asked without the sabotage, and must then have nothing to say. Noise of too few
@@ -226,9 +226,7 @@ class Bigram(torch.nn.Module):
 
 def _plan(**privacy):
     fields = {f"privacy__{name}": value for name, value in privacy.items()}
-    config = worlds.config(
-        "model", privacy__method="user-level", privacy__user_rate=1.0, **fields
-    )
+    config = worlds.config("model", privacy__method="user-level", privacy__user_rate=1.0, **fields)
     return build_plan(config, worlds.incidence())
 
 

@@ -34,7 +34,9 @@ from uedp.training.plan import build as build_plan
 
 METHODS = ("rotation", "user-level", "uedp-alg")
 
-CONLL = published.Setting(946, 50, entity_rate=PAPER_ENTITY_RATE, sensitive=11_176, sentences=14_040)
+CONLL = published.Setting(
+    946, 50, entity_rate=PAPER_ENTITY_RATE, sensitive=11_176, sentences=14_040
+)
 CONLL_HOLDERS = 112  # of its most common entity
 PAPER_NOISE = 2.0
 PAPER_RATE = CONLL.users_per_round / CONLL.users

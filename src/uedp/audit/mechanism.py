@@ -1,12 +1,12 @@
 """Attack the mechanism itself: its own draws, clips and noise, on content an adversary chose.
 
-What is attacked is a run's plan. Its rates, limits, clips and weights, the lending, the crowding rule
-and the randomness of a round are those that training takes from the same plan, by the same code.
-Many runs are played at once by copying a world's incidence side by side: copies share no user,
-sentence or entity, so one draw plays one round of all of them, and one call of the noise gives each
-its own. With `by_engine` the real `release` clips and adds up too, each copy in a weight of its own;
-`by_arithmetic` computes the same two projections on numbers, which is faster. How far one round of
-training's own code moves is measured in `uedp.audit.sensitivity`.
+What is attacked is a run's plan. Its rates, limits, clips and weights, the lending, the crowding
+rule and the randomness of a round are those that training takes from the same plan, by the same
+code. Many runs are played at once by copying a world's incidence side by side: copies share no
+user, sentence or entity, so one draw plays one round of all of them, and one call of the noise
+gives each its own. With `by_engine` the real `release` clips and adds up too, each copy in a weight
+of its own; `by_arithmetic` computes the same two projections on numbers, which is faster. How far
+one round of training's own code moves is measured in `uedp.audit.sensitivity`.
 """
 
 import itertools

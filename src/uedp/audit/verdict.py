@@ -117,9 +117,7 @@ class MechanismAudit:
         return cls(**{**saved, **bounds, **rest})
 
 
-def conclusion(
-    audits: Sequence[MechanismAudit], measured: Sequence[Sensitivity] = ()
-) -> list[str]:
+def conclusion(audits: Sequence[MechanismAudit], measured: Sequence[Sensitivity] = ()) -> list[str]:
     """What some audits come to, in words. They share one chance of a false alarm."""
     lines = [f"ALARM: {one.method}: {rule}" for one in measured for rule in one.broken]
     lines += [

@@ -147,7 +147,7 @@ def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
 class _Rest(NamedTuple):
     """What a user adds beside the sentences under attack."""
 
-    count: int
+    sentences: int
     each: float
 
 
@@ -183,10 +183,12 @@ class _Corpus:
         many, which may not get as far."""
         count = math.ceil(abs(value) / share - 1e-9)
         kept = int(min(count, max(most, 0)))
-        return _Rest(kept, 0.0 if kept == 0 else math.copysign(min(abs(value) / kept, share), value))
+        return _Rest(
+            kept, 0.0 if kept == 0 else math.copysign(min(abs(value) / kept, share), value)
+        )
 
     def add_rest(self, owner: int, rest: "_Rest") -> None:
-        for _ in range(rest.count):
+        for _ in range(rest.sentences):
             self.add_usual(owner, rest.each, emptied=False)
 
     def own_entity(self) -> int:
@@ -293,13 +295,13 @@ def _rotated(
     if kind != "user":
         coin = profile.extended_rate if extended else profile.entity_rate
         rest = corpus.rest_of(_rest(name, share), share, most - 1)
-        times = 1 if extended else int(min(math.ceil(2 / share - 1e-9), most - rest.count))
+        times = 1 if extended else int(min(math.ceil(2 / share - 1e-9), most - rest.sentences))
         for holder in (corpus.user() for _ in range(holders)):
             corpus.add_rest(holder, rest)
             for number in range(times):
                 beside = [corpus.own_entity()] if coin == 1 and number % 2 else []
                 corpus.add(holder, LARGE, emptied=True, entities=[] if extended else [0, *beside])
-        without = Law.binomial(rest.count, often, rest.each)
+        without = Law.binomial(rest.sentences, often, rest.each)
         lent = without.plus(nothing.mixed(Law.of((share, 1.0)), coin))
         bare = nothing.mixed(without.clipped(), rate)
         emptied = bare.times(holders)
@@ -311,7 +313,7 @@ def _rotated(
             corpus.add_rest(holder, rest)
             for _ in range(missed.per_user):
                 corpus.add(holder, LARGE, emptied=True)
-        without = Law.binomial(rest.count, often, rest.each)
+        without = Law.binomial(rest.sentences, often, rest.each)
         shown = Law.binomial(missed.per_user, profile.extended_rate, share)
         bare = nothing.mixed(without.clipped(), rate)
         moved = nothing.mixed(without.plus(shown).clipped(), rate)
@@ -426,9 +428,7 @@ def on_incidence(
 _COIN_DRAWS = 300
 
 
-def _averaged(
-    incidence: Incidence, gradients: Floats, user_rate: float, entity_rate: float
-) -> Law:
+def _averaged(incidence: Incidence, gradients: Floats, user_rate: float, entity_rate: float) -> Law:
     """The law of UeDP-Alg's sum, averaged over draws of the entities' coins.
 
     Given the coins, everyone's update is known, and users are drawn independently: so each coin

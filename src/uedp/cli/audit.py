@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -98,14 +98,13 @@ def audit_mechanism(
         "epsilon": epsilon,
         "noise": noise,
     }
-    given = {name: value for name, value in flags.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     incidence = None
     if config is not None:
-        beside = {**given, "method": method, "corpus": corpus, "released_code": released_code}
-        if names := [name for name, value in beside.items() if value]:
-            raise UserError(
-                f"--{names[0].replace('_', '-')}: {config} says what is audited; change it with --set"
-            )
+        others = {"method": method, "corpus": corpus, "released_code": released_code}
+        if names := [*given, *(name for name, value in others.items() if value)]:
+            flag = f"--{names[0].replace('_', '-')}"
+            raise UserError(f"{flag}: {config} says what is audited; change it with --set")
         plan, incidence = read_plan(config, changes)
         planned = list(plan_cases(plan, incidence))
     else:
@@ -115,7 +114,9 @@ def audit_mechanism(
         planned = cases(method or METHODS, Setting(**given), given_corpus, released_code)
     plans = {case.method: case.mechanism.plan for case in planned if case.measurable}
     # on the corpus of a config too, beside the tangle
-    places = [(plan, place) for plan in plans.values() for place in dict.fromkeys((None, incidence))]
+    places = [
+        (plan, place) for plan in plans.values() for place in dict.fromkeys((None, incidence))
+    ]
     among = len(planned) + len(places)
     found = [
         case.audit(
