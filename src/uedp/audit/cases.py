@@ -41,7 +41,7 @@ CONLL_HOLDERS = 112  # of its most common entity
 PAPER_NOISE = 2.0
 PAPER_RATE = CONLL.users_per_round / CONLL.users
 _PAPER_CLIP = 0.1
-_SECONDS = 3e-8  # for a user or sentence and a round
+_SECONDS = 3e-8  # for a user, sentence or mention and a round
 _FEWEST, _MOST = 300, 1_000_000
 _CROWD = 10  # holders: enough for a lending that looks at who was drawn to show
 
@@ -140,7 +140,10 @@ class Case:
 
     def runs_in(self, seconds: float) -> int:
         """About how many runs one core plays in so many seconds."""
-        sizes = sum(w.incidence.users + w.incidence.sentences for w in self.against)
+        sizes = sum(
+            one.users + one.sentences + len(one.sentence_entities.values)
+            for one in (world.incidence for world in self.against)
+        )
         return int(np.clip(seconds / (_SECONDS * sizes * self.rounds), _FEWEST, _MOST))
 
     def audit(self, **options: Any) -> MechanismAudit:
