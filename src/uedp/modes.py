@@ -1,4 +1,4 @@
-"""Models in evaluation mode for the length of a block."""
+"""Models in another mode for the length of a block."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,19 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def evaluating(model: "nn.Module") -> Iterator[None]:
-    """Without dropout; afterwards every module is in the mode it was in."""
+def modes_kept(model: "nn.Module") -> Iterator[None]:
+    """Afterwards every module is in the mode it was in."""
     modes = {module: module.training for module in model.modules()}
-    model.eval()
     try:
         yield
     finally:
         for module, mode in modes.items():
             module.training = mode
+
+
+@contextmanager
+def evaluating(model: "nn.Module") -> Iterator[None]:
+    """Without dropout; afterwards every module is in the mode it was in."""
+    with modes_kept(model):
+        model.eval()
+        yield

@@ -29,7 +29,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Sampling, draw, draw_alg, draw_users
 from uedp.mechanism.local import LocalUpdate, Steps, shuffled
-from uedp.mechanism.noise import SecureNoise, SystemNoise
+from uedp.mechanism.noise import SecureNoise, SeededNoise
 
 DELTA = 1e-5
 QUICK = {"fit_curve": False}
@@ -100,7 +100,7 @@ def test_both_ways_add_the_same_noise():
     copies, mechanism = random_copies(profile, "entity", 0), plans.mechanism(profile)
     drawn = a_round(mechanism, copies, 0)
     outputs = [
-        way(copies, drawn, mechanism.clips, 1.7, SystemNoise(4))
+        way(copies, drawn, mechanism.clips, 1.7, SeededNoise(4))
         for way in (by_arithmetic, by_engine)
     ]
     assert torch.allclose(*outputs, atol=2e-6)
@@ -195,7 +195,7 @@ def test_what_is_proven_is_nearly_reached(profile, kind, target):
 def test_secure_noise_is_audited_too():
     """Its noise cannot be repeated, so the confidence is such that no one sees a false alarm."""
     found = audit(USER, "user", 5, runs=4000, confidence=1 - 1e-5, noise=SecureNoise(), **QUICK)
-    assert found.noise_source == "secure"
+    assert found.noise_source == "cipher"
     assert not found.refutes_proven
     assert 0.2 * found.proven < found.gaussian.epsilon < found.proven
 
@@ -327,7 +327,7 @@ def test_noise_used_again_on_resume_is_caught(seed):
         rounds = 0
 
         def add_(self, sums, deviation):
-            SystemNoise(1000 + self.rounds % 5 + self.rounds // 10 * 10).add_(sums, deviation)
+            SeededNoise(1000 + self.rounds % 5 + self.rounds // 10 * 10).add_(sums, deviation)
             self.rounds += 1
 
     profile = UserLevel(1.5, 0.3)
@@ -373,7 +373,7 @@ def test_a_result_is_repeatable_and_can_be_saved():
 
 
 def test_without_a_seed_noise_is_the_systems():
-    assert audit(USER, "user", 2, runs=10, **QUICK).noise_source == "system"
+    assert audit(USER, "user", 2, runs=10, **QUICK).noise_source == "cipher"
 
 
 def test_progress_counts_runs():

@@ -166,7 +166,7 @@ def test_saved_and_drawn(run, tmp_path):
 def test_repeatable_by_seed(run):
     assert answer(run, *USER, "--quick") == answer(run, *USER, "--quick")
     without = ["audit", "mechanism", "--method", "user-level", "--quick", "--runs", "100"]
-    assert answer(run, *without)["audits"][0]["noise_source"] == "system"
+    assert answer(run, *without)["audits"][0]["noise_source"] == "cipher"
 
 
 def test_options_reach_the_audit(run):

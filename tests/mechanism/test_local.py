@@ -349,7 +349,7 @@ def test_under_autocast(name, batched):
     assert way.batched == batched
     assert 1e-4 < distance(named(model, found), named(model, expected)) < 0.02
     norm = float(torch.cat([u.flatten() for u in updates]).norm())
-    assert norm == pytest.approx(0.01, rel=1e-5)
+    assert 0.01 * (1 - 1e-4) <= norm <= 0.01
 
 
 def test_dropout_is_drawn_for_each_user():
@@ -377,7 +377,7 @@ def test_a_user_moves_the_sum_by_at_most_its_share(batched):
         found = LocalUpdate(model, losses, steps, batched=batched).weighted_sum(**alone)
         norm = float(torch.cat([u.flatten() for u in found.updates.values()]).norm())
         bound = weight * steps.update_clip if OWNED[user] else 0.0
-        assert norm == pytest.approx(bound, rel=1e-5)
+        assert bound * (1 - 1e-4) <= norm <= bound
         assert (float(found.norms[0]) > steps.update_clip) == bool(OWNED[user])
 
 

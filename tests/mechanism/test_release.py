@@ -12,7 +12,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence, Rows
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.draw import Participants, Sampling, draw, draw_whole
-from uedp.mechanism.noise import SystemNoise
+from uedp.mechanism.noise import SeededNoise
 from uedp.mechanism.release import Clips, clipped_sums, release
 
 SENTENCES = 24
@@ -119,7 +119,7 @@ def test_empty_rounds_are_noised_like_any_other(who):
         np.zeros(0, int),
         Clips(0.5, 0.2),
         np.ones(len(who.users)),
-        SystemNoise(1),
+        SeededNoise(1),
         3.0,
     )
     values = torch.cat([s.flatten() for s in found.sums])
@@ -140,7 +140,7 @@ def test_a_parameter_no_gradient_reaches_is_noised():
         task.lengths[:3],
         Clips(1.0, 1.0),
         np.ones(2),
-        SystemNoise(1),
+        SeededNoise(1),
         1.0,
     )
     assert all(bool((s != 0).all()) for s in found.sums)
@@ -179,7 +179,7 @@ def test_a_step_changes_what_is_trained_and_nothing_else(how):
             task.lengths[:5],
             Clips(1.0, 1.0),
             np.ones(2),
-            SystemNoise(1),
+            SeededNoise(1),
             1e-12,
         )
         with torch.no_grad():
@@ -210,7 +210,7 @@ def test_weights_out_of_range():
             task.lengths[:1],
             Clips(1.0, 1.0),
             np.array([1.5]),
-            SystemNoise(1),
+            SeededNoise(1),
             1.0,
         )
 
@@ -269,3 +269,23 @@ def test_user_level_draws_take_all_sentences():
     alone = draw_whole(incidence, Sampling(0.5, per_user=2), np.random.default_rng(3), 5)
     for place, user in enumerate(alone.users):
         assert alone.sentences[place].tolist() == capped.sentences[user].tolist()
+
+
+@given(share=st.floats(0.05, 2), margin=st.floats(0, 0.04), clip=st.floats(1e-3, 10))
+def test_the_margin_covers_what_a_text_moves_of_others(share, margin, clip):
+    """In units of the noise, every shift of the theorems stays what it was without rounding."""
+    clips = Clips(clip, share, margin)
+    unit = clips.unit_of_noise
+    kept = float(clips.of_sentences(np.ones(1, int))[0])
+    others = margin * clip
+    slack = 1e-6
+    assert (clip + others) / unit <= 1 + slack  # a user
+    assert (kept + others) / unit <= share + slack  # an entity
+    assert (kept + clip + others) / unit <= 1 + share + slack  # both
+    assert (2 * clip + others) / unit <= 2 + slack  # the user and the holder
+    assert kept <= share * clip * (1 + slack)
+
+
+def test_a_share_within_the_margin_is_refused():
+    with pytest.raises(UserError, match=r"entity share 0\.02: smaller than the margin of 0\.03"):
+        Clips(1.0, 0.02, 0.03)

@@ -71,9 +71,8 @@ def differ(one, other) -> bool:
     return all(a != b for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("source", ["operating system", "cryptographic"])
-def test_without_a_seed_no_two_rounds_share_anything(source):
-    found = plan(privacy__noise_source=source)
+def test_without_a_seed_no_two_rounds_share_anything():
+    found = plan()
     runs = []
     for _ in range(2):  # two processes, alike in all else
         torch.manual_seed(0)
@@ -106,13 +105,10 @@ def test_the_callers_random_numbers_are_left_alone(seed):
 
 
 def test_the_source_of_noise_is_the_one_that_is_certified():
-    for source, name in (("operating system", "system"), ("cryptographic", "secure")):
-        found = plan(privacy__noise_source=source)
+    for seed, name in ((None, "cipher"), (1, "fixed seed")):
+        found = plan(privacy__seed=seed)
         with Randomness(found).of(0, CPU) as (_, _, noise):
-            assert (found.setup().noise_source, noise.source) == (source, name)
-    found = plan(privacy__noise_source="cryptographic", privacy__seed=1)
-    with Randomness(found).of(0, CPU) as (_, _, noise):
-        assert found.setup().noise_source == noise.source == "fixed seed"
+            assert found.setup().noise_source == noise.source == name
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -163,7 +159,7 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
         else:
             who = draw_whole(worlds.incidence(), found.sampling, generator, key)
     task, model = NextWord(worlds.texts(), tiny.tokenizer(), 32), gpt2()
-    share = 0.5 if method == "rotation" else 2.0
+    share = 0.5 - 0.5 * found.clips.margin if method == "rotation" else 2.0
     total = torch.zeros(1)
     crowding = dict(zip(who.sentences.values.tolist(), who.crowding.tolist(), strict=True))
     for place in range(len(who.users)):
@@ -173,7 +169,8 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
             update = update + projected(sentence_gradient(model, task, sentence), clip)
         total = total + projected(update, 0.8)
     assert len(who.sentences.values)
-    assert torch.allclose(flat(gradient.values), total / (0.2 * 40), atol=1e-5)
+    expected = total / (0.2 * 40)  # clip factors divide by upper bounds of norms
+    assert float((flat(gradient.values) - expected).norm()) <= 3e-3 * float(expected.norm())
     assert gradient.deviation == 0
     assert gradient.reach.users == len(who.users)
 
@@ -248,17 +245,18 @@ def test_a_plain_round_is_the_mean_by_hand(room):
 # --- noise ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("source", ["operating system", "cryptographic"])
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("method", PRIVATE)
-def test_the_noise_is_as_large_as_was_planned(method, source):
+def test_the_noise_is_as_large_as_was_planned(method, seed):
     """All texts are empty, so that a round is noise and nothing else."""
-    found = plan(method, privacy__noise=1.5, privacy__update_clip=0.4, privacy__noise_source=source)
+    found = plan(method, privacy__noise=1.5, privacy__update_clip=0.4, privacy__seed=seed)
     gradient = made(found, [""] * 120).round(0)
     values = flat(gradient.values)
     if method == "uedp-alg":  # z (q_u |U| + 1) beta over q_u W_u (q_e W_e + q_s W_s)
         expected = 1.5 * (0.5 * 40 + 1) * 0.4 / (0.5 * 40 * (4 + 80))
     else:
         expected = 1.5 * 0.4 / (0.5 * 40)
+    expected *= 1 + found.clips.margin
     assert gradient.deviation == pytest.approx(expected)
     assert float(values.std()) == pytest.approx(expected, rel=0.02)  # some 50,000 of them
     assert abs(float(values.mean())) < 0.03 * expected

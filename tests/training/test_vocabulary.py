@@ -18,7 +18,7 @@ from uedp.accounting.certificate import PRIVATE_VOCABULARY, Setup
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.noise import SecureNoise, SystemNoise
+from uedp.mechanism.noise import SecureNoise, SeededNoise
 from uedp.training import vocabulary as module
 from uedp.training.vocabulary import (
     allowances,
@@ -380,9 +380,9 @@ def test_words_come_public_first_then_by_noisy_count():
 def test_the_order_of_the_corpus_does_not_show():
     counts = {"b": 50, "a": 50, "c": 50}
     release = VocabularyRelease(1.0, 5.0, 1, 1)
-    forward = private_words(*a_word_each(counts), release, SystemNoise(seed=3), 1)
+    forward = private_words(*a_word_each(counts), release, SeededNoise(3), 1)
     backward = private_words(
-        *a_word_each(dict(reversed(counts.items()))), release, SystemNoise(seed=3), 1
+        *a_word_each(dict(reversed(counts.items()))), release, SeededNoise(3), 1
     )
     assert forward == backward
 
@@ -402,7 +402,7 @@ def rate(successes: int, trials: int, expected: float, off: float) -> None:
     assert abs(off - expected) > 10 * deviation
 
 
-@pytest.mark.parametrize("source", [SecureNoise, SystemNoise])
+@pytest.mark.parametrize("source", [SecureNoise, lambda: SeededNoise(3)])
 def test_a_word_is_released_with_the_probability_of_its_count(source):
     """And none that no one gives; counts are whole users, noise is Gaussian."""
     counts = {f"w{n}": n for n in (1, 4, 8, 12, 20)}
@@ -451,7 +451,7 @@ def test_secure_noise_rounds_no_word_over_the_threshold():
     release = VocabularyRelease(1.0, 8.0, 1, 1)
 
     class Up:
-        source = "secure"
+        source = "cipher"
 
         def add_(self, sums, deviation):
             for total in sums:

@@ -65,7 +65,7 @@ class _Strict(BaseModel):
 class Setup(_Strict):
     """What cannot be recomputed and must be stated. What is not covered is a caveat."""
 
-    noise_source: Literal["operating system", "cryptographic", "fixed seed"] = "operating system"
+    noise_source: Literal["cipher", "fixed seed"] = "cipher"
     # differentially private exactly if one is in the ledger, where it is charged
     vocabulary: Origin = "public"
     # the names of what a classifier tells apart

@@ -26,7 +26,7 @@ from uedp.audit.worlds import Kind, Law, World
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.draw import Participants, draw_alg
+from uedp.mechanism.draw import Participants, Uniforms, draw_alg
 from uedp.mechanism.estimators import Weights, f_e_plus
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips, release
@@ -83,7 +83,7 @@ class Drawn:
     user_weights: Floats
 
 
-Rounds = Callable[[int, np.random.Generator, int], Drawn]
+Rounds = Callable[[int, Uniforms, int], Drawn]
 Draw = Callable[[Plan, Incidence], Rounds]
 Release = Callable[[Copies, Drawn, Clips, float, Noise], Tensor]
 
@@ -145,8 +145,8 @@ def by_training(plan: Plan, incidence: Incidence) -> Rounds:
     plan = plan.on(incidence)
     drawing = Drawing(plan, incidence)
 
-    def drawn(number: int, generator: np.random.Generator, key: int) -> Drawn:
-        who = drawing.of(number, generator, key)
+    def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
+        who = drawing.of(number, uniforms, key)
         bounds = plan.clips.of_sentences(who.crowding).double().numpy()
         return Drawn(who, np.ones(len(bounds)), bounds, plan.weights[who.users])
 
@@ -173,7 +173,9 @@ class Mechanism:
             raise UserError(f"{plan.config.privacy.method}: has no guarantee to audit")
         if isinstance(plan.profile, Alg):
             return cls.of_alg(plan, plan.profile)
-        return cls(plan, plan.noise, plan.clips)
+        # on numbers nothing is rounded: the adversary is granted the margin for it
+        clips = replace(plan.clips, margin=0.0)
+        return cls(replace(plan, clips=clips), plan.noise, clips)
 
     @classmethod
     def of_alg(cls, plan: Plan, profile: Alg) -> "Mechanism":
@@ -201,8 +203,8 @@ class Mechanism:
         outputs = np.empty((rounds, copies.count))
         drawn, randomness = self.draw(self.plan, copies.incidence), Randomness(self.plan)
         for row, number in zip(outputs, numbers, strict=False):
-            with randomness.of(number, _CPU) as (generator, key, own):
-                who = drawn(number, generator, key)
+            with randomness.of(number, _CPU) as (uniforms, key, own):
+                who = drawn(number, uniforms, key)
                 total = self.release(copies, who, self.clips, self.multiplier, noise or own)
             row[:] = total.double().numpy() / self.clips.update
         return outputs
@@ -217,8 +219,8 @@ _CPU = torch.device("cpu")
 
 
 def _draw_alg(plan: Plan, incidence: Incidence) -> Rounds:
-    def drawn(number: int, generator: np.random.Generator, key: int) -> Drawn:
-        found = draw_alg(incidence, plan.sampling, generator, np.ones(incidence.entities))
+    def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
+        found = draw_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
         ones = np.ones(len(found.weights), int)
         who = Participants(found.users, found.sentences, ones)
         return Drawn(who, found.weights, np.full(len(ones), np.inf), np.ones(len(found.users)))

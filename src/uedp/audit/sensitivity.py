@@ -269,8 +269,8 @@ _CHUNKS = 20  # of a round, about, at most
 
 
 def _drawn(plan: Plan, incidence: Incidence, number: int) -> Participants:
-    with Randomness(plan).of(number, torch.device("cpu")) as (generator, key, _):
-        return Drawing(plan, incidence).of(number, generator, key)
+    with Randomness(plan).of(number, torch.device("cpu")) as (uniforms, key, _):
+        return Drawing(plan, incidence).of(number, uniforms, key)
 
 
 def _telling(incidence: Incidence, draws: Sequence[Participants], count: int) -> list[int]:

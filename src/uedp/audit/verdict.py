@@ -179,7 +179,7 @@ def judge(
     against: Sequence[World] = (),
     multiplier: float = 0.0,
     seed: int | None = None,
-    noise_source: str = "system",
+    noise_source: str = "cipher",
 ) -> MechanismAudit:
     """What scores say of a profile. With the worlds they are `against`, also what is attainable
     there at noise `multiplier`, and the bound from the proven curve."""

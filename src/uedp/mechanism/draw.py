@@ -6,7 +6,7 @@ are the same for a user or sentence whoever else was drawn, and need not be made
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,14 @@ from uedp.incidence import Incidence, Ints, Rows
 Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Words = npt.NDArray[np.uint64]
+
+
+class Uniforms(Protocol):
+    """Where draws and coins come from: `SecretUniforms` in a private run, a seeded
+    `numpy.random.Generator` in a test."""
+
+    def random(self, size: int, /) -> Floats:
+        """So many independent numbers, uniform in [0, 1)."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Participants:
     crowding: Ints
 
 
-def draw_users(users: int, rate: float, rng: np.random.Generator) -> Ints:
+def draw_users(users: int, rate: float, rng: Uniforms) -> Ints:
     """Every user independently with the same probability; none is an ordinary outcome."""
     return np.flatnonzero(rng.random(users) < rate)
 
@@ -128,7 +136,7 @@ def select(
 def draw(
     incidence: Incidence,
     sampling: Sampling,
-    rng: np.random.Generator,
+    rng: Uniforms,
     key: int,
     usable: Mask | None = None,
 ) -> Participants:
@@ -146,9 +154,7 @@ def draw(
     return _participants(users, place[heads], sentences[heads], crowding[heads])
 
 
-def draw_whole(
-    incidence: Incidence, sampling: Sampling, rng: np.random.Generator, key: int
-) -> Participants:
+def draw_whole(incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int) -> Participants:
     """One round of user-level privacy: all sentences of the drawn users, entities disregarded.
 
     Guarantees:
@@ -163,7 +169,7 @@ def draw_whole(
     return _participants(users, place[chosen], own.values[chosen], np.ones(chosen.sum(), int))
 
 
-def _coins(mentions: Rows, sampling: Sampling, rng: np.random.Generator) -> Mask:
+def _coins(mentions: Rows, sampling: Sampling, rng: Uniforms) -> Mask:
     """Which selected sentences keep all their coins; one coin per entity and round."""
     entities, which = np.unique(mentions.values, return_inverse=True)
     tails = rng.random(len(entities)) >= sampling.entity_rate
@@ -188,7 +194,7 @@ class WeightedParticipants:
 def draw_alg(
     incidence: Incidence,
     sampling: Sampling,
-    rng: np.random.Generator,
+    rng: Uniforms,
     entity_weights: Floats,
     extended_weight: float = 1.0,
 ) -> WeightedParticipants:

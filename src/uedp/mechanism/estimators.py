@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Floats, Sampling, WeightedParticipants, draw_alg
+from uedp.mechanism.draw import Floats, Sampling, Uniforms, WeightedParticipants, draw_alg
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +98,7 @@ class Estimator:
                 "without entities; raise a rate, or use f_e_plus"
             )
 
-    def draw(self, incidence: Incidence, rng: np.random.Generator) -> WeightedParticipants:
+    def draw(self, incidence: Incidence, rng: Uniforms) -> WeightedParticipants:
         """Who takes part in a round, by this estimator's rates and weights."""
         weights = self.weights
         return draw_alg(incidence, self.sampling, rng, weights.entities, weights.extended)

@@ -23,6 +23,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.errors import UserError
 from uedp.incidence import Ints, Rows
+from uedp.mechanism.clip.rounding import SLICE, of_sum, squared_norms
+from uedp.mechanism.draw import Uniforms
 
 _log = logging.getLogger(__name__)
 
@@ -76,10 +78,10 @@ class UpdateSum:
     norms: Tensor
 
 
-def shuffled(sentences: Rows, rng: np.random.Generator) -> list[Ints]:
+def shuffled(sentences: Rows, rng: Uniforms) -> list[Ints]:
     """For each user, the places of its sentences in `sentences.values`, in random order."""
     bounds = zip(sentences.offsets[:-1], sentences.offsets[1:], strict=True)
-    return [rng.permutation(np.arange(start, end)) for start, end in bounds]
+    return [start + np.argsort(rng.random(int(end - start))) for start, end in bounds]
 
 
 class LocalUpdate:
@@ -289,8 +291,10 @@ class _Total:
             self._add(updates, users)
 
     def _add(self, updates: Mapping[str, Tensor], users: Sequence[int]) -> None:
-        squares = [u.flatten(1).square().sum(1).to(self._norms) for u in updates.values()]
-        norms = torch.stack(squares).sum(0).sqrt()
+        # an upper bound: what rounding may have taken off a norm must not be let through
+        squares = torch.stack([squared_norms(u.flatten(1)) for u in updates.values()])
+        rounding = 0.0 if self._norms.dtype == torch.float64 else of_sum(SLICE)
+        norms = squares.sum(0).mul_(1 + rounding).sqrt_().to(self._norms)
         self._norms[users] = norms
         finite = torch.isfinite(norms)
         # projection onto a ball; anything else would not be Lipschitz

@@ -1,29 +1,35 @@
-"""Gaussian noise for a release, from the operating system's randomness or from a cipher.
+"""Gaussian noise for a release, from a cipher's key stream.
 
-Two sources. `system`: PyTorch's generator on the tensor's device, seeded anew each round from the
-operating system; fast, and what peers use. `secure`: a cipher's key stream turned to Gaussians on
-the CPU. A fixed seed is for tests; it marks a run as not private.
+A private run has one source on every device, `SecureNoise`: a cipher under a key of 256 bits that
+the operating system gives for each release, AES on the host and ChaCha20 on an accelerator. A
+fixed seed (`SeededNoise`) is for tests; it marks a run as not private.
 
-The secure source also closes the hole that floating-point noise leaves (Mironov 2012; Holohan and
-Braghin 2021): the low bits of a sum betray which of two values the noise was added to. Here the
-sum is rounded to one coarse grid, each of whose points either value can reach.
+The hole that floating-point noise leaves (Mironov 2012; Holohan and Braghin 2021) is closed too:
+the low bits of a sum betray which of two values the noise was added to. Here the sum is rounded
+to one coarse grid, each of whose points either value can reach.
 
 Over several processes a release is noised once: see `add_once_`.
 """
 
+import functools
+import logging
 import math
 import os
-import secrets
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-Source = Literal["system", "secure", "fixed seed"]
+from uedp.mechanism import chacha
+from uedp.mechanism.secret import KEY_BYTES, KeyStream
+
+Source = Literal["cipher", "fixed seed"]
 
 _GRID_BITS = 12  # grid points per standard deviation, as a power of two
-_BLOCK = 1 << 16  # values made at a time: few calls, and what they touch stays in the cache
+_AT_ONCE = 1 << 23  # values made at a time on an accelerator
+
+_log = logging.getLogger(__name__)
 
 
 class Noise(Protocol):
@@ -70,35 +76,14 @@ def add_once_(
                 own.copy_(whole)
 
 
-class SystemNoise:
-    """PyTorch's Gaussian noise, seeded from the operating system for every release.
-
-    Guarantees:
-      - two releases never share a seed; no seed is kept
-      - with `seed` given, releases can be repeated: for tests only
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.source: Source = "system" if seed is None else "fixed seed"
-        self._seed = seed
-        self._releases = 0
-
-    def add_(self, sums: list[torch.Tensor], deviation: float) -> None:
-        generators: dict[torch.device, torch.Generator] = {}
-        fresh = secrets.randbits(63) if self._seed is None else self._seed + self._releases
-        self._releases += 1
-        for total in sums:
-            if total.device not in generators:
-                generators[total.device] = torch.Generator(total.device).manual_seed(fresh)
-            noise = torch.empty_like(total, dtype=torch.float32)
-            noise.normal_(0.0, deviation, generator=generators[total.device])
-            total.add_(noise)
-
-
 class SecureNoise:
-    """Noise from AES in counter mode under a key that is drawn per release and forgotten.
+    """Noise from a cipher under a key of 256 bits that is drawn per release and not kept.
+
+    A tensor on the host takes AES in counter mode. One on an accelerator takes ChaCha20 there, by
+    a kernel of its own where Triton is at hand; on a device without double precision, the host's.
 
     Guarantees:
+      - two releases never share a key, and every bit of a key matters
       - an entry is released as the multiple of one grid, `deviation * 2^-12` rounded down to a
         power of two, that is nearest to value plus Gaussian. Rounding their sum, not each, is
         post-processing: it moves no value, so the sensitivity is the one that was accounted for
@@ -108,31 +93,55 @@ class SecureNoise:
         depends on the grid point alone, so it is post-processing too, and gives a multiple of the
         grid: a whole number rounded to fewer digits is a whole number
       - the grid point zero has no sign: it would tell the value's
-      - the Gaussian ends at 9.42 deviations, its pairs where 2^-64 of them lie beyond: this cut is
-        a total variation below 2^-64 per value, 2^-34 in a release of 10^9
-      - two releases never share a key
+      - the Gaussian ends at 9.42 deviations, its pairs where 2^-64 of them lie beyond
 
-    Not covered: 64-bit words and float64 arithmetic displace a Gaussian by about 2^-39 grid steps
-    before it is rounded, which changes about one entry in 2^38. The accounting takes it as exact.
+    How far 64-bit words and float64 arithmetic are from a Gaussian: `docs/privacy.md`, section 6.
     """
 
-    source: Source = "secure"
+    source: Source = "cipher"
 
     def add_(self, sums: list[torch.Tensor], deviation: float) -> None:
         if deviation == 0:
             return
         grid = grid_of(deviation)
-        stream = _KeyStream()
+        streams: dict[torch.device, _OnHost | _OnDevice] = {}
         for total in sums:
             own = total.detach()
-            host = own.to("cpu").contiguous()  # itself, where it can be
-            flat = host.view(-1)
-            for start in range(0, flat.numel(), _BLOCK):
-                block = flat[start : start + _BLOCK]
-                words = stream.words(block.numel() + block.numel() % 2)
-                add_on_grid_(block, gaussians(words, deviation / grid)[: block.numel()], grid)
-            if host is not own:
-                own.copy_(host)
+            where = own.device if own.device.type in _DOUBLE_PRECISION else torch.device("cpu")
+            if where not in streams:
+                streams[where] = _OnHost() if where.type == "cpu" else _OnDevice(where)
+            flat = own.to(where).contiguous()  # itself, where it can be
+            streams[where].add_(flat.view(-1), deviation / grid, grid)
+            if flat is not own:
+                own.copy_(flat)
+
+
+_DOUBLE_PRECISION = ("cuda",)  # accelerators that have it
+
+
+class SeededNoise:
+    """PyTorch's Gaussian noise from a fixed seed, without a grid: for tests only.
+
+    Guarantees:
+      - releases can be repeated: they depend on the seed and on how many there were before
+    """
+
+    source: Source = "fixed seed"
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._releases = 0
+
+    def add_(self, sums: list[torch.Tensor], deviation: float) -> None:
+        generators: dict[torch.device, torch.Generator] = {}
+        for total in sums:
+            if total.device not in generators:
+                generator = torch.Generator(total.device)
+                generators[total.device] = generator.manual_seed(self._seed + self._releases)
+            noise = torch.empty_like(total, dtype=torch.float32)
+            noise.normal_(0.0, deviation, generator=generators[total.device])
+            total.add_(noise)
+        self._releases += 1
 
 
 def grid_of(deviation: float) -> float:
@@ -151,22 +160,6 @@ def add_on_grid_(values: torch.Tensor, steps: torch.Tensor, grid: float) -> None
     values.copy_(steps.mul_(grid))
 
 
-class _KeyStream:
-    """Endless pseudo-random words under a key nobody has."""
-
-    def __init__(self) -> None:
-        cipher = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16)))
-        self._encryptor = cipher.encryptor()
-        self._zeros = memoryview(bytes(8 * _BLOCK))
-        self._buffer = bytearray(8 * _BLOCK + 16)  # the cipher asks for a block's room at the end
-        self._words = torch.frombuffer(self._buffer, dtype=torch.int64)
-
-    def words(self, count: int) -> torch.Tensor:
-        """The next `count` (at most a block) as signed integers, there until the next call."""
-        self._encryptor.update_into(self._zeros[: 8 * count], self._buffer)
-        return self._words[:count]
-
-
 def gaussians(words: torch.Tensor, deviation: float) -> torch.Tensor:
     """Gaussians by Box and Muller's transform: as many as there are (an even number of) words.
 
@@ -180,3 +173,81 @@ def gaussians(words: torch.Tensor, deviation: float) -> torch.Tensor:
     length = uniform.log_().mul_(-2 * deviation**2).sqrt_()
     angle = angle.to(torch.float64).mul_(math.pi * 2.0**-63)
     return torch.stack((angle.cos(), angle.sin())).mul_(length).view(-1)
+
+
+# --- streams of a release ------------------------------------------------------------------------
+
+
+class _OnHost:
+    """AES, a block at a time."""
+
+    def __init__(self) -> None:
+        self._stream = KeyStream()
+
+    def add_(self, flat: torch.Tensor, deviation: float, grid: float) -> None:
+        for start in range(0, flat.numel(), KeyStream.BLOCK):
+            block = flat[start : start + KeyStream.BLOCK]
+            words = self._stream.words(block.numel() + block.numel() % 2)
+            add_on_grid_(block, gaussians(words, deviation)[: block.numel()], grid)
+
+
+class _OnDevice:
+    """ChaCha20 where the tensors are.
+
+    Guarantees:
+      - no block of the cipher is used for two entries' pairs, over all tensors of the release
+      - the kernel and the operations of PyTorch give the same release, up to the rounding of
+        logarithm and angle
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._key = chacha.key_of(os.urandom(KEY_BYTES), device)
+        self._next = 0
+        self._kernel = _kernel(device)
+
+    def add_(self, flat: torch.Tensor, deviation: float, grid: float) -> None:
+        for start in range(0, flat.numel(), _AT_ONCE):
+            part = flat[start : start + _AT_ONCE]
+            add = self._kernel if self._kernel and part.dtype in _BY_KERNEL else add_by_operations_
+            add(part, self._key, self._next, deviation, grid)
+            self._next += _blocks(part.numel())
+
+
+def add_by_operations_(
+    flat: torch.Tensor, key: torch.Tensor, first: int, deviation: float, grid: float
+) -> None:
+    """Noise from ChaCha20's blocks from `first` on, in grid steps: what the kernel must do too."""
+    words = chacha.words(key, first, _blocks(flat.numel()))
+    add_on_grid_(flat, gaussians(words, deviation)[: flat.numel()], grid)
+
+
+def _blocks(entries: int) -> int:
+    return -(-entries // chacha.WORDS)
+
+
+_Adds = Callable[[torch.Tensor, torch.Tensor, int, float, float], None]
+_BY_KERNEL = (torch.float32, torch.float64)
+_TRIED, _TRIED_DEVIATION, _TRIED_GRID = 10_001, 5000.0, 2.0**-12
+
+
+@functools.cache
+def _kernel(device: torch.device) -> _Adds | None:
+    """The fused kernel, if there is one for the device and it does as the operations do."""
+    if device.type != "cuda":
+        return None
+    try:
+        from uedp.mechanism import noise_kernel
+
+        key = chacha.key_of(bytes(range(KEY_BYTES)), device)
+        one, other = (torch.linspace(-300, 300, _TRIED, device=device) for _ in range(2))
+        add_by_operations_(one, key, 2**32 - 100, _TRIED_DEVIATION, _TRIED_GRID)
+        noise_kernel.add_(other, key, 2**32 - 100, _TRIED_DEVIATION, _TRIED_GRID)
+        # a logarithm rounded otherwise moves one entry in 10^11, and by one step
+        same = bool(((one - other).abs() <= _TRIED_GRID).all()) and int((one != other).sum()) <= 2
+    except Exception as error:  # not there, no compiler for it, another machine: many ways to fail
+        _log.info("noise without a kernel of its own, by PyTorch's operations: %s", error)
+        return None
+    if not same:
+        _log.warning("the noise kernel does not do as it should on %s: not used", device)
+        return None
+    return noise_kernel.add_

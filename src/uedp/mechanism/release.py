@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.mechanism.clip import ClippedSum, Engine, Packed
+from uedp.mechanism.clip import Allowances, ClippedSum, Engine, Packed
 from uedp.mechanism.draw import Floats, Mask, Participants
 from uedp.mechanism.noise import Noise, add_once_
 
@@ -23,19 +23,38 @@ class Clips:
     `update` bounds a user's update. `share` is how much of it one entity may move: a sentence's
     gradient is clipped to `share * update`, divided by how many of the user's selected sentences
     mention the same entity (its crowding), so that together they stay within the share.
+
+    `margin` is for rounding that no bound covers, in units of `update`: how far one text can move
+    what others add by changing the batch they are computed in. The noise is larger by it, and the
+    share smaller by as much as the larger noise does not cover (`docs/privacy.md`, section 8).
     """
 
     update: float
     share: float
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         if not (0 < self.update < math.inf):
             raise UserError(f"update clip {self.update}: must be positive")
         if not 0 < self.share <= 2:
             raise UserError(f"entity share {self.share}: must lie in 0..2, without 0")
+        if self._kept_share <= 0:
+            raise UserError(
+                f"entity share {self.share}: smaller than the margin of {self.margin:g} for "
+                "rounding; raise it, or compute in float32"
+            )
+
+    @property
+    def _kept_share(self) -> float:
+        return min(self.share, self.share - self.margin * (1 - self.share))
+
+    @property
+    def unit_of_noise(self) -> float:
+        """What a noise multiplier multiplies."""
+        return self.update * (1 + self.margin)
 
     def of_sentences(self, crowding: Ints) -> Tensor:
-        return torch.from_numpy(self.share * self.update / crowding).float()
+        return torch.from_numpy(self._kept_share * self.update / crowding).float()
 
 
 @dataclass(frozen=True)
@@ -70,7 +89,7 @@ def release(
     room: int | None = None,
     packed: bool = False,
 ) -> Release:
-    """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.update`.
+    """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.unit_of_noise`.
 
     `losses(ids)` gives the loss of each of these sentences. `lengths` are the tokens of the
     participants' sentences, `weights` (at most 1) those of the participants' users. About `room`
@@ -86,7 +105,7 @@ def release(
     if len(weights) and not (weights.min() >= 0 and weights.max() <= 1):
         raise UserError("user weights must lie in 0..1")
     sums, reach = clipped_sums(engine, participants, losses, lengths, clips, weights, room, packed)
-    add_once_(noise, sums, multiplier * clips.update)
+    add_once_(noise, sums, multiplier * clips.unit_of_noise)
     return Release(sums, reach)
 
 
@@ -130,11 +149,15 @@ def clipped_sums(
         """One user too large for memory: its sentences clipped and added up, then clipped."""
         total = [torch.zeros_like(sum_) for sum_ in sums]
         each = max(1, room // int(lengths[rows].max()))
+        allowed = Allowances(torch.zeros(1), torch.zeros(1))
         for start in range(0, len(rows), each):
-            _add(total, engine, clipped(rows[start : start + each], user, math.inf, torch.ones(1)))
-        norm = float(torch.stack([part.double().norm() for part in total]).norm())
-        update_norms[user] = norm
-        factor = float(weights[user[0]]) * min(1.0, clips.update / max(norm, 1e-30))
+            found = clipped(rows[start : start + each], user, math.inf, torch.ones(1))
+            _add(total, engine, found)
+            allowed += found.allowances
+        square = torch.stack([part.double().square().sum() for part in total]).sum().cpu()
+        update_norms[user] = float(square.sqrt())
+        bound = float(allowed.bound(square))
+        factor = float(weights[user[0]]) * min(1.0, clips.update / max(bound, 1e-300))
         for sum_, part in zip(sums, total, strict=True):
             sum_.add_(part, alpha=factor)
 

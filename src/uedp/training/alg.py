@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Floats
+from uedp.mechanism.draw import Floats, Uniforms
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import Noise, add_once_
@@ -47,14 +47,15 @@ class UedpAlg:
             users_at_once=_fitting(plan, task, settings.local_batch, self.parameters[0].device),
         )
         self._clip = clip
+        self._larger = 1 + plan.clips.margin  # for rounding that differs with the batch
 
     def round(self, number: int) -> Gradient:
-        with self._randomness.of(number, self.parameters[0].device) as (generator, _, noise):
-            return self._round(generator, noise)
+        with self._randomness.of(number, self.parameters[0].device) as (uniforms, _, noise):
+            return self._round(uniforms, noise)
 
-    def _round(self, generator: np.random.Generator, noise: Noise) -> Gradient:
+    def _round(self, uniforms: Uniforms, noise: Noise) -> Gradient:
         estimator = self._estimator
-        who = estimator.draw(self._incidence, generator)
+        who = estimator.draw(self._incidence, uniforms)
         user_weights = torch.from_numpy(estimator.weights.users[who.users]).float()
         sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
         norms = np.zeros(len(who.users))
@@ -62,16 +63,17 @@ class UedpAlg:
             with self._precision():  # around all of it: inside, vmap and autocast clash
                 found = self._local.weighted_sum(
                     self._task.batch(who.sentences.values),
-                    shuffled(who.sentences, generator),
+                    shuffled(who.sentences, uniforms),
                     torch.from_numpy(who.weights).float(),
                     user_weights,
                 )
             sums = [found.updates[p].float() for p in self.parameters]
             norms = np.nan_to_num(found.norms.cpu().numpy() / self._clip)
         # the noise of the paper's lemma, on the sum before it is divided
-        add_once_(noise, sums, estimator.deviation_of_sum)
+        add_once_(noise, sums, estimator.deviation_of_sum * self._larger)
         torch._foreach_mul_(sums, -1 / estimator.denominator)
-        return Gradient(sums, estimator.deviation, _reach(len(who.sentences.values), norms))
+        deviation = estimator.deviation * self._larger
+        return Gradient(sums, deviation, _reach(len(who.sentences.values), norms))
 
 
 def _fitting(plan: Plan, task: Task, batch: int, device: torch.device) -> int:

@@ -46,7 +46,6 @@ class Privacy(_Section):
     extended_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
     sentences_per_entity: Count | None = None
     sentences_per_user: Count | None = None
-    noise_source: Literal["operating system", "cryptographic"] = "operating system"
     seed: Seed | None = None
     chosen_by: str | None = None
     corpus_budget: Positive | None = None

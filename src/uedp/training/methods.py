@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine, Packed, values
-from uedp.mechanism.draw import Mask, Participants, draw, draw_whole, lend
-from uedp.mechanism.noise import Noise, SecureNoise, SystemNoise
+from uedp.mechanism.draw import Mask, Participants, Uniforms, draw, draw_whole, lend
+from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise
 from uedp.mechanism.release import ROOM, Reach, release
+from uedp.mechanism.secret import SecretUniforms, secret_masks
 from uedp.modes import evaluating
 from uedp.training.plan import Plan
 from uedp.training.tasks import Precision, Task
@@ -42,34 +43,32 @@ class Randomness:
     """Draws, coins, masks and noise of each round: fresh from the operating system, never kept.
 
     Dropout's masks are drawn by PyTorch's own generator, which begins alike in every process. Who
-    meets which mask depends on how long others' texts are, so nobody may know the masks.
+    meets which mask depends on how long others' texts are, so nobody may know the masks. The key
+    for lending may be known (the theorems fix what is lent): 62 bits and a hash will do.
 
     Guarantees:
       - without a seed, no two rounds share anything, over restarts too
+      - without a seed, draws and coins, and the noise of a release, each have a key of 256 bits of
+        their own, and masks the whole state of their generators
       - with a seed, a round's randomness depends on the seed and its number alone
       - the caller's random numbers are left alone
     """
 
     def __init__(self, plan: Plan) -> None:
         self._seed = plan.config.privacy.seed
-        self._secure = plan.config.privacy.noise_source == "cryptographic"
 
     @contextmanager
-    def of(
-        self, number: int, device: torch.device
-    ) -> Iterator[tuple[np.random.Generator, int, Noise]]:
-        """For a round: a generator for draws and coins, a key for lending, and noise."""
+    def of(self, number: int, device: torch.device) -> Iterator[tuple[Uniforms, int, Noise]]:
+        """For a round: uniform numbers for draws and coins, a key for lending, and noise."""
         if self._seed is None:
-            generator = np.random.default_rng(secrets.randbits(256))
-            key, masks = secrets.randbits(62), secrets.randbits(62)
-            noise: Noise = SecureNoise() if self._secure else SystemNoise()
-        else:
-            generator = np.random.default_rng([self._seed, number])
-            key, masks, noise_seed = (int(n) for n in generator.integers(0, 2**62, 3))
-            noise = SystemNoise(noise_seed)
+            with secret_masks(device):
+                yield SecretUniforms(), secrets.randbits(62), SecureNoise()
+            return
+        generator = np.random.default_rng([self._seed, number])
+        key, masks, noise_seed = (int(n) for n in generator.integers(0, 2**62, 3))
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(masks)
-            yield generator, key, noise
+            yield generator, key, SeededNoise(noise_seed)
 
 
 class Lending:
@@ -103,12 +102,12 @@ class Drawing:
         rotates = plan.config.privacy.method == "rotation"
         self._lending = Lending(incidence, plan.config.privacy.seed) if rotates else None
 
-    def of(self, number: int, generator: np.random.Generator, key: int) -> Participants:
+    def of(self, number: int, uniforms: Uniforms, key: int) -> Participants:
         """For a round, by its own randomness."""
         if self._lending is None:
-            return draw_whole(self._incidence, self._sampling, generator, key)
+            return draw_whole(self._incidence, self._sampling, uniforms, key)
         usable = self._lending.of(number)
-        return draw(self._incidence, self._sampling, generator, key, usable)
+        return draw(self._incidence, self._sampling, uniforms, key, usable)
 
 
 _MENTIONS_A_ROUND = 750_000  # lending them takes a tenth of a second
@@ -163,8 +162,8 @@ class Clipped:
 
     def round(self, number: int) -> Gradient:
         plan = self._plan
-        with self._randomness.of(number, self.parameters[0].device) as (generator, key, noise):
-            participants = self._drawing.of(number, generator, key)
+        with self._randomness.of(number, self.parameters[0].device) as (uniforms, key, noise):
+            participants = self._drawing.of(number, uniforms, key)
             found = release(
                 self._engine,
                 participants,
@@ -179,7 +178,7 @@ class Clipped:
             )
         scale = 1 / plan.expected_weight
         torch._foreach_mul_(found.sums, scale)
-        return Gradient(found.sums, plan.noise * plan.clips.update * scale, found.reach)
+        return Gradient(found.sums, plan.noise * plan.clips.unit_of_noise * scale, found.reach)
 
 
 class Plain:
@@ -200,8 +199,8 @@ class Plain:
         task.pack_for(model)
 
     def round(self, number: int) -> Gradient:
-        with self._randomness.of(number, self.parameters[0].device) as (generator, key, _):
-            who = draw_whole(self._incidence, self._plan.sampling, generator, key)
+        with self._randomness.of(number, self.parameters[0].device) as (uniforms, key, _):
+            who = draw_whole(self._incidence, self._plan.sampling, uniforms, key)
             return Gradient(self._mean(who.sentences.values), 0.0, _untouched(who))
 
     def _mean(self, sentences: Ints) -> list[Tensor]:

@@ -7,8 +7,10 @@ profile the ledger and the certificate are made from.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+import torch
 
 from uedp.accounting import certificate as certificates
 from uedp.accounting.calibrate import noise_for
@@ -18,7 +20,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Floats, Sampling
 from uedp.mechanism.release import Clips
-from uedp.training.config import PRIVATE, Config
+from uedp.training.config import PRIVATE, Config, Run
 
 _TOO_FEW, _FEW = 5, 20  # users a round: refused below the one, doubted below the other
 _FAINT = 0.05  # signal to noise over a whole run, from which on little is learned
@@ -135,7 +137,7 @@ class Plan:
         """What the certificate has to be told."""
         privacy = self.config.privacy
         stated = certificates.Setup(
-            noise_source="fixed seed" if privacy.seed is not None else privacy.noise_source,
+            noise_source="cipher" if privacy.seed is None else "fixed seed",
             vocabulary=_ORIGINS[self.config.vocabulary.source],
             labels=self._labels(),
             sentences_per_user=privacy.sentences_per_user,
@@ -148,6 +150,27 @@ class Plan:
         if self.config.task.kind != "classification":
             return "none"
         return "declared" if self.config.task.labels else "from the corpus, not covered"
+
+
+Precision = Literal["float32", "bfloat16"]
+
+
+def precision_of(run: Run) -> Precision:
+    """What the passes of a run are computed in: half precision on an accelerator, if not told."""
+    if run.precision != "auto":
+        return run.precision
+    accelerated = torch.cuda.is_available() and run.device.split(":")[0] in ("auto", "cuda")
+    return "bfloat16" if accelerated and torch.cuda.is_bf16_supported() else "float32"
+
+
+# How far one text can move what others add by how rows are laid out and rounded, in update clips
+# per root of the users that others are: about twice what `benchmarks/rounding.py` finds.
+_MARGIN: Mapping[Precision, float] = {"float32": 2e-5, "bfloat16": 2e-3}
+
+
+def rounding_margin(precision: Precision, users: float) -> float:
+    """What the noise is raised by, in units of the update clip, for so many users a round."""
+    return _MARGIN[precision] * math.sqrt(max(users, 1.0))
 
 
 def build(config: Config, incidence: Incidence) -> Plan:
@@ -178,6 +201,7 @@ def build(config: Config, incidence: Incidence) -> Plan:
             return UserLevel(noise, privacy.user_rate)
         return Alg(noise, privacy.user_rate, incidence.users, _other_holders(incidence))
 
+    margin = rounding_margin(precision_of(config.run), privacy.user_rate * incidence.users)
     words = _vocabulary(config)
     beside: tuple[tuple[Profile, int], ...] = () if words is None else ((words, 1),)
     described: Profile | None = None
@@ -201,7 +225,7 @@ def build(config: Config, incidence: Incidence) -> Plan:
             privacy.sentences_per_entity,
             privacy.sentences_per_user,
         ),
-        clips=Clips(privacy.update_clip, share),
+        clips=Clips(privacy.update_clip, share, margin if private else 0.0),
         weights=_weights(incidence),
         shape=_shape(incidence),
         vocabulary=words,

@@ -222,9 +222,9 @@ def private_words(
     """Words that many users gave, after noise: the mechanism of Theorem 4.
 
     `public` words come first and need not be found. `key` decides over lending and need not be
-    secret; it must not be chosen by looking at texts. `noise` is best `SecureNoise`: the threshold
-    lies six deviations out, where single precision is coarse. Enter the release in the ledger
-    (`RunLedger.spend_vocabulary`) before calling this.
+    secret; it must not be chosen by looking at texts. `noise` is `SecureNoise`, but in tests: the
+    threshold lies six deviations out, where PyTorch's own noise ends. Enter the release in the
+    ledger (`RunLedger.spend_vocabulary`) before calling this.
 
     Guarantees:
       - a word is released only if its noisy count is above the threshold

@@ -28,7 +28,10 @@ def agree(
     update_clip: float,
     tolerance: float = 1e-5,
 ) -> ClippedSum:
-    """The engine's sum and norms are the oracle's, to the relative tolerance."""
+    """The engine's norms are the oracle's, to the relative tolerance, and its sum nearly.
+
+    Factors divide by upper bounds, which take a little off where tokens cancel.
+    """
     users = max(owners) + 1
     weights = torch.linspace(0.4, 1.0, users)
     clips = sentence_clip * torch.linspace(0.5, 1.0, len(owners))
@@ -55,7 +58,7 @@ def agree(
             )
         )
     )
-    assert float(difference) <= tolerance * float(total) + 1e-9
+    assert float(difference) <= (tolerance + 3e-3) * float(total) + 1e-9
     return found
 
 
@@ -462,3 +465,99 @@ def test_a_reduced_loss_is_refused():
             lambda o: next_token(model, list(o)).mean(), OWNERS, torch.ones(8), 1.0, torch.ones(4)
         )
     assert all(p.requires_grad for p in model.parameters())  # left as it was
+
+
+class CentresInTraining(nn.Module):
+    """Mixes sentences, in training mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        return (hidden - hidden.mean(0) if self.training else hidden) ** 2
+
+
+class KeepsStatistics(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.InstanceNorm1d(2, track_running_stats=True)
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.norm(x)) ** 2
+
+
+class Renormed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 3, max_norm=0.1)
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(self.embed(x.abs().long().clamp(max=8)[..., 0])) ** 2
+
+
+class SkipsLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layerdrop = 0.1
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) ** 2
+
+
+class SkipsByChance(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skipped = self.training and bool(torch.rand([]) < 0.1)
+        return x if skipped else self.layer(x) ** 2
+
+
+@pytest.mark.parametrize(
+    ("net", "why"),
+    [
+        (CentresInTraining, "sentences beside it"),
+        (KeepsStatistics, "norm.running_mean changes in the forward pass"),
+        (Renormed, "embed.weight changes in the forward pass"),
+        (SkipsLayers, r"SkipsLayers.layerdrop is 0.1"),
+        (SkipsByChance, "one random number for all sentences"),
+    ],
+)
+def test_what_a_model_does_in_training_mode_is_tried_too(net, why):
+    torch.manual_seed(0)
+    x = torch.randn(4, 2, 3)
+    model = net().train()
+    with pytest.raises(UserError, match=why):
+        Engine(model).check(lambda order: model(x[list(order)]).sum((1, 2)), 4)
+    assert all(module.training for module in model.modules())  # left as they were
+
+
+def test_a_pass_that_changes_the_model_is_refused_in_a_round_as_well():
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 2, 3), KeepsStatistics().train()
+    with pytest.raises(UserError, match="changes in the forward pass"):
+        Engine(model).clipped_sum(
+            lambda order: model(x[list(order)]).sum((1, 2)),
+            [0, 0, 1, 1],
+            torch.ones(4),
+            1.0,
+            torch.ones(2),
+        )
+
+
+@pytest.mark.parametrize("name", language_models())
+def test_dropout_of_every_kind_passes_the_try(name):
+    torch.manual_seed(0)
+    model = language_models()[name]()
+    drops = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout")
+    for field in drops:
+        if hasattr(model.config, field):
+            setattr(model.config, field, 0.3)
+    model = type(model)(model.config).train()
+    Engine(model).check(lambda order: next_token(model, list(order)), 4)

@@ -282,15 +282,15 @@ class Formed:
 
     @torch.no_grad()
     def agrees_with(self, rule: MaskedProduct, tolerance: float) -> None:
-        grams = Grams(self.layout, self.owner)
+        grams = Grams(self.layout, self.owner, 1)
         rule.add_products(grams)
         norms = self.gradients.flatten(1).norm(dim=1).float()
         close = {"rtol": tolerance, "atol": tolerance * float(norms.max())}
-        torch.testing.assert_close(grams.sentence_norms(), norms, **close)
-        squares = grams.user_squares(self.factors)
+        torch.testing.assert_close(grams.sentence_squares().sqrt().float(), norms, **close)
+        squares = grams.user_squares(self.factors.double())
         rule.add_user_squares(squares, self.layout, self.factors)
         expected = torch.stack([total.norm() for total in self.user_sums()]).float()
-        torch.testing.assert_close(squares.clamp(min=0).sqrt(), expected, **close)
+        torch.testing.assert_close(squares.clamp(min=0).sqrt().float(), expected, **close)
         (found,) = rule.weighted(self.factors).values()
         summed = torch.stack(self.user_sums()).sum(0).float()
         torch.testing.assert_close(found, summed, **close)
@@ -328,7 +328,7 @@ def test_no_more_is_held_than_there_is_room_for(owners, shape, room):
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(masked, "exact_product", measured)
-        formed.rule_of(room=room).add_products(Grams(formed.layout, formed.owner))
+        formed.rule_of(room=room).add_products(Grams(formed.layout, formed.owner, 1))
     largest_bin = max(bucket.each for bucket in formed.layout.buckets)
     assert max(sizes) <= max(room, 4 * largest_bin * shape[1])
 

@@ -50,7 +50,7 @@ def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
     assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-4, atol=1e-6)
     for parameter, sum_ in zip(engine.parameters, expected, strict=True):
         ours = found.gradients.get(parameter, torch.zeros_like(parameter))
-        assert torch.allclose(ours, sum_, atol=2e-5)
+        assert torch.allclose(ours, sum_, atol=2e-4)  # factors divide by upper bounds
 
 
 @pytest.mark.parametrize("pieces", [False, True])

@@ -4,6 +4,8 @@ Hooks record every trainable layer's input and output gradient; ordinary weight 
 formed. From the records come, layer by layer, the inner products between the gradients of each
 user's sentences. These give all norms: the diagonal those of sentences, and with the sentences'
 clip factors on both sides those of users. One weighted product per layer then gives the sum.
+
+Factors divide by upper bounds of the norms: `rounding` says what may have been hidden.
 """
 
 from collections import Counter, defaultdict
@@ -16,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
+from uedp.mechanism.clip.deterministic import refuse_layer_drop, training_without_chance
 from uedp.mechanism.clip.kernels import norm_gradients
 from uedp.mechanism.clip.kinds import PRODUCTS, epsilon_of, kind_of, trainable_layers
-from uedp.mechanism.clip.layout import Grams, Layout
+from uedp.mechanism.clip.layout import Allowances, Grams, Layout
 from uedp.mechanism.clip.masked import MaskedProduct
 from uedp.mechanism.clip.recording import (
     OverwrittenError,
@@ -27,6 +30,7 @@ from uedp.mechanism.clip.recording import (
     Recording,
     recording,
 )
+from uedp.mechanism.clip.rounding import exact_float32
 from uedp.mechanism.clip.rules import (
     Explicit,
     Lookup,
@@ -45,13 +49,15 @@ from uedp.modes import evaluating
 class ClippedSum:
     """The sum of a chunk's twice-clipped updates, and how far the clips reached (private).
 
-    Norms are before the clip they are held against: one per sentence as the caller numbered
-    them, one per user that has a sentence, by its number.
+    Norms are before the clip they are held against, as computed: one per sentence as the caller
+    numbered them, one per user that has a sentence, by its number.
     """
 
     gradients: Mapping[nn.Parameter, Tensor]
     sentence_norms: Tensor
     user_norms: Tensor
+    allowances: Allowances
+    """Of users: what their norms may be beyond `user_norms`."""
 
 
 Losses = Callable[[Sequence[int]], Tensor | Packed]
@@ -68,8 +74,11 @@ class Engine:
     Guarantees:
       - a model that cannot be clipped is refused before anything is computed
       - the sum is that of `reference.clipped_sum`, up to rounding
+      - no sentence is added longer than its clip, and no user than the update clip times its
+        weight, whatever cancels between tokens, in float32 and in half precision
       - a sentence whose gradient is not finite contributes nothing
       - chunks whose sentences share a dropout mask are refused outside of `one_round`
+      - a pass that changes a parameter or a buffer of the model is refused
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -108,7 +117,7 @@ class Engine:
         owner = torch.tensor(layout.owner, device=device)
         place = torch.empty_like(order)
         place[order] = torch.arange(len(order), device=device)
-        bounds = sentence_clips.to(device)[order]
+        bounds = sentence_clips.to(device, torch.float64)[order]
         users = torch.tensor(layout.users, device=device)
         by_number = torch.argsort(users)
         weights = user_weights.to(device)[users]
@@ -116,22 +125,25 @@ class Engine:
 
         def summed(found: Mapping[str, Record]) -> ClippedSum:
             rules = self._rules(found, layout)
-            grams = Grams(layout, owner)
+            grams = Grams(layout, owner, len(self._layers))
             for rule in rules:
                 rule.add_products(grams)
-            norms = grams.sentence_norms()
-            factors = _factors(norms, bounds)
+            sentence_squares = grams.sentence_squares()
+            factors = _factors(grams.sentence_bounds(sentence_squares), bounds)
             squares = grams.user_squares(factors)
             for rule in rules:
-                rule.add_user_squares(squares, layout, factors)
-            user_norms = squares.clamp_(min=0).sqrt_()
-            weight = factors * (_factors(user_norms, update_clip) * weights)[owner]
+                rule.add_user_squares(squares, layout, factors.float())
+            squares.clamp_(min=0)
+            allowances = grams.user_allowances(factors)
+            shares = _factors(allowances.bound(squares), update_clip)
+            weight = (factors * (shares * weights)[owner]).mul_(_DOWN).float()
             total: dict[nn.Parameter, Tensor] = {}
             for rule in rules:
                 total.update(rule.weighted(weight))
-            return ClippedSum(total, norms[place], user_norms[by_number])
+            norms, user_norms = sentence_squares.sqrt().float(), squares.sqrt().float()
+            return ClippedSum(total, norms[place], user_norms[by_number], allowances[by_number])
 
-        with torch.no_grad():
+        with torch.no_grad(), exact_float32():
             result = summed(made.records)
         broken = ~torch.isfinite(result.sentence_norms)[order]
         alone = made.packed.alone if made.packed is not None else None
@@ -139,35 +151,46 @@ class Engine:
             # attention multiplies by zero what it does not let through, and zero times what is not
             # finite is not zero: the row's other sentences must not suffer for it
             made = self._pass(lambda _: alone(), layout)
-            with torch.no_grad():
+            with torch.no_grad(), exact_float32():
                 result = summed(made.records)
             broken = ~torch.isfinite(result.sentence_norms)[order]
         if broken.any():  # rare: take these sentences out and begin again
-            with torch.no_grad():
+            with torch.no_grad(), exact_float32():
                 result = summed({n: record.without(broken) for n, record in made.records.items()})
         return result
 
     def check(self, losses: Losses, sentences: int) -> None:
-        """Try a few sentences, without dropout, before they are trusted to the rules.
+        """Try a few sentences, with nothing left to chance, before they are trusted to the rules.
+
+        In evaluation mode, and in training mode, in which some layers do something else.
 
         Guarantees:
           - a loss of one sentence that depends on others is refused
           - a model in which a sentence's gradient is taken for another's is refused
           - a model in which a weight is also used outside its layer is refused, by its name
+          - a model that skips layers by chance is refused
         """
+        refuse_layer_drop(self._model)
         with evaluating(self._model):
-            together = values(losses(range(sentences)))
-            each = [values(losses([i])) for i in range(sentences)]
-            true_norms = torch.stack([self._norm(loss) for loss in each])
-            alone = torch.cat(each).detach()
-            if not torch.allclose(together, alone, rtol=0.02, atol=0.02):
-                raise UserError(
-                    "the loss of a sentence changes with the sentences beside it; it must depend "
-                    "on that sentence and the weights alone"
-                )
-            expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
-            unclipped = torch.full((sentences,), torch.inf)
-            clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))
+            self._try(losses, sentences)
+        with training_without_chance(self._model), self.one_round():
+            self._try(losses, sentences)
+
+    def _try(self, losses: Losses, sentences: int) -> None:
+        before = self._state()
+        together = values(losses(range(sentences)))
+        each = [values(losses([i])) for i in range(sentences)]
+        self._refuse_changes(before)
+        true_norms = torch.stack([self._norm(loss) for loss in each])
+        alone = torch.cat(each).detach()
+        if not torch.allclose(together, alone, rtol=0.02, atol=0.02):
+            raise UserError(
+                "the loss of a sentence changes with the sentences beside it; it must depend "
+                "on that sentence and the weights alone"
+            )
+        expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
+        unclipped = torch.full((sentences,), torch.inf)
+        clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))
         found, norms = clipped.gradients, clipped.sentence_norms.to(true_norms)
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         scale = torch.stack([g.norm() for g in expected if g is not None]).norm()
@@ -185,6 +208,20 @@ class Engine:
                 "layer does not compute sentence by sentence; freeze it (requires_grad_(False))"
             )
 
+    def _state(self) -> dict[str, tuple[int, int]]:
+        """Which tensor every parameter and buffer is, and how often it was written to."""
+        named = (*self._model.named_parameters(), *self._model.named_buffers())
+        return {name: (id(tensor), tensor._version) for name, tensor in named}
+
+    def _refuse_changes(self, before: Mapping[str, tuple[int, int]]) -> None:
+        """A pass that leaves something behind carries one user's text to others, unclipped."""
+        for name, state in self._state().items():
+            if state != before.get(name):
+                raise UserError(
+                    f"{name} changes in the forward pass, which would carry text from one user to "
+                    "another; use a layer that keeps no statistics and leaves weights alone"
+                )
+
     def _norm(self, loss: Tensor) -> Tensor:
         """Of a loss's gradient, by ordinary means."""
         found = torch.autograd.grad(loss.sum(), self.parameters, allow_unused=True)
@@ -196,6 +233,7 @@ class Engine:
 
     def _pass(self, losses: Losses, layout: Layout) -> Recording:
         """Forward and backward, once; twice where a model is found to overwrite outputs."""
+        before = self._state()
         try:
             with self._recording(layout.sentences) as made:
                 found = losses(layout.order)
@@ -211,6 +249,7 @@ class Engine:
         except OverwrittenError as changed:
             self._hooked |= changed.layers
             return self._pass(losses, layout)
+        self._refuse_changes(before)
         return made
 
     def _rules(self, records: Mapping[str, Record], layout: Layout) -> list[Rule]:
@@ -303,9 +342,13 @@ def _products(group: Sequence[_Layer], in_pieces: bool) -> MatrixProducts:
     )
 
 
-def _factors(norms: Tensor, bounds: Tensor | float) -> Tensor:
-    """Projection onto a ball: `min(1, bound / norm)`."""
-    return (bounds / norms.clamp(min=1e-30)).clamp(max=1.0)
+_DOWN = 1 - 2.0**-22  # casting weights to float32 must not round them up
+
+
+def _factors(norms: Tensor, clips: Tensor | float) -> Tensor:
+    """Projection onto a ball: `min(1, clip / norm)`; nothing of what has no finite norm."""
+    factors = (clips / norms.clamp(min=1e-300)).clamp(max=1.0)
+    return torch.where(torch.isfinite(norms), factors, 0.0)
 
 
 def _trains(parameter: Any) -> TypeGuard[nn.Parameter]:
@@ -325,6 +368,10 @@ def _tied(parts: Sequence[Lookup | MatrixProducts]) -> Rule:
 _TRAFFIC = {"cuda": 500, "cpu": 20}
 _START = {"cuda": 5e9, "cpu": 5e5}
 
+# Entries of weights that read one input, up to which a gradient per sentence is formed. Decided by
+# the layer alone: what is allowed for rounding differs, and must not change with the batch.
+_FORMED = 1 << 15
+
 # Inputs of a layer larger than this, in bytes, keep a device busy by themselves; more in a stack
 # than that would cost too much memory.
 _SMALL = {"cuda": 1 << 25, "cpu": 1 << 16}
@@ -337,19 +384,15 @@ def _cheapest(group: Sequence[_Layer], layout: Layout) -> Way:
     """How to get norms of the gradients of weights that read one input, for the average user."""
     (_, each), width = group[0].record.shape, group[0].widths[0]
     outputs = sum(layer.widths[1] for layer in group)
-    sentences = layout.sentences / len(layout.users)
-    tokens = sentences * each
+    if width * outputs <= _FORMED:
+        return "explicit"
+    tokens = layout.sentences / len(layout.users) * each
     device = group[0].record.grads.device.type
     traffic = _TRAFFIC.get(device, 100)
     starts = len(group) * _START.get(device, 5e5)  # users come one by one
-    costs: dict[Way, float] = {
-        "grams": tokens**2 * (width + outputs + traffic),
-        "by user": tokens * each * (width + outputs)
-        + width * outputs * (tokens + traffic)
-        + starts,
-        "explicit": width * outputs * (tokens + sentences * (traffic + sentences)),
-    }
-    return min(costs, key=lambda way: costs[way])
+    by_grams = tokens**2 * (width + outputs + traffic)
+    by_user = tokens * each * (width + outputs) + width * outputs * (tokens + traffic) + starts
+    return "grams" if by_grams <= by_user else "by user"
 
 
 def _stacks(layers: Sequence[Sequence[_Layer]], way: Way) -> Iterator[Sequence[Sequence[_Layer]]]:

@@ -15,17 +15,23 @@ except ImportError:  # a CPU build
     triton = None
 
 
+def scaled_type(values: Tensor) -> torch.dtype:
+    """What `scaled_rows` rounds to: float32, but for what tensor cores multiply as it is."""
+    return torch.bfloat16 if values.is_cuda and values.dtype == torch.bfloat16 else torch.float32
+
+
 def scaled_rows(values: Tensor, weights: Tensor) -> Tensor:
     """(sentences, tokens, features) times a float32 weight per sentence, rounded once."""
+    result = torch.empty(values.shape, device=values.device, dtype=scaled_type(values))
     if _fused(values):
-        flat, result = values.contiguous(), torch.empty_like(values, memory_format=_ROWS)
+        flat = values.contiguous()
         width = flat[0].numel()
         _scale_rows[(flat.shape[0], triton.cdiv(width, _BLOCK))](
             flat, weights, result, width, block=_BLOCK
         )
         return result
-    result = torch.empty_like(values)
-    return torch.mul(values, weights[:, None, None], out=result)
+    wide = values if values.dtype == torch.float64 else values.float()
+    return torch.mul(wide, weights[:, None, None], out=result)
 
 
 def norm_gradients(x: Tensor, grads: Tensor, epsilon: float | None, centred: bool) -> Tensor:
@@ -57,7 +63,6 @@ def norm_gradients(x: Tensor, grads: Tensor, epsilon: float | None, centred: boo
     return normalised.mul_(grads).sum(1)
 
 
-_ROWS = torch.contiguous_format
 _BLOCK = 4096
 _WIDEST = 8192  # features of a token that one program holds
 

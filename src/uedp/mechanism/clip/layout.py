@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from uedp.mechanism.clip.rounding import block_sums
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -104,6 +106,27 @@ def _packed(sizes: Mapping[int, int]) -> list[list[int]]:
     return bins
 
 
+@dataclass(frozen=True)
+class Allowances:
+    """What rounding may have hidden of norms: of their squares (its root), and beside them."""
+
+    squares: Tensor
+    norms: Tensor
+
+    def bound(self, squared_norms: Tensor) -> Tensor:
+        """What the norms cannot exceed, from their squares as computed."""
+        return (squared_norms + self.squares.square()).sqrt_().add_(self.norms)
+
+    def __add__(self, other: "Allowances") -> "Allowances":
+        """Of the sum of two updates."""
+        return Allowances(
+            self.squares + other.squares.to(self.squares), self.norms + other.norms.to(self.norms)
+        )
+
+    def __getitem__(self, users: Tensor) -> "Allowances":
+        return Allowances(self.squares[users], self.norms[users])
+
+
 class Grams:
     """For each bin of a layout, the inner products between the gradients of its sentences.
 
@@ -111,21 +134,31 @@ class Grams:
     user's part of it adds up to the squared norm of the user's sum. Layers add token by token
     (`tokens`) or sentence by sentence (`sentences`); both are summed up once, when norms are asked
     for. A layer that gives its part of the users' norms otherwise adds to `squares` only, the
-    diagonal.
+    diagonal. Each says how far what it added may be from the truth (`allow`).
+
+    Guarantees:
+      - if every rule allows for its rounding, `sentence_bounds`, and `user_allowances` with the
+        squared norms, are not below the norms of what is added to the sum, whatever cancels
     """
 
-    def __init__(self, layout: Layout, owner: Tensor) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, owner: Tensor, layers: int) -> None:
+        self.layout = layout
+        self.layers = layers  # that may add up in one place
         self._owner = owner
         self._by_sentence: list[Tensor] | None = None
         self._by_token: dict[int, list[Tensor]] = {}
-        self.squares = torch.zeros(layout.sentences, device=owner.device, dtype=torch.float32)
+        self.squares = self._numbers(layout.sentences)
+        self._square_errors = self._numbers(layout.sentences)
+        self._errors = self._numbers(layout.sentences)  # squared
+
+    def _numbers(self, *shape: int) -> Tensor:
+        return torch.zeros(*shape, device=self._owner.device, dtype=torch.float64)
 
     def sentences(self) -> Iterator[tuple[Bucket, Tensor]]:
         """Each bucket with its (bins, sentences, sentences) to add to, in place."""
         if self._by_sentence is None:
-            self._by_sentence = [self._zeros(b, b.each) for b in self._layout.buckets]
-        yield from zip(self._layout.buckets, self._by_sentence, strict=True)
+            self._by_sentence = [self._numbers(b.bins, b.each, b.each) for b in self.layout.buckets]
+        yield from zip(self.layout.buckets, self._by_sentence, strict=True)
 
     def tokens(self, each: int) -> Iterator[tuple[Bucket, Tensor]]:
         """Each bucket with its (bins, tokens, tokens) to add to, for `each` tokens a sentence.
@@ -133,11 +166,24 @@ class Grams:
         Only sums over blocks count.
         """
         if each not in self._by_token:
-            self._by_token[each] = [self._zeros(b, b.each * each) for b in self._layout.buckets]
-        yield from zip(self._layout.buckets, self._by_token[each], strict=True)
+            self._by_token[each] = [
+                torch.zeros(b.bins, b.each * each, b.each * each, device=self._owner.device)
+                for b in self.layout.buckets
+            ]
+        yield from zip(self.layout.buckets, self._by_token[each], strict=True)
 
-    def _zeros(self, bucket: Bucket, size: int) -> Tensor:
-        return torch.zeros(bucket.bins, size, size, device=self._owner.device)
+    def allow(
+        self, rows: slice, masses: Tensor, *, squares: float = 0.0, norms: float | Tensor = 0.0
+    ) -> None:
+        """Allow for rounding of these rows: `masses` is (rows,), or (layers, rows) of layers alike.
+
+        `squares` of the squared mass may be wrong with a squared norm, `norms` of the mass with
+        the norm itself.
+        """
+        squared = masses.double().square_()
+        squared = squared.sum(0) if squared.dim() == 2 else squared
+        self._square_errors[rows] += squares * squared
+        self._errors[rows] += norms**2 * squared
 
     def _settle(self) -> None:
         for each in list(self._by_token):
@@ -145,12 +191,16 @@ class Grams:
                 self.sentences(), self._by_token.pop(each), strict=True
             ):
                 blocks = products.view(bucket.bins, bucket.each, each, bucket.each, each)
-                total.add_(blocks.sum((2, 4)))
+                total.add_(block_sums(blocks))
 
-    def sentence_norms(self) -> Tensor:
+    def sentence_squares(self) -> Tensor:
         self._settle()
         diagonals = [torch.diagonal(gram, dim1=1, dim2=2).flatten() for _, gram in self.sentences()]
-        return torch.cat(diagonals).add_(self.squares).clamp_(min=0).sqrt_()
+        return torch.cat(diagonals).add_(self.squares).clamp_(min=0)
+
+    def sentence_bounds(self, squares: Tensor) -> Tensor:
+        """No sentence's gradient, as it is added, is longer."""
+        return Allowances(self._square_errors.sqrt(), self._errors.sqrt()).bound(squares)
 
     def user_squares(self, factors: Tensor) -> Tensor:
         """Squared norms of the users' sums of their sentences' gradients, each times its factor.
@@ -158,7 +208,7 @@ class Grams:
         Without the parts of layers that added to the diagonal only.
         """
         self._settle()
-        result = torch.zeros(len(self._layout.users), device=factors.device)
+        result = self._numbers(len(self.layout.users))
         for (bucket, gram), owner in zip(self.sentences(), self.owners(), strict=True):
             f = bucket.split(factors)
             own = (owner[:, :, None] == owner[:, None, :]) * gram
@@ -166,6 +216,20 @@ class Grams:
             result.index_add_(0, owner.flatten(), rows.flatten())
         return result
 
+    def user_allowances(self, factors: Tensor) -> "Allowances":
+        """For users' sums: errors of sentences add up at worst."""
+
+        def added_up(errors: Tensor) -> Tensor:
+            totals = self._numbers(len(self.layout.users))
+            return totals.index_add_(0, self._owner, factors * errors.sqrt())
+
+        return Allowances(added_up(self._square_errors), added_up(self._errors))
+
     def owners(self) -> list[Tensor]:
         """For each bucket, (bins, sentences): the place of each sentence's user."""
-        return [bucket.split(self._owner) for bucket in self._layout.buckets]
+        return [bucket.split(self._owner) for bucket in self.layout.buckets]
+
+    def user_totals(self, values: Tensor) -> Tensor:
+        """For each sentence, what the values of its user's sentences add up to."""
+        totals = self._numbers(len(self.layout.users))
+        return totals.index_add_(0, self._owner, values.double())[self._owner]

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uedp.mechanism.clip.kernels import scaled_rows
+from uedp.mechanism.clip.kernels import scaled_rows, scaled_type
 from uedp.mechanism.clip.layout import Grams, Layout
+from uedp.mechanism.clip.rounding import masses, of_scaling, of_sum
 from uedp.mechanism.clip.rules import Gradients, Rule, exact_product
 
 try:
@@ -21,6 +22,8 @@ try:
 except ImportError:  # a CPU build
     triton = None
 
+_SLICE = 4096  # entries of gradients whose products are added up in float32
+_PRODUCTS = 4  # float32 as three products in the tensor cores' own format: two digits less
 _ROOM = 2 << 20  # bytes for gradients that are formed and dropped again: they stay in the cache
 
 
@@ -54,15 +57,37 @@ class MaskedProduct(Rule):
         if self._fused:
             sentences, tokens, _ = self._inputs.shape
             bounds = torch.arange(sentences + 1, device=self._inputs.device) * tokens
-            grams.squares.add_(masked_squares(self._grads, self._inputs, self._mask, bounds))
+            squares = masked_squares(self._grads, self._inputs, self._mask, bounds).double()
+            grams.squares.add_(squares)
+            # a tile's squares are added up, then those of all tiles
+            tiles = -(-self._mask.numel() // (_HIGH * _WIDE))
+            rounding = of_sum(_HIGH * _WIDE + tiles)
+            grams.allow(slice(None), squares.sqrt(), squares=rounding)
+            self._allow(grams)
             return
+        self._allow(grams)
         for bucket, gram in grams.sentences():
             inputs, grads = bucket.split(self._inputs), bucket.split(self._grads)
             for bins, rows in self._blocks(*gram.shape[:2]):
                 left = grads[bins][..., rows].flatten(0, 1).transpose(1, 2)
                 formed = exact_product(left, inputs[bins].flatten(0, 1)).mul_(self._mask[rows])
                 own = formed.view(-1, gram.shape[1], formed[0].numel())
-                gram[bins].baddbmm_(own, own.transpose(1, 2))
+                for part in own.split(_SLICE, 2):
+                    gram[bins].add_(torch.bmm(part, part.transpose(1, 2)))
+            own_squares = torch.diagonal(gram, dim1=1, dim2=2).flatten()
+            grams.allow(bucket.rows, own_squares.sqrt(), squares=of_sum(_SLICE))
+
+    def _allow(self, grams: Grams) -> None:
+        """For gradients that are formed, of sentences and of users, and for scaling them."""
+        inputs, grads = (
+            torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32).square_()
+            for values in (self._inputs, self._grads)
+        )
+        features = self._inputs.shape[-1] + self._grads.shape[-1]
+        mass = masses(inputs, grads, features).sum(1) * self._mask.max()
+        # where nothing came back nothing is added, and nothing rounds
+        formed = _PRODUCTS * of_sum(grams.user_totals((grads > 0).sum(1)))
+        grams.allow(slice(None), mass, norms=formed + of_scaling(scaled_type(self._inputs)))
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         if self._fused:

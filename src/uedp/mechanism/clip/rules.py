@@ -2,7 +2,8 @@
 
 A layer's recorded inputs and output gradients determine its weight's gradient for every sentence.
 A rule gives two things from them without ever forming those gradients one by one where they are
-large: the inner products between the gradients of a user's sentences, and one weighted sum.
+large: the inner products between the gradients of a user's sentences, and one weighted sum. With
+the products it says how far rounding may have taken them from what the sum will hold.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uedp.mechanism.clip.kernels import scaled_rows
+from uedp.mechanism.clip.kernels import scaled_rows, scaled_type
 from uedp.mechanism.clip.layout import Grams, Layout
+from uedp.mechanism.clip.rounding import (
+    SLICE,
+    block_sums,
+    masses,
+    of_scaling,
+    of_sum,
+    squared_norms,
+)
 
 Gradients = Mapping[nn.Parameter, Tensor]
 BySentence = Callable[[Tensor], Tensor]  # adds up values of rows that are parts of sentences
@@ -22,7 +31,7 @@ class Rule:
     """How one parameter, or several, get their gradients."""
 
     def add_products(self, grams: Grams) -> None:
-        """Add the inner products of the sentences' gradients of these parameters."""
+        """Add the inner products of the sentences' gradients, and allow for their rounding."""
         raise NotImplementedError
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
@@ -37,7 +46,8 @@ class Explicit(Rule):
     """Parameters so small that a gradient per sentence is cheaper than anything clever.
 
     There are many of them (biases, norms, adapters), so they are laid side by side in few wide
-    blocks and each block is multiplied once.
+    blocks and each block is multiplied once. What was formed is what is added, so that only sums
+    over a user's sentences round.
     """
 
     _WIDE = 1 << 25  # entries of a block: large enough to keep an accelerator busy
@@ -71,15 +81,18 @@ class Explicit(Rule):
         self._lay_side_by_side()
         self._owners = grams.owners()
         for _, block in self._blocks:
-            grams.squares.add_(_squares(block))
+            squares = squared_norms(block)
+            grams.squares.add_(squares)
+            sentences = grams.user_totals(torch.ones_like(squares))
+            grams.allow(slice(None), squares.sqrt(), squares=of_sum(SLICE), norms=of_sum(sentences))
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         for bucket, owner in zip(layout.buckets, self._owners, strict=True):
             same = owner[:, :, None] == owner[:, None, :]
             first = ~same.tril(-1).any(2)  # of each user's sentences: its row adds all of them up
-            adds = same * first[:, :, None] * bucket.split(factors)[:, None, :]
+            adds = (same * first[:, :, None] * bucket.split(factors)[:, None, :]).float()
             for _, block in self._blocks:
-                found = _squares(adds @ bucket.split(block))
+                found = squared_norms(adds @ bucket.split(block))
                 squares.index_add_(0, owner.flatten(), found.flatten())
 
     def weighted(self, weights: Tensor) -> Gradients:
@@ -113,13 +126,29 @@ class MatrixProducts(Rule):
 
     def __init__(self, inputs: Tensor, weights: Sequence[Weight]) -> None:
         self.inputs, self.weights = inputs, weights
+        self.overlaps = False  # with another rule's gradient of the same weight
 
     def add_products(self, grams: Grams) -> None:
-        for bucket, total in grams.tokens(self.inputs.shape[1]):
+        each = self.inputs.shape[1]
+        for bucket, total in grams.tokens(each):
             outputs = token_gram(bucket.tokens(self.weights[0].grads))
             for weight in self.weights[1:]:
                 outputs = token_gram(bucket.tokens(weight.grads), add_to=outputs)
-            total.addcmul_(token_gram(bucket.tokens(self.inputs)), outputs)
+            inputs = token_gram(bucket.tokens(self.inputs))
+            self._allow(grams, bucket.rows, inputs, outputs)
+            total.addcmul_(inputs, outputs)
+
+    def _allow(self, grams: Grams, rows: slice, inputs: Tensor, outputs: Tensor) -> None:
+        features = self.inputs.shape[-1] + sum(weight.grads.shape[-1] for weight in self.weights)
+        _allow_products(
+            grams,
+            rows,
+            _diagonals(inputs, self.inputs.shape[1]),
+            _diagonals(outputs, self.inputs.shape[1]),
+            features,
+            scaled_type(self.inputs),
+            self.overlaps,
+        )
 
     def weighted(self, weights: Tensor) -> Gradients:
         inputs = scaled_rows(self.inputs, weights).flatten(0, 1)
@@ -156,7 +185,9 @@ class StackedProducts(Rule):
         ]
 
     def add_products(self, grams: Grams) -> None:
-        for bucket, total in grams.tokens(self._inputs.shape[2]):
+        layers, _, each, width = self._inputs.shape
+        features = width + sum(grads.shape[-1] for grads in self._grads)
+        for bucket, total in grams.tokens(each):
 
             def tokens(
                 values: Tensor, rows: slice = bucket.rows, size: int = total.shape[1]
@@ -166,8 +197,16 @@ class StackedProducts(Rule):
             outputs = token_gram(tokens(self._grads[0]))
             for grads in self._grads[1:]:
                 outputs = token_gram(tokens(grads), add_to=outputs)
-            products = token_gram(tokens(self._inputs)).mul_(outputs)
-            total.add_(products.view(-1, *total.shape).sum(0))
+            inputs = token_gram(tokens(self._inputs))
+            _allow_products(
+                grams,
+                bucket.rows,
+                _diagonals(inputs, each).unflatten(0, (layers, -1)),
+                _diagonals(outputs, each).unflatten(0, (layers, -1)),
+                features,
+                scaled_type(self._inputs),
+            )
+            total.add_(inputs.mul_(outputs).view(-1, *total.shape).sum(0))
 
     def weighted(self, weights: Tensor) -> Gradients:
         layers = self._inputs.shape[0]
@@ -203,7 +242,11 @@ class ProductsByUser(MatrixProducts):
         outputs = token_gram(self.weights[0].grads)
         for weight in self.weights[1:]:
             outputs = token_gram(weight.grads, add_to=outputs)
-        grams.squares.add_(token_gram(self.inputs).mul_(outputs).sum((1, 2)))
+        inputs = token_gram(self.inputs)
+        self._allow(grams, slice(None), inputs, outputs)
+        each = inputs.shape[1]
+        products = inputs.mul_(outputs).view(-1, 1, each, 1, each)
+        grams.squares.add_(block_sums(products).flatten())
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         inputs = scaled_rows(self.inputs, factors)
@@ -212,9 +255,7 @@ class ProductsByUser(MatrixProducts):
             rows = slice(start, start + count)
             start += count
             for weight in self.weights:
-                grads = weight.grads[rows].flatten(0, 1)
-                formed = exact_product(grads.t(), inputs[rows].flatten(0, 1))
-                squares[user] += formed.pow_(2).sum()
+                squares[user] += squared_norms(_formed(weight.grads[rows], inputs[rows]).flatten())
 
 
 class Lookup(Rule):
@@ -222,19 +263,31 @@ class Lookup(Rule):
 
     def __init__(self, parameter: nn.Parameter, ids: Tensor, grads: Tensor) -> None:
         self.parameter, self.ids, self.grads = parameter, ids, grads
+        self.overlaps = False
 
     def add_products(self, grams: Grams) -> None:
         for bucket, total in grams.tokens(self.ids.shape[1]):
             ids = bucket.tokens(self.ids)
             same = ids[:, :, None] == ids[:, None, :]
-            total.add_(token_gram(bucket.tokens(self.grads)).mul_(same))
+            gram = token_gram(bucket.tokens(self.grads))
+            squares = _diagonals(gram, self.ids.shape[1])
+            _allow_products(  # a linear layer that reads unit vectors
+                grams,
+                bucket.rows,
+                torch.ones_like(squares),
+                squares,
+                self.grads.shape[-1],
+                torch.float32,
+                self.overlaps,
+            )
+            total.add_(gram.mul_(same))
 
     def weighted(self, weights: Tensor) -> Gradients:
         total = torch.zeros(self.parameter.shape, device=weights.device, dtype=torch.float32)
         return {self.parameter: self.scatter_into(total, weights)}
 
     def scatter_into(self, total: Tensor, weights: Tensor) -> Tensor:
-        scaled = self.grads * weights[:, None, None]
+        scaled = self.grads.float() * weights[:, None, None]
         return total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1).to(total.dtype))
 
 
@@ -243,6 +296,7 @@ class TiedLookup(Rule):
 
     def __init__(self, lookup: Lookup, head: MatrixProducts) -> None:
         self._lookup, self._head = lookup, head
+        lookup.overlaps = head.overlaps = True
 
     def add_products(self, grams: Grams) -> None:
         self._lookup.add_products(grams)
@@ -259,7 +313,7 @@ class TiedLookup(Rule):
             blocks = cross.view(
                 bucket.bins, bucket.each, -1, bucket.each, self._lookup.ids.shape[1]
             )
-            overlap = blocks.sum((2, 4))
+            overlap = block_sums(blocks)
             total.add_(overlap).add_(overlap.transpose(1, 2))
 
     def weighted(self, weights: Tensor) -> Gradients:
@@ -267,17 +321,48 @@ class TiedLookup(Rule):
         return {parameter: self._lookup.scatter_into(total, weights)}
 
 
-def _squares(rows: Tensor) -> Tensor:
-    """Squared norms over the last dimension."""
-    if rows.is_cuda:  # adds in many lanes, and has few operations to start
-        whole: Tensor = torch.linalg.vector_norm(rows, dim=-1)
-        return whole.square_()
-    # a CPU adds in few: sums of millions come out too small, those of slices do not
-    norms = [torch.linalg.vector_norm(part, dim=-1) for part in rows.split(_SLICE, -1)]
-    return torch.stack(norms).square_().sum(0)
+def _allow_products(
+    grams: Grams,
+    rows: slice,
+    inputs: Tensor,
+    outputs: Tensor,
+    features: int,
+    scaled: torch.dtype,
+    overlaps: bool = False,
+) -> None:
+    """Allow for the rounding of a weight's products, in whichever way they are computed.
+
+    `inputs` and `outputs` are the squared norms of tokens, (sentences, tokens) or the same of
+    layers alike; `scaled` is what inputs are rounded to when they are weighted. Where two gradients
+    of one weight overlap, twice as much: what is between them errs by no more than both do, since
+    `2 a b <= a^2 + b^2`.
+    """
+    times = 2 if overlaps else 1
+    grams.allow(
+        rows,
+        masses(inputs, outputs, features).sum(-1),
+        # features; tokens, in slices; layers in one place; squares of what is formed, in slices
+        squares=times * of_sum(features + 2 * SLICE + grams.layers),
+        norms=times * (of_scaling(scaled) + of_sum(2 * _AT_ONCE)),
+    )
 
 
-_SLICE = 1 << 14
+# Tokens that are added up at a time where a user's sum is formed, and how often that may be.
+_AT_ONCE = 256
+
+
+def _formed(grads: Tensor, inputs: Tensor) -> Tensor:
+    """A user's gradient of a weight."""
+    left, right = grads.flatten(0, 1).split(_AT_ONCE), inputs.flatten(0, 1).split(_AT_ONCE)
+    total = exact_product(left[0].t(), right[0])
+    for some, others in zip(left[1:], right[1:], strict=True):
+        total += exact_product(some.t(), others)
+    return total
+
+
+def _diagonals(gram: Tensor, each: int) -> Tensor:
+    """Of the Grams of bins, laid out (sentences, tokens)."""
+    return torch.diagonal(gram, dim1=1, dim2=2).reshape(-1, each)
 
 
 def token_gram(tokens: Tensor, add_to: Tensor | None = None) -> Tensor:
@@ -295,7 +380,7 @@ def token_gram(tokens: Tensor, add_to: Tensor | None = None) -> Tensor:
 
 def exact_product(left: Tensor, right: Tensor) -> Tensor:
     """A matrix product, batched or not, summed and returned in float32."""
-    if _multiplies_exactly(left):
+    if _multiplies_exactly(left) and left.dtype == right.dtype:
         multiply = torch.mm if left.dim() == 2 else torch.bmm
         return multiply(left, right, out_dtype=torch.float32)
     return left.float() @ right.float()

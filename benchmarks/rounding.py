@@ -1,0 +1,166 @@
+"""What rounding does to a clipped sum: how far a text moves others, and what the bounds cost.
+
+    python benchmarks/rounding.py [--device cuda] [--layers 3] [--width 32] [--out FILE]
+    python benchmarks/rounding.py --model FOLDER --material FOLDER [--out FILE]
+
+A user of weight 0 has an empty text, then a long one: what is left of the difference between the
+two sums is how rows are laid out and rounded, in bfloat16 and in float32, in units of the clip
+(`moved`, the largest of several lengths). The margin on the noise is set above it.
+
+Clip factors divide by upper bounds of norms; `taken off` is how much shorter the sum is for that.
+
+A Llama with random weights, adapters or all weights trained, sentences in shared rows; with
+`--layers 30 --width 576` of SmolLM2's shapes. Or a saved model, and the texts that
+`benchmarks/extraction.py prepare` wrote.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import transformers
+from packing import Numbers
+
+from uedp.experiments.material import texts as material_texts
+from uedp.incidence import Rows
+from uedp.mechanism.clip import Engine, rules
+from uedp.mechanism.draw import Participants
+from uedp.mechanism.release import Clips, clipped_sums
+from uedp.models.load import load
+from uedp.models.trainable import make_trainable
+from uedp.training.plan import rounding_margin
+from uedp.training.tasks import NextWord
+
+USERS = (64, 256, 1024)
+EACH = 3  # sentences of a user
+CLIP = 0.1
+LONG = (8, 64, 120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--material", type=Path)
+    parser.add_argument("--users", type=int, nargs="+", default=USERS)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    rows = []
+    for how in ("lora", "full"):
+        torch.manual_seed(0)
+        if options.model:
+            loaded = load(options.model)
+            model, texts = loaded.model, Real(loaded.tokenizer, options.material)
+        else:
+            model, texts = random_llama(options.layers, options.width), Made()
+        model = make_trainable(model, how, rank=8)
+        for parameter in model.parameters():  # adapters begin with zeros, which round to zeros
+            if parameter.requires_grad and not parameter.any():
+                torch.nn.init.normal_(parameter, std=0.02)
+        model.to(options.device).eval()
+        for users in options.users:
+            for half in (True, False):
+                row = measured(model, texts, users, half) | {"trained": how}
+                rows.append(row)
+                print(
+                    f"{how:>5} {users:>6} users {row['precision']:>9}: moved {row['moved']:.1e} "
+                    f"clips, margin {row['margin']:.1e}; taken off {row['taken off']:.2%}",
+                    flush=True,
+                )
+    if options.out:
+        found = {
+            "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
+            "torch": torch.__version__,
+            "model": options.model.name if options.model else "random",
+            "layers": options.layers,
+            "width": options.width,
+            "rows": rows,
+        }
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def random_llama(layers: int, width: int) -> Any:
+    shape = {"hidden_size": width, "intermediate_size": width * 8 // 3, "vocab_size": 1024}
+    heads = {"num_attention_heads": width // 16, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(**shape, **heads, num_hidden_layers=layers)
+    return transformers.LlamaForCausalLM(config)
+
+
+class Made:
+    """Texts of so many tokens, which mean nothing."""
+
+    tokenizer: Any = Numbers()
+
+    def some(self, count: int) -> list[str]:
+        return [str(n) for n in np.random.default_rng(0).integers(5, 60, count)]
+
+    def long(self) -> list[str]:
+        return [str(n) for n in LONG]
+
+
+class Real:
+    """Those of a corpus."""
+
+    def __init__(self, tokenizer: Any, material: Path) -> None:
+        self.tokenizer = tokenizer
+        self._texts = material_texts(material, "train").texts
+
+    def some(self, count: int) -> list[str]:
+        chosen = np.random.default_rng(0).choice(len(self._texts), count, replace=False)
+        return [self._texts[i] for i in chosen]
+
+    def long(self) -> list[str]:
+        return [" ".join(self._texts[:n]) for n in (1, 3, 8)]
+
+
+def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
+    def total(first: str) -> torch.Tensor:
+        return summed(model, texts.tokenizer, [first, *others], half)
+
+    others = texts.some(EACH * users)
+    empty = total("")
+    moved = max(float((total(first) - empty).norm()) for first in texts.long())
+    with (
+        mock.patch.object(rules, "of_sum", return_value=0.0),
+        mock.patch.object(rules, "of_scaling", return_value=0.0),
+    ):
+        unbounded = total("")
+    precision = "bfloat16" if half else "float32"
+    return {
+        "users": users,
+        "precision": precision,
+        "moved": moved / CLIP,
+        "margin": rounding_margin(precision, users),
+        "taken off": 1 - float(empty.norm() / unbounded.norm()),
+    }
+
+
+def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Tensor:
+    task = NextWord(texts, tokenizer, 128)
+    task.packed = True
+    clipper, count = Engine(model), len(texts)
+    users = 1 + (count - 1) // EACH
+    offsets = np.concatenate([[0, 1], np.arange(1 + EACH, count + 1, EACH)])
+    drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), np.ones(count, int))
+
+    def losses(order: Any) -> Any:
+        device = clipper.parameters[0].device.type
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            return task.losses(model, np.array(order))
+
+    weights = np.ones(users)
+    weights[0] = 0
+    sums, _ = clipped_sums(
+        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), weights, packed=True
+    )
+    return torch.cat([part.flatten().double() for part in sums])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""How far computed norms can be from those of what is added (`docs/privacy.md`, section 8).
+
+A clip is a bound on what is really added to a sum, so the norm it divides by must not come out too
+small. Each rule therefore states, for every sentence, a *mass*: `sum over tokens of |x_t| |o_t|`,
+which no rounding can shrink by cancellation, and how large a part of it rounding may be, once of
+the squared norm (products that cancel) and once of the norm itself (values rounded again).
+
+What is allowed depends on a sentence and its user alone, never on the batch or on how a layer's
+products are computed in it: or who else was drawn would move everybody's clip factor a little.
+
+Assumed of the processor: adding up `n` products of float32 or half-precision numbers, in any order,
+errs by at most `n` units of what their absolute values add up to. A unit is twice that of rounding
+to nearest, because tensor cores may cut digits off.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_UNIT = 2.0**-23
+_SPARE = 8  # operations beside the long sums: casts, products, factors
+SLICE = 256  # so few are added up in float32 where a sum may be long
+_TINY = 2.0**-100  # squared, per feature: below it products underflow
+
+# What rounds once more when a record is multiplied by its sentence's weight.
+_AGAIN = {torch.bfloat16: 2.0**-9}
+_AGAIN_FLOAT32 = 2.0**-22
+
+
+def of_sum(terms: float | Tensor) -> Any:
+    """The error of a sum of so many products, relative to the sum of their absolute values."""
+    return (terms + _SPARE) * _UNIT
+
+
+def block_sums(products: Tensor) -> Tensor:
+    """(bins, i, s, j, t) summed over `s` and `t`, in float64; errs like a sum of `SLICE`."""
+    found = [part.sum(4).double().sum(2) for part in products.split(SLICE, 4)]
+    return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+
+def of_scaling(dtype: torch.dtype) -> float:
+    """The error of a record times a weight, kept in `dtype`, relative to its mass."""
+    return _AGAIN.get(dtype, _AGAIN_FLOAT32)
+
+
+def masses(inputs: Tensor, outputs: Tensor, features: int) -> Tensor:
+    """From squared norms of tokens, (..., tokens), to what they weigh: `|x_t| |o_t|`, rounded up.
+
+    Squared norms are sums of positive terms, which err by little; those that underflowed are raised
+    to what may have been lost.
+    """
+    tiny = features * _TINY
+    return (inputs + tiny).sqrt_().mul_((outputs + tiny).sqrt_()).mul_(_UP)
+
+
+def squared_norms(rows: Tensor) -> Tensor:
+    """Squared norms over the last dimension, in float64; they err like a sum of `SLICE`."""
+    whole = rows.shape[-1] // SLICE * SLICE
+    parts = []
+    if whole:
+        slices = rows[..., :whole].unflatten(-1, (-1, SLICE))
+        parts.append(torch.linalg.vector_norm(slices, dim=-1))
+    if whole < rows.shape[-1]:
+        parts.append(torch.linalg.vector_norm(rows[..., whole:], dim=-1)[..., None])
+    if not parts:
+        return rows.new_zeros(rows.shape[:-1], dtype=torch.float64)
+    return torch.cat(parts, -1).double().square_().sum(-1)
+
+
+_UP = 1.01
+
+
+@contextmanager
+def exact_float32() -> Iterator[None]:
+    """Float32 products in float32, whatever the process allows: no TF32, no halves."""
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for backend, found in zip(backends, before, strict=True):
+            backend.fp32_precision = found

@@ -1,0 +1,148 @@
+"""Secret randomness of a private round: what decides over noise, draws, coins and dropout masks.
+
+All of it starts at `os.urandom`. Nothing here has a seed, and no key is kept. What is assumed of
+the operating system and of the ciphers: `docs/privacy.md`, section 6.
+"""
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+KEY_BYTES = 32
+
+
+class KeyStream:
+    """Endless pseudo-random words: AES-256 in counter mode under a key that nobody has.
+
+    Guarantees:
+      - a stream asks the operating system for a key of 256 bits, each of which matters
+    """
+
+    BLOCK = 1 << 16  # words made at a time: few calls, and what they touch stays in the cache
+
+    def __init__(self) -> None:
+        cipher = Cipher(algorithms.AES(os.urandom(KEY_BYTES)), modes.CTR(bytes(16)))
+        self._encryptor = cipher.encryptor()
+        self._zeros = memoryview(bytes(8 * self.BLOCK))
+        # the cipher asks for a block's room at the end
+        self._buffer = bytearray(8 * self.BLOCK + 16)
+        self._words = torch.frombuffer(self._buffer, dtype=torch.int64)
+
+    def words(self, count: int) -> torch.Tensor:
+        """The next `count` (at most a block) as signed integers, there until the next call."""
+        self._encryptor.update_into(self._zeros[: 8 * count], self._buffer)
+        return self._words[:count]
+
+
+class SecretUniforms:
+    """Uniform numbers for draws and coins, from a key stream of their own.
+
+    It has the one method of `numpy.random.Generator` that drawing needs.
+
+    Guarantees:
+      - numbers are multiples of 2^-53 in [0, 1), each with the same probability
+      - no two objects share a key, and an object never repeats a number's word
+    """
+
+    def __init__(self) -> None:
+        self._stream = KeyStream()
+
+    def random(self, size: int) -> npt.NDArray[np.float64]:
+        words = np.empty(size, dtype=np.uint64)
+        for start in range(0, size, KeyStream.BLOCK):
+            part = words[start : start + KeyStream.BLOCK]
+            part[:] = self._stream.words(len(part)).numpy().view(np.uint64)
+        return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+# --- dropout masks -------------------------------------------------------------------------------
+
+
+@contextmanager
+def secret_masks(device: torch.device) -> Iterator[None]:
+    """PyTorch's own generators, which dropout uses, in a state that nobody knows.
+
+    A seed would not do: the CPU's generator keeps 32 bits of it. So the whole state is filled.
+
+    Guarantees:
+      - within, every bit of the CPU generator's 19,937, and of the seed and offset of the
+        device's, comes from the operating system
+      - a mask's entries are drawn from that state one by one, on every processor
+      - afterwards the caller's generators are as they were
+    """
+    on_cuda = device.type == "cuda"
+    with torch.random.fork_rng([device] if on_cuda else []), _masks_by_the_generator():
+        torch.set_rng_state(_mersenne_state())
+        if on_cuda:
+            torch.cuda.set_rng_state(_philox_state(), device)
+        yield
+
+
+_MERSENNE_WORDS, _MERSENNE_BYTES = 624, 5056
+
+
+def _mersenne_state() -> torch.Tensor:
+    """A state for the CPU's generator: 624 words from the operating system, none of them used yet.
+
+    The layout is that of `torch.get_rng_state()`: seed (8 bytes), words left until the next
+    twist (4), whether it was seeded (4), the next word's place (8), the words, each in 8 bytes;
+    then what is left of a pair of Gaussians, which is nothing.
+    """
+    state = torch.zeros_like(torch.get_rng_state())
+    if len(state) != _MERSENNE_BYTES:
+        raise RuntimeError(f"PyTorch {torch.__version__} keeps its generator in another layout")
+    fields = state.numpy()
+    fields[8:12].view(np.int32)[:] = 1
+    fields[12:16].view(np.int32)[:] = 1
+    words = fields[24 : 24 + 8 * _MERSENNE_WORDS].view(np.uint64)
+    words[:] = np.frombuffer(os.urandom(4 * _MERSENNE_WORDS), dtype=np.uint32)
+    return state
+
+
+def _philox_state() -> torch.Tensor:
+    """A state for an accelerator's generator: a seed of 64 bits, and where in its stream it is."""
+    seed = os.urandom(8)
+    # a multiple of 4, as the generator asks for, and far from where it would overflow
+    offset = int.from_bytes(os.urandom(8), "little") >> 4 << 2
+    return torch.frombuffer(bytearray(seed + offset.to_bytes(8, "little")), dtype=torch.uint8)
+
+
+@contextmanager
+def _masks_by_the_generator() -> Iterator[None]:
+    """Keep a mask on a CPU from being drawn by another generator, seeded with 32 bits.
+
+    On Intel's processors PyTorch hands `bernoulli_` to MKL: all of a mask is then decided by one
+    32-bit word of the generator. For the length of the block, each entry takes its own 53 bits.
+    """
+    if not _seeds_masks_with_a_word():
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
+            library.impl("bernoulli_.float", _bernoulli, "CPU")
+        yield
+    finally:
+        library._destroy()
+
+
+def _seeds_masks_with_a_word() -> bool:
+    """Whether a mask of many entries moves the CPU's generator by a word or two."""
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(0)
+        torch.empty(256).bernoulli_(0.5)
+        fields = torch.get_rng_state().numpy()
+    return int(fields[16:24].view(np.uint64)[0]) < 256
+
+
+def _bernoulli(mask: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
+    uniform = torch.empty(mask.shape, dtype=torch.float64).uniform_(generator=generator)
+    return mask.copy_(uniform < p)
