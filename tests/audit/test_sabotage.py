@@ -1,8 +1,8 @@
 """Break what runs, one part at a time: the audit, or a named check, must notice.
 
 Each row of `SABOTAGES` breaks training's own code and names what has to report it. What has to
-report it is also asked without the sabotage, and must then have nothing to say. Noise of too few
-random bits is in `tests/mechanism/test_noise.py`.
+report it is also asked without the sabotage, and must then have nothing to say. Seeds of 32 bits
+are caught where a round takes its noise: `tests/mechanism/test_noise.py`.
 """
 
 import contextlib

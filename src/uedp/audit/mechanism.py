@@ -94,7 +94,8 @@ def by_arithmetic(
     """The noisy sum of each copy, its clips computed on numbers.
 
     Guarantees:
-      - the sums are those of `by_engine`, up to rounding, before noise of the same deviation
+      - the sums are those of `by_engine`, up to rounding and its bounds on it, before noise of the
+        same deviation
     """
     sums = torch.from_numpy(sums_of(copies, drawn, clips.update, clips.update)).float()
     add_once_(noise, [sums], multiplier * clips.update)
