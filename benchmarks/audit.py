@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,10 @@ from uedp.accounting.certificate import rounded
 from uedp.accounting.proven import Alg
 from uedp.audit.bounds import Scores
 from uedp.audit.cases import PAPER_RATE, Case, Setting, alg_cases, cases
-from uedp.audit.mechanism import Mechanism, attack
+from uedp.audit.mechanism import attack
 from uedp.audit.verdict import MechanismAudit, judge
 from uedp.audit.worlds import attainable, on_incidence, strongest
 from uedp.incidence import Incidence
-from uedp.mechanism.noise import SeededNoise
 from uedp.report.audit_plots import mechanism_bounds
 
 CHUNK = 3_000_000  # sentences
@@ -51,8 +51,8 @@ def planned(incidence: Incidence) -> Iterable[tuple[str, Case, int]]:
         for case in cases(["user-level", "rotation"], Setting(epsilon=target)):
             whole = case.pair == ("user" if case.method == "user-level" else "user and entity")
             runs = millions[case.method, target] * MILLION if whole else 200_000
-            multiplier = Mechanism.of(case.profile).multiplier
-            worst = strongest(case.against, multiplier, case.rounds, case.delta)
+            noise = case.mechanism.multiplier
+            worst = strongest(case.against, noise, case.rounds, case.delta)
             yield (
                 f"{case.method}, {case.pair}, epsilon {target:g}",
                 replace(case, against=[worst]),
@@ -88,7 +88,7 @@ def cost(case: Case, runs: int) -> float:
 
 def simulated(key: str, case: Case, runs: int, scratch: Path) -> list[Scores]:
     """The scores of an audit, chunk by chunk; a chunk that lies there is not simulated again."""
-    mechanism, found = Mechanism.of(case.profile), []
+    found = []
     for world in case.against:
         parts, chunk = [], max(1_000, CHUNK // world.incidence.sentences)
         for number, start in enumerate(range(0, runs, chunk)):
@@ -97,9 +97,9 @@ def simulated(key: str, case: Case, runs: int, scratch: Path) -> list[Scores]:
             if not path.exists():
                 began = time.monotonic()
                 rng = np.random.default_rng([number, size, *key.encode()])
-                noise = SeededNoise(int(rng.integers(2**62)))
+                mechanism = case.mechanism.seeded(int(rng.integers(2**62)))
                 names = ("likelihood",)
-                (one,) = attack(mechanism, world, case.rounds, size, rng, noise, names)
+                (one,) = attack(mechanism, world, case.rounds, size, count(), None, names)
                 save(path, partial(np.savez, guessed=one.guessed, other=one.other))
                 print(
                     f"  {start + size:,} of {runs:,}: {time.monotonic() - began:.0f} s", flush=True
@@ -128,7 +128,7 @@ def audited(key: str, case: Case, runs: int, scratch: Path) -> dict[str, Any]:
         case.delta,
         published=case.published,
         against=case.against,
-        multiplier=Mechanism.of(case.profile).multiplier,
+        multiplier=case.mechanism.multiplier,
         noise_source="fixed seed",
     )
     return asdict(replace(found, method=case.method))
@@ -160,7 +160,8 @@ def repeat(case: Case, runs: int, among: int) -> dict[str, Any]:
 def breaking(incidence: Incidence, claim: float) -> dict[str, Any]:
     """Entities of CoNLL for which the claim is false: those in whose worlds more is attainable."""
     counts = incidence.holders.counts
-    noise = Mechanism.of(Alg(2.0, PAPER_RATE, incidence.users, 1)).multiplier
+    (_, case, _) = alg_cases(Setting(), incidence)
+    noise = case.mechanism.multiplier
     rows = []
     for entity in np.flatnonzero(counts >= 10):
         world = on_incidence(incidence, PAPER_RATE, int(entity))

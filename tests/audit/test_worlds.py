@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from tests.audit.plans import mechanism
 from uedp.accounting.divergence import Shifted
 from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon
-from uedp.audit.mechanism import Copies, Mechanism, sums_of
+from uedp.audit.mechanism import Copies, sums_of
 from uedp.audit.worlds import (
     Law,
     attainable,
@@ -27,6 +28,11 @@ CASES = [
     (ROTATION, "user and entity"),
     (Rotation(1.0, 0.3, 1.5), "user and entity"),
     (Rotation(1.0, 0.3, 0.4, entity_rate=0.5), "user and entity"),
+    (Rotation(1.0, 0.3, 0.4, extended_rate=0.6), "user and entity"),
+    (Rotation(1.0, 0.3, 0.4, entity_rate=0.5, extended_rate=0.8), "user and entity"),
+    (Rotation(1.0, 0.3, 0.4, entity_rate=0.9, extended_rate=0.0), "user and entity"),
+    (Rotation(1.0, 0.3, 0.4, entity_rate=0.5, extended_rate=0.8), "entity"),
+    (Missed(Rotation(1.0, 0.3, 0.4, 0.7, None, 0.8), 1, 2, 0.4), "missed mention"),
     (Missed(ROTATION, 2, 3, 0.3), "missed mention"),
     (Missed(Rotation(1.0, 0.3, 0.9), 1, 4, 0.9), "missed mention"),
     (Alg(2.0, 0.3, 8, 5), "user and entity"),
@@ -35,22 +41,55 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("profile", "kind"), CASES)
-def test_the_law_is_that_of_the_mechanisms_sum(profile, kind):
+def sums(found, copies: Copies, seed: int = 5):
+    """A round of a mechanism, before noise."""
+    rounds = found.draw(found.plan.seeded(seed), copies.incidence)
+    return sums_of(copies, rounds(0, np.random.default_rng(seed), seed), found.clips.update)
+
+
+LIMITS = [
+    {},
+    {"sentences_per_user": 1},
+    {"sentences_per_user": 5},
+    {"sentences_per_entity": 2, "sentences_per_user": 30},
+]
+
+
+@pytest.mark.parametrize(
+    ("profile", "kind", "limits"),
+    [
+        *((profile, kind, {}) for profile, kind in CASES),
+        *((CASES[at][0], CASES[at][1], limit) for at in (0, 1, 3, 7) for limit in LIMITS[1:]),
+    ],
+)
+def test_the_law_is_that_of_the_mechanisms_sum(profile, kind, limits):
     """Guarantee of World: every sum is one the law has, as often as it says."""
-    runs, rng = 20_000, np.random.default_rng(0)
-    mechanism = Mechanism.of(profile)
-    for world in worlds(profile, kind):
-        copies = Copies.of(world, runs, runs)
-        drawn = mechanism.draw(copies.incidence, rng, 5)
-        sums = sums_of(copies, drawn, mechanism.clips.update)
-        for law, some in ((world.emptied, sums[:runs]), (world.full, sums[runs:])):
+    runs = 20_000
+    attacked = mechanism(profile, **limits)
+    for world in worlds(profile, kind, limits.get("sentences_per_user")):
+        found = sums(attacked, Copies.of(world, runs, runs))
+        for law, some in ((world.emptied, found[:runs]), (world.full, found[runs:])):
             assert sum(law.chances) == pytest.approx(1)
             apart = np.abs(some[:, None] - np.array(law.values))
             assert apart.min(axis=1).max() < 1e-6
             seen = np.bincount(apart.argmin(axis=1), minlength=len(law.values)) / runs
             chances = np.array(law.chances)
             assert np.all(np.abs(seen - chances) < 5 * np.sqrt(chances / runs) + 2e-4)
+
+
+def test_an_entity_stands_in_sentences_enough_to_turn_an_update_around():
+    """Were their clips not divided by how many they are, and beside other entities too."""
+    for world in [*worlds(ROTATION, "user and entity"), crowd(ROTATION, 10)]:
+        incidence = world.incidence
+        for holder in incidence.holders[0]:
+            own = np.intersect1d(incidence.entity_sentences[0], incidence.user_sentences[holder])
+            assert len(own) * ROTATION.entity_share >= 2
+            assert set(incidence.sentence_entities.take(own).counts.tolist()) == {1, 2}
+
+
+def test_a_user_has_more_sentences_than_are_selected():
+    world = worlds(ROTATION, "user", 5)[0]
+    assert len(world.incidence.user_sentences[0]) > 5
 
 
 def test_a_crowd_shares_one_entity():
@@ -79,6 +118,10 @@ def test_what_is_emptied_is_what_the_adjacency_says(profile, kind):
             assert len(set(incidence.sentence_user[beside].tolist())) == profile.holders
             assert beside.sum() == profile.holders * profile.per_user
             assert incidence.extended[beside].all()
+        elif world.name.endswith("a sentence"):  # its own extended entity
+            (sentence,) = np.flatnonzero(world.empties & ~expected)
+            assert incidence.extended[sentence]
+            assert not mentions.any()
         else:
             assert world.empties.tolist() == expected.tolist()
 
@@ -103,7 +146,6 @@ def test_laws_add_and_mix():
     [
         (UserLevel(1.0, 0.1), "entity", "promises nothing"),
         (Alg(1.0, 0.1, 3, 1), "missed mention", "promises nothing"),
-        (Rotation(1.0, 0.1, 0.3, extended_rate=0.5), "user", "extended rate"),
         (Rotation(1.0, 0.1, 0.3, extended_share=0.5), "user", "one sentence clip"),
         (Missed(ROTATION, 1, 1, 0.2), "missed mention", "one sentence clip"),
     ],
@@ -174,12 +216,10 @@ def test_content_on_an_incidence_is_emptied_as_the_adjacency_says(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_laws_on_an_incidence_are_near_those_of_the_mechanism(kind):
     """They are averages over 300 draws of coins: off by 0.03 or so, and never far."""
-    incidence, runs, rng = some_incidence(), 4000, np.random.default_rng(1)
+    incidence, runs = some_incidence(), 4000
     world = on_incidence(incidence, 0.3, most_held(incidence), kind)
-    mechanism = Mechanism.of(Alg(2.0, 0.3, 25, 10))
-    copies = Copies.of(world, runs, runs)
-    sums = sums_of(copies, mechanism.draw(copies.incidence, rng, 0), mechanism.clips.update)
-    for law, some in ((world.emptied, sums[:runs]), (world.full, sums[runs:])):
+    found = sums(mechanism(Alg(2.0, 0.3, 25, 10)), Copies.of(world, runs, runs))
+    for law, some in ((world.emptied, found[:runs]), (world.full, found[runs:])):
         assert sum(law.chances) == pytest.approx(1)
         assert set(np.unique(some).tolist()) <= set(law.values)
         below = np.array([np.mean(some <= value) for value in law.values])

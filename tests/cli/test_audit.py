@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import uedp.audit.mechanism
+import uedp.mechanism.draw
+from tests.conftest import marked
 from uedp.audit.cases import METHODS
 from uedp.audit.verdict import MechanismAudit
 from uedp.corpus.store import Corpus
+from uedp.entities.detection import Detection, detect
 from uedp.incidence import FOLDER, Incidence
 
 MECHANISM = ["audit", "mechanism", "--seed", "3"]
@@ -42,7 +45,7 @@ def test_all_methods_in_one_table(run):
 
 def test_what_is_printed_is_what_was_found(run):
     found = answer(run, *USER)
-    (row,) = (line for line in run(*USER).out.splitlines() if line.startswith("user-level"))
+    row, measured = (line for line in run(*USER).out.splitlines() if line.startswith("user-level"))
     one = MechanismAudit.of(found["audits"][0])
     cells = [float(cell) for cell in row.replace("/", " ").split()[3:]]
     bounds = [
@@ -55,6 +58,10 @@ def test_what_is_printed_is_what_was_found(run):
     assert cells[-1] >= one.proven
     assert one.proven == pytest.approx(8, rel=0.01)
     assert not one.refutes_proven
+    (rounds,) = found["measured"]
+    shift = rounds["shifts"]["user"]
+    numbers = [float(cell) for cell in measured.split("user  ")[1].split()]
+    assert numbers == pytest.approx([12, shift["found"], 1, rounds["noise"]], rel=1e-3)
     assert "published" not in run(*USER).out.splitlines()[-1]
 
 
@@ -70,6 +77,81 @@ def test_an_alarm_has_its_own_exit_code(run, monkeypatch, tmp_path):
     assert (outcome.code, outcome.err) == (1, "")
     assert "ALARM: user-level, user: the attack does better than the proven epsilon" in outcome.out
     assert json.loads((tmp_path / "found.json").read_text())["alarm"] is True
+
+
+def test_a_round_that_moves_too_far_is_an_alarm(run, monkeypatch):
+    """Sentences that mention the same entity get a whole share each."""
+    monkeypatch.setattr(
+        uedp.mechanism.draw, "_crowding", lambda place, mentions: np.ones(len(mentions), int)
+    )
+    line = [*MECHANISM, "--method", "rotation", "--noise", 1, "--rounds", 3, "--runs", 40]
+    outcome = run(*line, "--quick")
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "ALARM: rotation: emptying an entity moved a round's sum by" in outcome.out
+
+
+CONFIG = """
+privacy: {{method: {method}, noise: 2.0, rounds: 3, user_rate: 0.5, extended_rate: 0.8}}
+data: {{train: {corpus}}}
+model: {{name: model}}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Of a run on forty users."""
+    folder = tmp_path / "forty"
+    names = ("Ann", "Bob", "Eve")
+    sentences = [
+        marked(str(user), f"{name} is good.", (name, "PER"))
+        for user in range(40)
+        for name in names[: 1 + user % 3]
+    ]
+    detect(sentences, folder, Detection(("labels",)))
+
+    def written(method: str = "rotation"):
+        path = tmp_path / "config.yaml"
+        path.write_text(CONFIG.format(method=method, corpus=folder))
+        return path
+
+    return written
+
+
+def test_the_plan_of_a_config(run, config):
+    """Its rates, its rounds, its corpus; and the same from the folder of a run."""
+    line = ["audit", "mechanism", config(), "--seed", 3, "--runs", 40, "--quick"]
+    found = answer(run, *line)
+    one = found["audits"][2]
+    assert (one["rounds"], one["parameters"]["noise"]) == (3, 2.0)
+    assert (one["parameters"]["user_rate"], one["parameters"]["extended_rate"]) == (0.5, 0.8)
+    assert [rounds["on"] for rounds in found["measured"]] == ["a tangle", "the corpus"]
+    changed = answer(
+        run, "audit", "mechanism", config().parent, *line[3:], "--set", "privacy.method=user-level"
+    )
+    (one,) = changed["audits"]
+    assert (one["method"], one["rounds"], one["parameters"]["noise"]) == ("user-level", 3, 2.0)
+
+
+def test_the_plan_of_the_papers_method(run, config):
+    line = ["audit", "mechanism", config("uedp-alg"), "--seed", 3, "--runs", 40, "--quick"]
+    found = answer(run, *line)
+    assert [one["method"] for one in found["audits"]] == ["uedp-alg"] * 3
+    assert found["audits"][0]["parameters"]["users"] == 40
+    assert found["measured"] == []
+
+
+def test_what_a_config_says_is_not_said_again(run, config):
+    for wrong, why in (
+        (["--rounds", "3"], "--rounds: "),
+        (["--method", "rotation"], "--method: "),
+        (["--set", "privacy.method=noiseless", "--set", "privacy.noise=null"], "no guarantee"),
+    ):
+        outcome = run("audit", "mechanism", config(), *wrong)
+        assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+        assert why in outcome.err
+    outcome = run("audit", "mechanism", "--set", "privacy.rounds=3")
+    assert outcome.code == 2
+    assert "changes a config; name one" in outcome.err
 
 
 def test_saved_and_drawn(run, tmp_path):
@@ -101,7 +183,8 @@ def test_options_reach_the_audit(run):
     assert one["parameters"]["entity_share"] == 0.5
     assert (one["rounds"], one["delta"], one["confidence"]) == (3, 1e-4, 0.9)
     assert one["proven"] == pytest.approx(4, rel=0.01)
-    assert one["alarm"]["confidence"] == pytest.approx(1 - 0.1 / 8)
+    # four pairs and the noise of rounds share one chance of a false alarm, two tests each
+    assert one["alarm"]["confidence"] == pytest.approx(1 - 0.1 / 10)
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """What there is to audit: each method with the pairs it protects, and the paper's own setting."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,22 +10,38 @@ import numpy as np
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
-from uedp.audit.mechanism import audit
+from uedp.audit.mechanism import Mechanism, audit
 from uedp.audit.verdict import MechanismAudit
-from uedp.audit.worlds import Kind, World, crowd, most_held, on_incidence, worlds
+from uedp.audit.worlds import (
+    PAPER_ENTITY_RATE,
+    Kind,
+    World,
+    crowd,
+    most_held,
+    on_incidence,
+    paper,
+    worlds,
+)
+from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Sampling
 from uedp.mechanism.estimators import Weights, f_e_plus
+from uedp.training.config import load, parse
+from uedp.training.folder import CONFIG
+from uedp.training.plan import Plan
+from uedp.training.plan import build as build_plan
 
 METHODS = ("rotation", "user-level", "uedp-alg")
 
-CONLL = published.Setting(946, 50, entity_rate=0.5, sensitive=11_176, sentences=14_040)
+CONLL = published.Setting(
+    946, 50, entity_rate=PAPER_ENTITY_RATE, sensitive=11_176, sentences=14_040
+)
 CONLL_HOLDERS = 112  # of its most common entity
 PAPER_NOISE = 2.0
 PAPER_RATE = CONLL.users_per_round / CONLL.users
 _PAPER_CLIP = 0.1
-_SECONDS = 3e-8  # for a user or sentence and a round
+_SECONDS = 3e-8  # for a user, sentence or mention and a round
 _FEWEST, _MOST = 300, 1_000_000
 _CROWD = 10  # holders: enough for a lending that looks at who was drawn to show
 
@@ -34,7 +51,8 @@ class Setting:
     """How the methods are run. A target `epsilon` is turned into noise for each of them.
 
     Left out, epsilon is 8 for rotation and user-level privacy, and UeDP-Alg has the noise of the
-    paper's experiments, its `z`; likewise the user rate is 0.1, or the paper's.
+    paper's experiments, its `z`; likewise the user rate is 0.1, or the paper's. All else is as in
+    a config that does not say.
     """
 
     rounds: int = 50
@@ -43,6 +61,8 @@ class Setting:
     user_rate: float | None = None
     epsilon: float | None = None
     noise: float | None = None
+    entity_rate: float = PAPER_ENTITY_RATE
+    """Of UeDP-Alg, whose proof does not use it."""
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and self.noise is not None:
@@ -56,16 +76,48 @@ class Setting:
         if not 0 < self.entity_share <= 2:
             raise UserError(f"entity share {self.entity_share}: must lie in 0..2, without 0")
 
-    def calibrated(
-        self, profile: Callable[[float], Profile], default: float | None = None
-    ) -> Profile:
-        """The profile at the noise that was given, or that the target needs."""
-        if self.noise is not None:
-            return profile(self.noise)
-        if self.epsilon is None and default is not None:
-            return profile(default)
-        target = 8.0 if self.epsilon is None else self.epsilon
-        return profile(noise_for(target, self.delta, self.rounds, profile))
+    def plan(self, method: str) -> Plan:
+        """What training would make of this setting."""
+        noise = self.noise
+        if method == "uedp-alg" and noise is None:
+            noise = PAPER_NOISE
+        default = PAPER_RATE if method == "uedp-alg" else 0.1
+        rate = default if self.user_rate is None else self.user_rate
+        target = None if noise is not None else 8.0 if self.epsilon is None else self.epsilon
+        privacy = {
+            "method": method,
+            "rounds": self.rounds,
+            "delta": self.delta,
+            "entity_share": self.entity_share,
+            "user_rate": rate,
+            "noise": noise,
+            "epsilon": target,
+        }
+        if method == "uedp-alg":
+            privacy["entity_rate"] = self.entity_rate
+        config = parse({"privacy": privacy, "data": {"train": "-"}, "model": {"name": "-"}})
+        return build_plan(config, _crowd_of(int(np.ceil(_FEWEST_DRAWN / rate))))
+
+
+_FEWEST_DRAWN = 6  # users in a round: fewer is not planned
+
+
+def _crowd_of(users: int) -> Incidence:
+    """A corpus that stands in for one: worlds have their own."""
+    nothing = np.zeros(0, dtype=np.int64)
+    return Incidence.build(np.arange(users), nothing, nothing, users, 0)
+
+
+def read_plan(path: Path, changes: Sequence[str] = ()) -> tuple[Plan, Incidence]:
+    """The plan of a config file, or of the folder of a run, and what it is to be run on."""
+    config = load(path / CONFIG if path.is_dir() else path, changes)
+    if config.privacy.method not in METHODS:
+        raise UserError(
+            f"{path}: privacy.method {config.privacy.method} has no guarantee to audit; choose one "
+            f"of {', '.join(METHODS)}"
+        )
+    incidence = Incidence.of(Corpus(config.data.train).folder)
+    return build_plan(config, incidence), incidence
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,26 +126,36 @@ class Case:
 
     method: str
     pair: Kind
+    mechanism: Mechanism
     profile: Profile
     rounds: int
     delta: float
     against: Sequence[World]
     published: float | None = None
 
+    @property
+    def measurable(self) -> bool:
+        """Whether `uedp.audit.sensitivity` can measure its rounds."""
+        return not isinstance(self.profile, Alg)
+
     def runs_in(self, seconds: float) -> int:
         """About how many runs one core plays in so many seconds."""
-        sizes = sum(w.incidence.users + w.incidence.sentences for w in self.against)
+        sizes = sum(
+            one.users + one.sentences + len(one.sentence_entities.values)
+            for one in (world.incidence for world in self.against)
+        )
         return int(np.clip(seconds / (_SECONDS * sizes * self.rounds), _FEWEST, _MOST))
 
     def audit(self, **options: Any) -> MechanismAudit:
         """Attack it; `options` are those of `uedp.audit.mechanism.audit`."""
         found = audit(
+            self.mechanism,
             self.profile,
             self.pair,
             self.rounds,
             self.delta,
+            self.against,
             published=self.published,
-            against=self.against,
             title=f"{self.method}, {self.pair}",
             **options,
         )
@@ -113,47 +175,47 @@ def cases(
     if (incidence is not None or released_code) and "uedp-alg" not in methods:
         raise UserError("a corpus and the released code are for uedp-alg: audit that method too")
     found: list[Case] = []
-    if "rotation" in methods:
-        found += _rotation(setting)
-    if "user-level" in methods:
-        found += _user_level(setting)
+    for method in ("rotation", "user-level"):
+        if method in methods:
+            found += plan_cases(setting.plan(method))
     if "uedp-alg" in methods:
         found += alg_cases(setting, incidence)
         found += alg_cases(setting, incidence, released_code=True) if released_code else ()
     return found
 
 
-def _user_level(setting: Setting) -> Iterator[Case]:
-    rate = 0.1 if setting.user_rate is None else setting.user_rate
-    profile = setting.calibrated(lambda z: UserLevel(z, rate))
-    yield _case("user-level", "user", profile, setting, worlds(profile, "user"))
+def plan_cases(plan: Plan, incidence: Incidence | None = None) -> Iterator[Case]:
+    """The pairs that a run protects; UeDP-Alg's on the incidence it is planned for."""
+    privacy = plan.config.privacy
+    if isinstance(plan.profile, Alg):
+        setting = Setting(
+            privacy.rounds,
+            privacy.delta,
+            user_rate=privacy.user_rate,
+            noise=privacy.noise,
+            entity_rate=privacy.entity_rate,
+        )
+        yield from alg_cases(setting, incidence)
+        return
+    profile, per_user = plan.profile, plan.sampling.per_user
+    mechanism = Mechanism.of(plan)
 
+    def case(pair: Kind, claimed: Profile, against: Sequence[World]) -> Case:
+        rounds, delta = privacy.rounds, privacy.delta
+        return Case(privacy.method, pair, mechanism, claimed, rounds, delta, against)
 
-def _rotation(setting: Setting) -> Iterator[Case]:
-    rate = 0.1 if setting.user_rate is None else setting.user_rate
-    share = setting.entity_share
-    profile = setting.calibrated(lambda z: Rotation(z, rate, share))
+    if isinstance(profile, UserLevel):
+        yield case("user", profile, worlds(profile, "user", per_user))
+        return
     assert isinstance(profile, Rotation)
     pairs: tuple[Kind, ...] = ("user", "entity", "user and entity")
     for pair in pairs:
-        against = worlds(profile, pair)
+        against = worlds(profile, pair, per_user)
         if pair == "user and entity":
-            against.append(crowd(profile, _CROWD))
-        yield _case("rotation", pair, profile, setting, against)
-    missed = Missed(profile, holders=1, per_user=1, sentence_share=share)
-    against = worlds(missed, "missed mention")
-    yield _case("rotation", "missed mention", missed, setting, against)
-
-
-def _case(
-    method: str,
-    pair: Kind,
-    profile: Profile,
-    setting: Setting,
-    against: Sequence[World],
-    claim: float | None = None,
-) -> Case:
-    return Case(method, pair, profile, setting.rounds, setting.delta, against, claim)
+            against.append(crowd(profile, _CROWD, per_user))
+        yield case(pair, profile, against)
+    missed = Missed(profile, holders=1, per_user=1, sentence_share=profile.entity_share)
+    yield case("missed mention", missed, worlds(missed, "missed mention", per_user))
 
 
 # --- the paper's mechanism -----------------------------------------------------------------------
@@ -187,16 +249,20 @@ def alg_cases(
         others = len(held_by)
         weights = Weights.of(incidence)
 
+    plan = setting.plan("uedp-alg")
+
     def profile(z: float) -> Alg:
         return Alg(z, rate, users, others)
 
-    whole = setting.calibrated(profile, PAPER_NOISE)
+    noise = plan.noise
+    if setting.epsilon is not None:
+        noise = noise_for(setting.epsilon, setting.delta, setting.rounds, profile)
     claimed = published.epsilon(
-        rate * CONLL.entity_rate * sensitive / sentences, whole.noise, setting.rounds, setting.delta
+        rate * setting.entity_rate * sensitive / sentences, noise, setting.rounds, setting.delta
     )
-    noise, method = whole.noise, "uedp-alg"
+    method = "uedp-alg"
     if released_code:
-        sampling = Sampling(rate, CONLL.entity_rate)
+        sampling = Sampling(rate, setting.entity_rate)
         estimator = f_e_plus(sampling, weights, _PAPER_CLIP, noise)
         noise *= estimator.released_code_deviation / estimator.deviation
         method += ", released code"
@@ -205,7 +271,10 @@ def alg_cases(
         # what is proven of a user alone is that of an entity nobody else mentions
         attacked = Alg(noise, rate, users, 0 if pair == "user" else others)
         if incidence is None or entity is None:
-            against = worlds(attacked, pair)
+            against = [paper(attacked, pair, setting.entity_rate)]
         else:
-            against = [on_incidence(incidence, rate, entity, pair)]
-        yield _case(method, pair, attacked, setting, against, claimed)
+            against = [on_incidence(incidence, rate, entity, pair, setting.entity_rate)]
+        mechanism = Mechanism.of_alg(plan, attacked)
+        yield Case(
+            method, pair, mechanism, attacked, setting.rounds, setting.delta, against, claimed
+        )

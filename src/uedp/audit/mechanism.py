@@ -1,33 +1,38 @@
 """Attack the mechanism itself: its own draws, clips and noise, on content an adversary chose.
 
-Nothing is imitated that could be run. Many runs are played at once by copying a world's incidence
-side by side: copies share no user, sentence or entity, so one call of the real draw plays one
-round of all of them, and one call of the real noise gives each its own. With `by_engine` the real
-`release` clips and adds up too, each copy in a weight of its own; `by_arithmetic` computes the same
-two projections on numbers, which is faster.
+What is attacked is a run's plan. Its rates, limits, clips and weights, the lending, the crowding
+rule and the randomness of a round are those that training takes from the same plan, by the same
+code. Many runs are played at once by copying a world's incidence side by side: copies share no
+user, sentence or entity, so one draw plays one round of all of them, and one call of the noise
+gives each its own. With `by_engine` the real `release` clips and adds up too, each copy in a weight
+of its own; `by_arithmetic` computes the same two projections on numbers, which is faster. How far
+one round of training's own code moves is measured in `uedp.audit.sensitivity`.
 """
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
+from uedp.accounting.proven import Alg, Profile
 from uedp.audit.bounds import Scores, check_confidence
 from uedp.audit.verdict import MechanismAudit, judge
-from uedp.audit.worlds import PAPER_ENTITY_RATE, Kind, Law, World, worlds
+from uedp.audit.worlds import Kind, Law, World
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.draw import Participants, Sampling, draw, draw_alg, draw_whole
+from uedp.mechanism.draw import Participants, Uniforms, draw_alg
 from uedp.mechanism.estimators import Weights, f_e_plus
-from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise, add_once_
+from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips, release
 from uedp.progress import SILENT, Meter, Progress
+from uedp.training.methods import Drawing, Randomness
+from uedp.training.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,14 +75,16 @@ class Copies:
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """Who takes part in a round of all copies; how much a sentence counts, and its clip."""
+    """Who takes part in a round of all copies; how much a sentence counts, its clip, its user."""
 
     participants: Participants
     weights: Floats
     bounds: Floats
+    user_weights: Floats
 
 
-Draw = Callable[[Incidence, np.random.Generator, int], Drawn]
+Rounds = Callable[[int, Uniforms, int], Drawn]
+Draw = Callable[[Plan, Incidence], Rounds]
 Release = Callable[[Copies, Drawn, Clips, float, Noise], Tensor]
 
 
@@ -87,22 +94,25 @@ def by_arithmetic(
     """The noisy sum of each copy, its clips computed on numbers.
 
     Guarantees:
-      - the sums are those of `by_engine`, up to rounding, before noise of the same deviation
+      - the sums are those of `by_engine`, up to rounding and its bounds on it, before noise of the
+        same deviation
     """
-    sums = torch.from_numpy(sums_of(copies, drawn, clips.update)).float()
+    sums = torch.from_numpy(sums_of(copies, drawn, clips.update, clips.update)).float()
     add_once_(noise, [sums], multiplier * clips.update)
     return sums
 
 
-def sums_of(copies: Copies, drawn: Drawn, update_clip: float) -> Floats:
-    """Both clips on a line: each copy's sum before noise."""
+def sums_of(copies: Copies, drawn: Drawn, update_clip: float, unit: float = 1.0) -> Floats:
+    """Both clips on a line: each copy's sum before noise. Gradients are in units of `unit`."""
     rows = drawn.participants.sentences
-    gradients = copies.gradients[rows.values] * drawn.weights
+    gradients = unit * copies.gradients[rows.values] * drawn.weights
     clipped = np.clip(gradients, -drawn.bounds, drawn.bounds)
     updates = np.bincount(rows.row_of_value(), clipped, minlength=len(rows))
     updates = np.clip(updates, -update_clip, update_clip)
     return np.bincount(
-        copies.of_users(drawn.participants.users), updates, minlength=copies.count
+        copies.of_users(drawn.participants.users),
+        updates * drawn.user_weights,
+        minlength=copies.count,
     ).astype(np.float64)
 
 
@@ -116,7 +126,7 @@ def by_engine(
     that the gradients have.
     """
     model = nn.ModuleList([nn.Embedding(copies.count, 1) for _ in range(layers)])
-    gradients = torch.from_numpy(copies.gradients).float() / math.sqrt(layers)
+    gradients = torch.from_numpy(copies.gradients * clips.update / math.sqrt(layers)).float()
 
     def losses(sentences: Ints) -> Tensor:
         place = torch.from_numpy(copies.of_sentences(np.asarray(sentences)).astype(np.int64))
@@ -124,11 +134,24 @@ def by_engine(
         return gradients[torch.from_numpy(np.asarray(sentences, dtype=np.int64))] * weights
 
     who = drawn.participants
-    lengths, weights = np.ones(len(who.sentences.values), int), np.ones(len(who.users))
+    lengths = np.ones(len(who.sentences.values), int)
     found = release(
-        Engine(model), who, losses, lengths, clips, weights, noise, multiplier, room=512
+        Engine(model), who, losses, lengths, clips, drawn.user_weights, noise, multiplier, room=512
     )
     return torch.stack([table[:, 0] for table in found.sums]).sum(0) / math.sqrt(layers)
+
+
+def by_training(plan: Plan, incidence: Incidence) -> Rounds:
+    """The draws, lending, selection and clips of training's own rounds."""
+    plan = plan.on(incidence)
+    drawing = Drawing(plan, incidence)
+
+    def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
+        who = drawing.of(number, uniforms, key)
+        bounds = plan.clips.of_sentences(who.crowding).double().numpy()
+        return Drawn(who, np.ones(len(bounds)), bounds, plan.weights[who.users])
+
+    return drawn
 
 
 @dataclass(frozen=True)
@@ -138,60 +161,70 @@ class Mechanism:
     `multiplier` is the noise in units of the update clip.
     """
 
-    draw: Draw
-    clips: Clips
+    plan: Plan
     multiplier: float
+    clips: Clips
+    draw: Draw = by_training
     release: Release = by_arithmetic
 
     @classmethod
-    def of(cls, profile: Profile) -> "Mechanism":
-        """What a profile says was run."""
-        if isinstance(profile, Missed):
-            profile = profile.rotation
-        if isinstance(profile, Alg):
-            sampling = Sampling(profile.user_rate, PAPER_ENTITY_RATE)
-            estimator = f_e_plus(
-                sampling, Weights(np.ones(profile.users), np.ones(1), 1.0, 0), 1.0, profile.noise
-            )
-            return cls(_draw_alg(sampling), Clips(1.0, 2.0), estimator.noise_in_updates)
-        if isinstance(profile, UserLevel):
-            clips, sampling = Clips(1.0, 2.0), Sampling(profile.user_rate)
-            return cls(_clipped(draw_whole, sampling, clips), clips, profile.noise)
-        if isinstance(profile, Rotation):
-            clips = Clips(1.0, profile.entity_share)
-            sampling = Sampling(profile.user_rate, profile.entity_rate, profile.extended_rate)
-            return cls(_clipped(draw, sampling, clips), clips, profile.noise)
-        raise UserError(f"{type(profile).__name__}: no such method to audit")
+    def of(cls, plan: Plan) -> "Mechanism":
+        """What a run of this plan does: rotation or user-level privacy."""
+        if plan.profile is None:
+            raise UserError(f"{plan.config.privacy.method}: has no guarantee to audit")
+        if isinstance(plan.profile, Alg):
+            return cls.of_alg(plan, plan.profile)
+        # on numbers nothing is rounded: the adversary is granted the margin for it
+        clips = replace(plan.clips, margin=0.0)
+        return cls(replace(plan, clips=clips), plan.noise, clips)
 
-    def play(self, copies: Copies, rounds: int, rng: np.random.Generator, noise: Noise) -> Floats:
-        """The outputs of all copies in units of the update clip, one row per round."""
+    @classmethod
+    def of_alg(cls, plan: Plan, profile: Alg) -> "Mechanism":
+        """UeDP-Alg at a plan's rates, with as many users and as much noise as the profile has."""
+        weights = Weights(np.ones(profile.users), np.ones(1), 1.0, 0)
+        estimator = f_e_plus(plan.sampling, weights, 1.0, profile.noise)
+        return cls(plan, estimator.noise_in_updates, Clips(1.0, 2.0), _draw_alg)
+
+    def seeded(self, seed: int | None) -> "Mechanism":
+        """The same with repeatable rounds; without a seed, with fresh ones."""
+        return replace(self, plan=self.plan.seeded(seed))
+
+    def play(
+        self,
+        copies: Copies,
+        rounds: int,
+        numbers: Iterator[int],
+        noise: Noise | None = None,
+    ) -> Floats:
+        """The outputs of all copies in units of the update clip, one row per round.
+
+        `numbers` are those of rounds not played yet: with a seed, a round's randomness depends on
+        them alone. `noise` stands in for the noise of the plan's own rounds.
+        """
         outputs = np.empty((rounds, copies.count))
-        for row in outputs:
-            drawn = self.draw(copies.incidence, rng, int(rng.integers(2**62)))
-            total = self.release(copies, drawn, self.clips, self.multiplier, noise)
+        drawn, randomness = self.draw(self.plan, copies.incidence), Randomness(self.plan)
+        for row, number in zip(outputs, numbers, strict=False):
+            with randomness.of(number, _CPU) as (uniforms, key, own):
+                who = drawn(number, uniforms, key)
+                total = self.release(copies, who, self.clips, self.multiplier, noise or own)
             row[:] = total.double().numpy() / self.clips.update
         return outputs
 
-
-def _clipped(
-    sampler: Callable[[Incidence, Sampling, np.random.Generator, int], Participants],
-    sampling: Sampling,
-    clips: Clips,
-) -> Draw:
-    def drawn(incidence: Incidence, rng: np.random.Generator, key: int) -> Drawn:
-        who = sampler(incidence, sampling, rng, key)
-        bounds = clips.of_sentences(who.crowding).double().numpy()
-        return Drawn(who, np.ones(len(bounds)), bounds)
-
-    return drawn
+    @property
+    def noise_source(self) -> str:
+        with Randomness(self.plan).of(0, _CPU) as (_, _, noise):
+            return noise.source
 
 
-def _draw_alg(sampling: Sampling) -> Draw:
-    def drawn(incidence: Incidence, rng: np.random.Generator, key: int) -> Drawn:
-        found = draw_alg(incidence, sampling, rng, np.ones(incidence.entities))
+_CPU = torch.device("cpu")
+
+
+def _draw_alg(plan: Plan, incidence: Incidence) -> Rounds:
+    def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
+        found = draw_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
         ones = np.ones(len(found.weights), int)
         who = Participants(found.users, found.sentences, ones)
-        return Drawn(who, found.weights, np.full(len(ones), np.inf))
+        return Drawn(who, found.weights, np.full(len(ones), np.inf), np.ones(len(found.users)))
 
     return drawn
 
@@ -242,30 +275,30 @@ _AT_ONCE = 100_000  # users, or four times as many sentences: what a cache holds
 
 
 def audit(
+    mechanism: Mechanism,
     profile: Profile,
     pair: Kind,
     rounds: int,
     delta: float,
+    against: Sequence[World],
     *,
     runs: int,
     seed: int | None = None,
     confidence: float = 0.95,
     among: int = 1,
-    mechanism: Mechanism | None = None,
     noise: Noise | None = None,
     published: float | None = None,
     attacks: Sequence[str] = tuple(ATTACKS),
-    against: Sequence[World] | None = None,
     fit_curve: bool = True,
     progress: Progress = SILENT,
     title: str = "attacking",
 ) -> MechanismAudit:
-    """Attack `rounds` rounds of what a profile promises, in `runs` runs on each corpus and world.
+    """Attack `rounds` rounds of a mechanism, in `runs` runs on each corpus of each world.
 
-    By default the mechanism is the profile's own, the worlds are the worst known, and the noise is
-    that of a private run; `seed` makes draws and noise repeatable. `fit_curve=False` leaves out
-    `curve` and `attainable`, which take some seconds of accounting. `among` is how many audits
-    share one chance of a false alarm.
+    `profile` is what is claimed of it. Draws and noise are fresh, as in a run, unless `seed` makes
+    them repeatable or `noise` is given. `fit_curve=False` leaves out `curve` and `attainable`,
+    which take some seconds of accounting. `among` is how many audits share one chance of a false
+    alarm.
 
     Guarantees:
       - if the proven epsilon holds, `threshold` exceeds it with a chance of `1 - confidence` at
@@ -276,16 +309,15 @@ def audit(
     if runs < 4:
         raise UserError(f"runs {runs}: must be at least 4, to choose an attack and to test it")
     check_confidence(confidence)  # now, not when all runs are done
-    mechanism = mechanism or Mechanism.of(profile)
-    rng = np.random.default_rng(seed)
-    # not the seed itself: audits of neighbouring seeds would share most of their noise
-    if noise is None:
-        noise = SecureNoise() if seed is None else SeededNoise(int(rng.integers(2**62)))
-    chosen = worlds(profile, pair) if against is None else against
+    # not the seed itself: what is derived from neighbouring seeds must have nothing in common
+    mechanism = mechanism.seeded(
+        None if seed is None else int(np.random.default_rng(seed).integers(2**62))
+    )
     scores: list[Scores] = []
-    with progress.stage(title, runs * len(chosen), "runs") as meter:
-        for world in chosen:
-            scores += attack(mechanism, world, rounds, runs, rng, noise, attacks, meter)
+    numbers = itertools.count()
+    with progress.stage(title, runs * len(against), "runs") as meter:
+        for world in against:
+            scores += attack(mechanism, world, rounds, runs, numbers, noise, attacks, meter)
         meter.note("computing bounds")
         return judge(
             scores,
@@ -296,10 +328,10 @@ def audit(
             confidence=confidence,
             among=among,
             published=published,
-            against=chosen if fit_curve else (),
+            against=against if fit_curve else (),
             multiplier=mechanism.multiplier,
             seed=seed,
-            noise_source=noise.source,
+            noise_source=mechanism.noise_source if noise is None else noise.source,
         )
 
 
@@ -308,8 +340,8 @@ def attack(
     world: World,
     rounds: int,
     runs: int,
-    rng: np.random.Generator,
-    noise: Noise,
+    numbers: Iterator[int],
+    noise: Noise | None = None,
     attacks: Sequence[str] = tuple(ATTACKS),
     meter: Meter | None = None,
 ) -> list[Scores]:
@@ -321,7 +353,7 @@ def attack(
     while left:
         if left < each:
             copies = Copies.of(world, left, left)
-        outputs = mechanism.play(copies, rounds, rng, noise)
+        outputs = mechanism.play(copies, rounds, numbers, noise)
         for name in attacks:
             parts[name].append(ATTACKS[name](world, outputs, mechanism.multiplier))
         left -= copies.emptied

@@ -22,6 +22,7 @@ from uedp.audit.bounds import (
     largest_noise,
     threshold_epsilon,
 )
+from uedp.audit.sensitivity import Sensitivity
 from uedp.audit.worlds import Kind, World, attainable
 
 Guessed = Literal["full", "emptied"]
@@ -116,9 +117,10 @@ class MechanismAudit:
         return cls(**{**saved, **bounds, **rest})
 
 
-def conclusion(audits: Sequence[MechanismAudit]) -> list[str]:
+def conclusion(audits: Sequence[MechanismAudit], measured: Sequence[Sensitivity] = ()) -> list[str]:
     """What some audits come to, in words. They share one chance of a false alarm."""
-    lines = [
+    lines = [f"ALARM: {one.method}: {rule}" for one in measured for rule in one.broken]
+    lines += [
         f"ALARM: {_named(one)}: the attack does better than the proven epsilon "
         f"{one.proven:.4g} allows"
         for one in audits
@@ -146,12 +148,16 @@ def conclusion(audits: Sequence[MechanismAudit]) -> list[str]:
     return lines
 
 
-def document(audits: Sequence[MechanismAudit]) -> dict[str, Any]:
+def document(
+    audits: Sequence[MechanismAudit], measured: Sequence[Sensitivity] = ()
+) -> dict[str, Any]:
     """Audits and what they come to, to be saved as JSON. Holds counts of the corpus audited."""
+    broken = any(not one.holds for one in measured)
     return {
-        "alarm": any(one.alarm.raised for one in audits),
-        "verdict": conclusion(audits),
+        "alarm": broken or any(one.alarm.raised for one in audits),
+        "verdict": conclusion(audits, measured),
         "published": NOT_A_GUARANTEE,
+        "measured": [asdict(one) for one in measured],
         "audits": [asdict(one) for one in audits],
     }
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -40,11 +40,14 @@ class Law:
     @classmethod
     def of(cls, *cases: tuple[float, float]) -> "Law":
         """Values with chances; equal values are added up, those of no chance left out."""
+        values: dict[float, float] = {}
         chances: dict[float, float] = {}
         for value, chance in cases:
-            value = round(value, 9)
-            chances[value] = chances.get(value, 0.0) + chance
-        kept = sorted((v, c) for v, c in chances.items() if c > 0)
+            # what is told apart is rounded, not what is kept: sums of rounded values would differ
+            key = round(value, 8)
+            values.setdefault(key, round(value, 12))
+            chances[key] = chances.get(key, 0.0) + chance
+        kept = sorted((values[key], c) for key, c in chances.items() if c > 0)
         return cls(tuple(v for v, _ in kept), tuple(c for _, c in kept))
 
     @classmethod
@@ -70,6 +73,15 @@ class Law:
         ours = [(v, c * (1 - chance)) for v, c in zip(self.values, self.chances, strict=True)]
         theirs = [(v, c * chance) for v, c in zip(other.values, other.chances, strict=True)]
         return Law.of(*ours, *theirs)
+
+    def clipped(self) -> "Law":
+        """Every value moved to the nearest one within the update clip."""
+        pairs = zip(self.values, self.chances, strict=True)
+        return Law.of(*((_within(value), chance) for value, chance in pairs))
+
+    def times(self, count: int) -> "Law":
+        """The sum of so many independent ones."""
+        return reduce(Law.plus, [self] * count, Law.of((0.0, 1.0)))
 
     def log_density(self, at: Floats, noise: float) -> Floats:
         """Of the sum plus Gaussian noise, relative to the noise alone."""
@@ -132,6 +144,13 @@ def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
     return max(found)
 
 
+class _Rest(NamedTuple):
+    """What a user adds beside the sentences under attack."""
+
+    sentences: int
+    each: float
+
+
 @dataclass
 class _Corpus:
     """A corpus under construction. Entity 0 is the one under attack."""
@@ -141,6 +160,8 @@ class _Corpus:
     gradients: list[float] = field(default_factory=list)
     empties: list[bool] = field(default_factory=list)
     mentions: list[tuple[int, int]] = field(default_factory=list)
+    mentions_by_coin: bool = False
+    """Whether sentences that only have to be there mention an entity of their own."""
 
     def user(self) -> int:
         self.users += 1
@@ -152,11 +173,27 @@ class _Corpus:
         self.gradients.append(gradient)
         self.empties.append(emptied)
 
-    def rest(self, owner: int, value: float, share: float) -> None:
-        """Sentences that add up to `value`, none of which the sentence clip touches."""
+    def add_usual(self, owner: int, gradient: float, emptied: bool) -> None:
+        """One that is used as often as any can be."""
+        self.add(owner, gradient, emptied, [self.own_entity()] if self.mentions_by_coin else [])
+
+    @staticmethod
+    def rest_of(value: float, share: float, most: float) -> "_Rest":
+        """Sentences that add up to `value`, none of which the sentence clip touches; at most so
+        many, which may not get as far."""
         count = math.ceil(abs(value) / share - 1e-9)
-        for _ in range(count):
-            self.add(owner, value / count, emptied=False)
+        kept = int(min(count, max(most, 0)))
+        return _Rest(
+            kept, 0.0 if kept == 0 else math.copysign(min(abs(value) / kept, share), value)
+        )
+
+    def add_rest(self, owner: int, rest: "_Rest") -> None:
+        for _ in range(rest.sentences):
+            self.add_usual(owner, rest.each, emptied=False)
+
+    def own_entity(self) -> int:
+        """One that nobody mentioned before."""
+        return 1 + max((entity for _, entity in self.mentions), default=0)
 
     def world(self, name: str, emptied: Law, full: Law) -> World:
         pairs: Ints = np.array(self.mentions, dtype=np.int64).reshape(-1, 2)
@@ -169,16 +206,29 @@ class _Corpus:
         )
 
 
-def worlds(profile: Profile, kind: Kind) -> list[World]:
-    """The worst worlds known for what a profile claims; which is worst depends on the noise."""
+def worlds(profile: Profile, kind: Kind, per_user: int | None = None) -> list[World]:
+    """The worst worlds known for what a profile claims; which is worst depends on the noise.
+
+    `per_user` is how many sentences of a user a round selects at most.
+    """
     if isinstance(profile, UserLevel) and kind == "user":
-        return [_rotated(_all_sentences(profile), "user", "user")]
+        return [_rotated(_all_sentences(profile), "user", "user", per_user=per_user)]
     if isinstance(profile, Rotation) and kind != "missed mention":
+        if kind == "user":
+            return [_rotated(profile, kind, "towards", per_user=per_user)]
         names: tuple[Rest, ...] = ("towards", "against", "alone")
-        return [_rotated(profile, kind, name) for name in (names if kind != "user" else names[:1])]
+        found = [_rotated(profile, kind, name, per_user=per_user) for name in names]
+        if profile.extended_rate > profile.entity_rate:  # a sentence without entities shows more
+            found += [
+                _rotated(profile, kind, name, per_user=per_user, extended=True) for name in names
+            ]
+        return found
     if isinstance(profile, Missed) and kind == "missed mention":
         ways: tuple[Rest, ...] = ("towards", "against", "half way")
-        return [_rotated(profile.rotation, kind, name, missed=profile) for name in ways]
+        return [
+            _rotated(profile.rotation, kind, name, missed=profile, per_user=per_user)
+            for name in ways
+        ]
     if isinstance(profile, Alg) and kind != "missed mention":
         return [paper(profile, kind)]
     raise UserError(f"{type(profile).__name__} promises nothing for the pair {kind!r}")
@@ -189,9 +239,9 @@ def strongest(among: Sequence[World], noise: float, rounds: int, delta: float) -
     return max(among, key=lambda world: attainable(world, noise, rounds, delta))
 
 
-def crowd(profile: Rotation, holders: int) -> World:
+def crowd(profile: Rotation, holders: int, per_user: int | None = None) -> World:
     """An entity that many mention, and nothing else: lending must let only one of them use it."""
-    return _rotated(profile, "user and entity", "alone", holders=holders)
+    return _rotated(profile, "user and entity", "alone", holders=holders, per_user=per_user)
 
 
 Rest = Literal["towards", "against", "half way", "alone", "user"]
@@ -208,45 +258,70 @@ def _rest(name: Rest, reach: float) -> float:
 
 
 def _rotated(
-    profile: Rotation, kind: Kind, name: Rest, *, missed: Missed | None = None, holders: int = 1
+    profile: Rotation,
+    kind: Kind,
+    name: Rest,
+    *,
+    missed: Missed | None = None,
+    holders: int = 1,
+    per_user: int | None = None,
+    extended: bool = False,
 ) -> World:
-    """`u'` adds 1 if drawn; a holder its rest, and the entity's sentence on top if lent to it."""
-    if profile.extended_rate != 1:
-        raise UserError(
-            f"extended rate {profile.extended_rate}: the worlds need sentences that are always "
-            "used; audit at an extended rate of 1"
-        )
-    corpus, share, rate = _Corpus(), profile.entity_share, profile.user_rate
+    """`u'` adds 1 if drawn; a holder its rest, and the entity's sentences on top if lent to it.
+
+    The entity stands in so many sentences of each holder that, were their clips not divided by
+    how many they are, they would turn an update around; every other one names someone else too.
+    With `extended` it is a sentence without entities instead. Sentences that only have to be there
+    are of the kind whose coin comes up more often.
+    """
     others = (profile.extended_share, missed and missed.sentence_share)
+    share, rate = profile.entity_share, profile.user_rate
     if any(other is not None and other != share for other in others):
         raise UserError("an audit is of one sentence clip: all shares must be the entity share")
-    emptied = full = Law.of((0.0, 1.0))
+    corpus = _Corpus()
+    corpus.mentions_by_coin = profile.entity_rate > profile.extended_rate
+    often = max(profile.entity_rate, profile.extended_rate)
+    most = math.inf if per_user is None else per_user
+    nothing = Law.of((0.0, 1.0))
+    emptied = full = nothing
     attacked = corpus.user()
     if kind != "entity":
-        for _ in range(2 * math.ceil(1 / share)):  # twice what fills the update clip
-            corpus.add(attacked, LARGE, emptied=True)
-        full = Law.of((0.0, 1 - rate), (1.0, rate))
+        wanted = math.ceil(2 * math.ceil(1 / share) / often)  # twice what fills the update clip
+        selected = int(min(wanted, most))
+        for _ in range(wanted if wanted <= most else selected + 1):
+            corpus.add_usual(attacked, LARGE, emptied=True)
+        own = Law.binomial(selected, often, share).clipped()
+        full = nothing.mixed(own, rate)
     if kind != "user":
-        rest = _rest(name, share)
+        coin = profile.extended_rate if extended else profile.entity_rate
+        rest = corpus.rest_of(_rest(name, share), share, most - 1)
+        times = 1 if extended else int(min(math.ceil(2 / share - 1e-9), most - rest.sentences))
         for holder in (corpus.user() for _ in range(holders)):
-            corpus.rest(holder, rest, share)
-            corpus.add(holder, LARGE, emptied=True, entities=[0])
-        used, moved = rate * profile.entity_rate, _within(rest + share)
-        lent = Law.of((0.0, 1 - rate), (rest, rate - used), (moved, used))
-        emptied = Law.binomial(holders, rate, rest)
-        full = full.plus(Law.binomial(holders - 1, rate, rest)).plus(lent)
+            corpus.add_rest(holder, rest)
+            for number in range(times):
+                beside = [corpus.own_entity()] if coin == 1 and number % 2 else []
+                corpus.add(holder, LARGE, emptied=True, entities=[] if extended else [0, *beside])
+        without = Law.binomial(rest.sentences, often, rest.each)
+        lent = without.plus(nothing.mixed(Law.of((share, 1.0)), coin))
+        bare = nothing.mixed(without.clipped(), rate)
+        emptied = bare.times(holders)
+        full = full.plus(bare.times(holders - 1)).plus(nothing.mixed(lent.clipped(), rate))
     if missed is not None:
         reach = min(2.0, missed.per_user * missed.sentence_share)
-        rest = _rest(name, reach)
+        rest = corpus.rest_of(_rest(name, reach), share, most - missed.per_user)
         for holder in (corpus.user() for _ in range(missed.holders)):
-            corpus.rest(holder, rest, share)
+            corpus.add_rest(holder, rest)
             for _ in range(missed.per_user):
                 corpus.add(holder, LARGE, emptied=True)
-        emptied = emptied.plus(Law.binomial(missed.holders, rate, rest))
-        full = full.plus(Law.binomial(missed.holders, rate, _within(rest + reach)))
+        without = Law.binomial(rest.sentences, often, rest.each)
+        shown = Law.binomial(missed.per_user, profile.extended_rate, share)
+        bare = nothing.mixed(without.clipped(), rate)
+        moved = nothing.mixed(without.plus(shown).clipped(), rate)
+        emptied = emptied.plus(bare.times(missed.holders))
+        full = full.plus(moved.times(missed.holders))
     corpus.user()  # a bystander: drawn like all others, with nothing to give
     title = name if holders == 1 else f"{holders} holders"
-    return corpus.world(title, emptied, full)
+    return corpus.world(f"{title}, a sentence" if extended else title, emptied, full)
 
 
 def _all_sentences(profile: UserLevel) -> Rotation:
@@ -254,7 +329,9 @@ def _all_sentences(profile: UserLevel) -> Rotation:
     return Rotation(profile.noise, profile.user_rate, 2.0)
 
 
-def paper(profile: Alg, kind: Kind = "user and entity") -> World:
+def paper(
+    profile: Alg, kind: Kind = "user and entity", entity_rate: float = PAPER_ENTITY_RATE
+) -> World:
     """UeDP-Alg's worst: every holder drawn goes from -1 to +1 by the entity under attack.
 
     The sentence that mentions it mentions six more, so that it is used unless seven coins fail,
@@ -272,7 +349,7 @@ def paper(profile: Alg, kind: Kind = "user and entity") -> World:
     while corpus.users < profile.users:
         corpus.user()
     down, up = (Law.binomial(holders, rate, sign) for sign in (-1.0, 1.0))
-    never = (1 - PAPER_ENTITY_RATE) ** (_BESIDE + 1)
+    never = (1 - entity_rate) ** (_BESIDE + 1)
     name = f"{holders} other holders"
     return corpus.world(name, down, up.mixed(down, never).plus(user))
 
@@ -304,7 +381,11 @@ def beside(incidence: Incidence, entity: int) -> int:
 
 
 def on_incidence(
-    incidence: Incidence, user_rate: float, entity: int, kind: Kind = "user and entity"
+    incidence: Incidence,
+    user_rate: float,
+    entity: int,
+    kind: Kind = "user and entity",
+    entity_rate: float = PAPER_ENTITY_RATE,
 ) -> World:
     """UeDP-Alg's worst content on who mentions what in a real corpus.
 
@@ -339,7 +420,7 @@ def on_incidence(
         gradients[own], empties[own] = LARGE, True
         holders -= int(kind != "user" and attacked in incidence.holders[entity])
     sides = np.where(empties, 0.0, gradients), gradients
-    emptied, full = (_averaged(incidence, side, user_rate) for side in sides)
+    emptied, full = (_averaged(incidence, side, user_rate, entity_rate) for side in sides)
     name = f"{holders} other holders in the corpus"
     return World(name, incidence, gradients, empties, emptied, full)
 
@@ -347,13 +428,13 @@ def on_incidence(
 _COIN_DRAWS = 300
 
 
-def _averaged(incidence: Incidence, gradients: Floats, user_rate: float) -> Law:
+def _averaged(incidence: Incidence, gradients: Floats, user_rate: float, entity_rate: float) -> Law:
     """The law of UeDP-Alg's sum, averaged over draws of the entities' coins.
 
     Given the coins, everyone's update is known, and users are drawn independently: so each coin
     draw is one round with everyone in it.
     """
-    rng, everyone = np.random.default_rng(0), Sampling(1.0, PAPER_ENTITY_RATE)
+    rng, everyone = np.random.default_rng(0), Sampling(1.0, entity_rate)
     seen: Counter[tuple[tuple[float, int], ...]] = Counter()
     for _ in range(_COIN_DRAWS):
         found = draw_alg(incidence, everyone, rng, np.ones(incidence.entities))

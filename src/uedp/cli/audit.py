@@ -5,7 +5,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from uedp.errors import UserError
 
 if TYPE_CHECKING:
     from uedp.audit.extraction import Extraction
+    from uedp.audit.sensitivity import Sensitivity
     from uedp.audit.training import TrainingAudit
     from uedp.audit.verdict import MechanismAudit
 
@@ -22,6 +23,13 @@ audit = typer.Typer(help="Attack a guarantee, and see how much gets out.", no_ar
 
 @audit.command("mechanism")
 def audit_mechanism(
+    config: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[CONFIG]",
+            help="A YAML file, as `uedp train` takes it, or the folder of a run: audit its plan.",
+        ),
+    ] = None,
     method: Annotated[
         list[str] | None, typer.Option(help="rotation, user-level or uedp-alg; repeat. All.")
     ] = None,
@@ -35,13 +43,20 @@ def audit_mechanism(
     user_rate: Annotated[
         float | None, typer.Option(help="Probability that a user is drawn. Left out: 0.1, 50/946.")
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")] = 50,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds. Left out: 50.")] = None,
     entity_share: Annotated[
-        float, typer.Option(help="How far one entity moves an update, in units of its clip.")
-    ] = 0.3,
+        float | None,
+        typer.Option(help="How far one entity moves an update, in units of its clip. Left out: .3"),
+    ] = None,
     delta: Annotated[
-        float, typer.Option(help="The probability of failure that is allowed.")
-    ] = 1e-5,
+        float | None, typer.Option(help="The probability of failure allowed. Left out: 1e-5.")
+    ] = None,
+    changes: Annotated[
+        list[str],
+        typer.Option(
+            "--set", metavar="SECTION.FIELD=VALUE", help="Another value in CONFIG; repeat it."
+        ),
+    ] = [],  # noqa: B006 - Typer copies it
     corpus: Annotated[
         Path | None, typer.Option(help="A folder of `uedp detect`: audit uedp-alg on it.")
     ] = None,
@@ -60,9 +75,11 @@ def audit_mechanism(
 ) -> None:
     """Attack draw, clip and noise with the worst content: lower bounds beside what is proven.
 
-    Exits with 1 where an attack does better than what is proven allows.
+    Also measures how far rounds of training's own code move, beside what the proof allows. Exits
+    with 1 where an attack or a round does more than what is proven allows.
     """
-    from uedp.audit.cases import METHODS, Setting, cases
+    from uedp.audit.cases import METHODS, Setting, cases, plan_cases, read_plan
+    from uedp.audit.sensitivity import check
     from uedp.audit.verdict import document
     from uedp.corpus.store import Corpus
     from uedp.incidence import Incidence
@@ -73,21 +90,57 @@ def audit_mechanism(
         new_figure(plot, 1, 1)  # refuse a name now, not in some minutes
     if out is not None and out.is_dir():
         raise UserError(f"--out {out}: is a folder; name a file")
-    setting = Setting(rounds, delta, entity_share, user_rate, epsilon, noise)
-    incidence = None if corpus is None else Incidence.of(Corpus(corpus).folder)
-    planned = cases(method or METHODS, setting, incidence, released_code)
+    flags = {
+        "rounds": rounds,
+        "delta": delta,
+        "entity_share": entity_share,
+        "user_rate": user_rate,
+        "epsilon": epsilon,
+        "noise": noise,
+    }
+    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    incidence = None
+    if config is not None:
+        others = {"method": method, "corpus": corpus, "released_code": released_code}
+        if names := [*given, *(name for name, value in others.items() if value)]:
+            flag = f"--{names[0].replace('_', '-')}"
+            raise UserError(f"{flag}: {config} says what is audited; change it with --set")
+        plan, incidence = read_plan(config, changes)
+        planned = list(plan_cases(plan, incidence))
+    else:
+        if changes:
+            raise UserError(f"--set {changes[0]}: changes a config; name one")
+        given_corpus = None if corpus is None else Incidence.of(Corpus(corpus).folder)
+        planned = cases(method or METHODS, Setting(**given), given_corpus, released_code)
+    plans = {case.method: case.mechanism.plan for case in planned if case.measurable}
+    # on the corpus of a config too, beside the tangle
+    places = [
+        (plan, place) for plan in plans.values() for place in dict.fromkeys((None, incidence))
+    ]
+    among = len(planned) + len(places)
     found = [
         case.audit(
             runs=case.runs_in(1.0 if quick else 20.0) if runs is None else runs,
             seed=None if seed is None else seed + number,
             confidence=confidence,
-            among=len(planned),
+            among=among,
             fit_curve=not quick,
             progress=progress(),
         )
         for number, case in enumerate(planned)
     ]
-    answer = document(found)
+    measured = [
+        check(
+            plan,
+            place,
+            seed=seed,
+            rounds=4 if quick else 12,
+            chance=(1 - confidence) / among,
+            progress=progress(),
+        )
+        for plan, place in places
+    ]
+    answer = document(found, measured)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
@@ -96,12 +149,14 @@ def audit_mechanism(
     if as_json:
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
     else:
-        _show_mechanism(found, answer["verdict"])
+        _show_mechanism(found, measured, answer["verdict"])
     if answer["alarm"]:
         raise typer.Exit(1)
 
 
-def _show_mechanism(found: Sequence["MechanismAudit"], verdict: Sequence[str]) -> None:
+def _show_mechanism(
+    found: Sequence["MechanismAudit"], measured: Sequence["Sensitivity"], verdict: Sequence[str]
+) -> None:
     from uedp.accounting.certificate import rounded
     from uedp.accounting.published import NOT_A_GUARANTEE
 
@@ -136,10 +191,31 @@ def _show_mechanism(found: Sequence["MechanismAudit"], verdict: Sequence[str]) -
     )
     if any(one.published is not None for one in found):
         typer.echo(f"published: {NOT_A_GUARANTEE}")
+    if measured:
+        _show_measured(measured)
     typer.echo(
         "\n" + "\n".join(verdict) + "\nchance of a false alarm, all audits together: at most "
         f"{1 - first.confidence:.2g}"
     )
+
+
+def _show_measured(measured: Sequence["Sensitivity"]) -> None:
+    shown = table("method", "on", "emptied", "rounds", "largest shift", "allowed", "noise")
+    shown.columns[1].justify = shown.columns[2].justify = "left"
+    for one in measured:
+        for name, shift in one.shifts.items():
+            shown.add_row(
+                one.method,
+                one.on,
+                name,
+                f"{one.rounds:,}",
+                f"{shift.found:.4f}",
+                f"{shift.allowed:.4f}",
+                f"{one.noise:.3f}",
+            )
+    typer.echo()
+    show("how far rounds of training's own code move, in update clips\n", shown)
+    typer.echo("\nnoise: that of a round, as a part of what was planned.")
 
 
 _STOPPED = 130  # what a shell expects of a command that Ctrl-C ended

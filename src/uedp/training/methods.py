@@ -94,6 +94,22 @@ class Lending:
         return self._found[1]
 
 
+class Drawing:
+    """Who takes part in the rounds of a plan, and with which sentences: no text is read."""
+
+    def __init__(self, plan: Plan, incidence: Incidence) -> None:
+        self._sampling, self._incidence = plan.sampling, incidence
+        rotates = plan.config.privacy.method == "rotation"
+        self._lending = Lending(incidence, plan.config.privacy.seed) if rotates else None
+
+    def of(self, number: int, uniforms: Uniforms, key: int) -> Participants:
+        """For a round, by its own randomness."""
+        if self._lending is None:
+            return draw_whole(self._incidence, self._sampling, uniforms, key)
+        usable = self._lending.of(number)
+        return draw(self._incidence, self._sampling, uniforms, key, usable)
+
+
 _MENTIONS_A_ROUND = 750_000  # lending them takes a tenth of a second
 _QUANTILES = (0.1, 0.4, 0.7, 0.95)  # of lengths
 
@@ -109,14 +125,12 @@ class Clipped:
         task: Task,
         precision: Precision,
     ) -> None:
-        self._plan, self._incidence, self._model = plan, incidence, model
+        self._plan, self._model = plan, model
         self._task, self._precision = task, precision
         self._engine = Engine(model)
         self._randomness = Randomness(plan)
         self.parameters = self._engine.parameters
-        seed = plan.config.privacy.seed
-        rotates = plan.config.privacy.method == "rotation"
-        self._lending = Lending(incidence, seed) if rotates else None
+        self._drawing = Drawing(plan, incidence)
         task.pack_for(model)
         try:
             self._engine.check(self._losses_of_some(), len(_QUANTILES))
@@ -146,16 +160,10 @@ class Clipped:
         some = order[[int(quantile * len(order)) for quantile in _QUANTILES]]
         return lambda which: self._losses(some[list(which)])
 
-    def _drawn(self, number: int, uniforms: Uniforms, key: int) -> Participants:
-        if self._lending is None:
-            return draw_whole(self._incidence, self._plan.sampling, uniforms, key)
-        usable = self._lending.of(number)
-        return draw(self._incidence, self._plan.sampling, uniforms, key, usable)
-
     def round(self, number: int) -> Gradient:
         plan = self._plan
         with self._randomness.of(number, self.parameters[0].device) as (uniforms, key, noise):
-            participants = self._drawn(number, uniforms, key)
+            participants = self._drawing.of(number, uniforms, key)
             found = release(
                 self._engine,
                 participants,

@@ -6,7 +6,7 @@ profile the ledger and the certificate are made from.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -91,6 +91,17 @@ class Plan:
                 self.profile, self.rounds, privacy.delta, self.setup(), self.vocabulary
             )
         )
+
+    def on(self, incidence: Incidence) -> "Plan":
+        """The same rounds on another corpus. UeDP-Alg's epsilon depends on it: build it anew."""
+        if isinstance(self.profile, Alg):
+            raise ValueError("what is proven of uedp-alg depends on the corpus")
+        return replace(self, weights=_weights(incidence), shape=_shape(incidence))
+
+    def seeded(self, seed: int | None) -> "Plan":
+        """The same rounds, repeatable; without a seed, fresh."""
+        privacy = self.config.privacy.model_copy(update={"seed": seed})
+        return replace(self, config=self.config.model_copy(update={"privacy": privacy}))
 
     def signal_to_noise(self, parameters: int) -> float:
         """Length of what all rounds can say at best, over that of their noise.
@@ -238,14 +249,23 @@ def build(config: Config, incidence: Incidence) -> Plan:
             privacy.sentences_per_user,
         ),
         clips=Clips(privacy.update_clip, share, margin if private else 0.0),
-        weights=np.ones(incidence.users),
-        shape=certificates.Shape(
-            digest=incidence.digest,
-            users=incidence.users,
-            sentences=incidence.sentences,
-            entities=incidence.entities,
-        ),
+        weights=_weights(incidence),
+        shape=_shape(incidence),
         vocabulary=words,
+    )
+
+
+def _weights(incidence: Incidence) -> Floats:
+    """Of users, each at most 1."""
+    return np.ones(incidence.users)
+
+
+def _shape(incidence: Incidence) -> certificates.Shape:
+    return certificates.Shape(
+        digest=incidence.digest,
+        users=incidence.users,
+        sentences=incidence.sentences,
+        entities=incidence.entities,
     )
 
 

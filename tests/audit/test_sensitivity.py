@@ -1,0 +1,132 @@
+"""How far rounds move: what is right is within what is allowed, and comes as far as it may."""
+
+import json
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from tests.audit import plans
+from tests.training import worlds
+from uedp.accounting.proven import Alg, Rotation, UserLevel
+from uedp.audit import sensitivity
+from uedp.audit.sensitivity import Sensitivity, check, noise_of, tangle
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.training import methods
+
+ROTATION = Rotation(1.0, 0.3, 0.3)
+SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
+
+
+@pytest.mark.parametrize(
+    ("profile", "privacy"),
+    [
+        (ROTATION, {}),
+        (Rotation(0.5, 0.3, 1.5, entity_rate=0.5, extended_rate=0.8), {"update_clip": 0.1}),
+        (ROTATION, {"sentences_per_user": 5, "sentences_per_entity": 2}),
+        (Rotation(2.0, 1.0, 0.3, extended_rate=0.0), {}),
+        (UserLevel(1.0, 0.3), {"sentences_per_user": 7}),
+        pytest.param(Rotation(1.0, 0.002, 0.3), {}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_is_right_moves_as_far_as_it_may_and_no_farther(profile, privacy):
+    plan = plans.plan(profile, **privacy)
+    found = check(plan, **SMALL)
+    assert found.broken == []
+    assert found.holds
+    assert found.rounds == 3
+    for name, shift in found.shifts.items():
+        assert shift.found <= shift.allowed + 1e-4, name
+        assert shift.found >= 0.6 * shift.allowed, name  # or nothing was attacked
+    pairs = ["user"] if isinstance(profile, UserLevel) else ["user", "entity", "user and entity"]
+    assert list(found.shifts) == pairs
+    assert found.shifts["user"].allowed == 1
+
+
+def test_it_is_the_round_that_training_plays(monkeypatch):
+    """Guarantee of check: every part of it is called, in pieces where a user is large."""
+    called = set()
+    for module, name in (
+        (methods, "draw"),
+        (methods, "lend"),
+        (methods, "release"),
+        (methods.Randomness, "of"),
+    ):
+        original = getattr(module, name)
+
+        def spy(*arguments, _original=original, _name=name, **options):
+            called.add(_name)
+            return _original(*arguments, **options)
+
+        monkeypatch.setattr(module, name, spy)
+    check(plans.plan(ROTATION), **SMALL)
+    assert called == {"draw", "lend", "release", "of"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "rule"),
+    [
+        ({"clips": {"share": 0.6}}, "emptying an entity moved"),
+        ({"clips": {"update": 2.0}}, "emptying a user moved"),
+    ],
+)
+def test_rounds_with_wider_clips_than_are_claimed_are_reported(wrong, rule, monkeypatch):
+    """Guarantee of check: the method is built from a plan that its claims do not describe."""
+    build = sensitivity.build
+
+    def other(plan, *arguments):
+        return build(replace(plan, clips=replace(plan.clips, **wrong["clips"])), *arguments)
+
+    monkeypatch.setattr(sensitivity, "build", other)
+    assert any(rule in line for line in check(plans.plan(ROTATION), **SMALL).broken)
+
+
+def test_a_corpus_of_its_own():
+    plan = plans.plan(ROTATION)
+    found = check(plan, worlds.incidence(), **SMALL)
+    assert (found.on, found.broken) == ("the corpus", [])
+    none = np.zeros(0, dtype=int)
+    bare = Incidence.build(np.repeat(np.arange(20), 2), none, none, 20, 0)
+    assert check(plan, bare, **SMALL).broken == []
+
+
+def test_the_same_seed_measures_the_same():
+    one, other = (check(plans.plan(ROTATION), **SMALL) for _ in range(2))
+    assert one.shifts == other.shifts
+    assert Sensitivity.of(json.loads(json.dumps(asdict(one)))) == one
+
+
+def test_a_tangle_has_all_that_makes_a_round_difficult():
+    incidence = tangle(0.3, 0.3, per_user=40)
+    own = incidence.user_sentences.counts
+    assert own.max() > 40
+    assert own.min() == 1
+    assert incidence.sentence_entities.counts.max() > 1
+    assert incidence.extended.any()
+    assert incidence.holders.counts.max() >= 12
+    pairs = [
+        (user, entity)
+        for entity in range(incidence.entities)
+        for user in incidence.sentence_user[incidence.entity_sentences[entity]].tolist()
+    ]
+    assert max(pairs.count(pair) for pair in set(pairs)) * 0.3 >= 2
+    assert 0.01 * tangle(0.3, 0.01).users >= 6
+
+
+def test_noise_is_measured_as_it_is_added(monkeypatch):
+    """A chance of one in a million that noise as planned is taken for less."""
+    plan = plans.plan(ROTATION, update_clip=0.1)
+    size, wrong = noise_of(plan)
+    assert size == pytest.approx(1, abs=0.02)
+    assert wrong > 1e-6
+    silent = plans.plan(Rotation(0.0, 0.3, 0.3))
+    assert noise_of(silent) == (1.0, 1.0)
+    chances = [noise_of(plan)[1] for _ in range(20)]
+    assert stats.kstest(chances, "uniform").pvalue > 1e-6
+
+
+def test_only_what_is_proven_by_shifts_is_measured():
+    with pytest.raises(UserError, match="only rounds of rotation and user-level"):
+        check(plans.plan(Alg(2.0, 0.3, 20, 1)), **SMALL)
