@@ -65,7 +65,6 @@ def audit_mechanism(
     from uedp.audit.cases import METHODS, Setting, cases
     from uedp.audit.verdict import document
     from uedp.corpus.store import Corpus
-    from uedp.incidence import Incidence
     from uedp.report.audit_plots import mechanism_bounds
     from uedp.report.plots import new_figure
 
@@ -74,7 +73,7 @@ def audit_mechanism(
     if out is not None and out.is_dir():
         raise UserError(f"--out {out}: is a folder; name a file")
     setting = Setting(rounds, delta, entity_share, user_rate, epsilon, noise)
-    incidence = None if corpus is None else Incidence.of(Corpus(corpus).folder)
+    incidence = None if corpus is None else Corpus(corpus).incidence
     planned = cases(method or METHODS, setting, incidence, released_code)
     found = [
         case.audit(
