@@ -171,8 +171,8 @@ class Incidence:
         """A saved incidence.
 
         Guarantees:
-          - what is drawn from (`user_sentences`, `entity_sentences`, `holders`) is derived here from
-            the arrays that the digest covers, never read
+          - what is drawn from (`user_sentences`, `entity_sentences`, `holders`) is never read but
+            derived from the arrays that the digest covers
           - arrays of another type or shape, ids out of range, rows out of order, users without a
             sentence and entities without a mention are refused
         """

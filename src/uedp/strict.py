@@ -33,7 +33,9 @@ def parse_yaml(text: str) -> Any:
     try:
         return yaml.load(text, _Loader)
     except Exception as error:  # a value that is not of its tag's form fails in many ways
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        syntax = "not YAML: " if isinstance(error, yaml.YAMLError) else ""
+        raise ValueError(f"{syntax}{reason}") from None
 
 
 class DuplicateKeyError(ValueError):

@@ -110,15 +110,11 @@ def user_name(name: str) -> str:
     while True:
         # white space first: some of it is control characters, and would join what it separates
         plain = " ".join(unicodedata.normalize("NFKC", name).split())
-        plain = "".join(
-            c for c in _IGNORABLE.sub("", plain) if unicodedata.category(c) not in _UNSEEN
-        )
+        shown = _IGNORABLE.sub("", plain)
+        plain = "".join(c for c in shown if unicodedata.category(c) not in ("Cc", "Cf"))
         if plain == name:  # what stood apart may have come together, and composes now
             return name
         name = plain
-
-
-_UNSEEN = ("Cc", "Cf")
 
 
 def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:

@@ -297,7 +297,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"{path}: not a config in YAML: {error}") from None
+        raise UserError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold sections such as privacy, data and model")
     return parse(values, str(path), changes)
