@@ -105,7 +105,7 @@ def test_take_rows(rows, data):
 
 
 def test_damaged_files_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"sentence_user.npy: missing or damaged"):
+    with pytest.raises(UserError, match=r"counts.npy: missing or damaged"):
         Incidence.of(tmp_path)
     build([0], [(0, 0)], 1, 1).save(tmp_path / "incidence")
     path = tmp_path / "incidence" / "sentence_entities.values.npy"

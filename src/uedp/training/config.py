@@ -296,6 +296,8 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not YAML: {error}") from None
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(values, dict):
