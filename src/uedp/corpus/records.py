@@ -5,7 +5,7 @@ import math
 import re
 import reprlib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,10 +120,16 @@ def user_name(name: str) -> str:
 def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:
     if name not in fields:
         raise UserError(
-            f"{where}: no column {name!r}; the columns are {', '.join(map(str, fields))}; "
+            f"{where}: no column {name!r}; the columns are {_listed(fields)}; "
             f"choose one with {option}" + _no_user_hint(option)
         )
     return fields[name]
+
+
+def _listed(names: Iterable[str], most: int = 20) -> str:
+    """Names of columns on one line, whatever stands in a header."""
+    shown = [name if name.isprintable() else repr(name) for name in names]
+    return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
 
 def _no_user_hint(option: str) -> str:
