@@ -35,12 +35,12 @@ def killed_at(number: int, out: Path) -> NoReturn:
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal seen
-        if event in _EVENTS and isinstance(arguments[0], str | Path | bytes):
-            if str(out.parent) in os.fsdecode(arguments[0]):
-                seen += 1
-                if seen == number:
-                    os.write(1, json.dumps([event, Path(os.fsdecode(arguments[0])).name]).encode())
-                    os._exit(KILLED)
+        path = arguments[0] if event in _EVENTS else None
+        if isinstance(path, str | Path | bytes) and str(out.parent) in os.fsdecode(path):
+            seen += 1
+            if seen == number:
+                os.write(1, json.dumps([event, Path(os.fsdecode(path)).name]).encode())
+                os._exit(KILLED)
 
     sys.addaudithook(watch)
     write(out, "new", overwrite=True)

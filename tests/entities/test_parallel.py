@@ -2,8 +2,11 @@
 
 import multiprocessing
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +62,46 @@ def test_a_failure_does_not_wait_for_the_workers():
         broken()
     assert time.monotonic() - began < 15
     assert multiprocessing.active_children() == []
+
+
+ORPHANS = """
+import multiprocessing, os, signal, sys, time
+from uedp.entities import parallel
+
+if __name__ == "__main__":
+    with parallel._pool(["labels"], 2) as pool:
+        ids = {pool.submit(os.getpid).result() for _ in range(20)}
+        for _ in range(4):
+            pool.submit(time.sleep, 60)
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _is_alive(number: int) -> bool:
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("watched", ["by the system", "by a thread"])
+def test_workers_die_with_a_parent_that_is_killed(watched, tmp_path):
+    script = tmp_path / "orphans.py"
+    code = ORPHANS
+    if watched == "by a thread":  # as where the system does not do it
+        code = code.replace("from uedp", "sys.platform = 'elsewhere'\nfrom uedp", 1)
+    script.write_text(code)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    workers = [int(number) for number in done.stdout.split()]
+    assert workers
+    deadline = time.monotonic() + 10
+    while any(map(_is_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_is_alive, workers))
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks here")

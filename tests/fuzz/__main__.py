@@ -8,6 +8,7 @@ or refused with a UserError of one line; a traceback, a crash or a hang fails th
 """
 
 import argparse
+import contextlib
 import faulthandler
 import json
 import queue
@@ -94,9 +95,8 @@ def _work(
                 if worker is None or worker.poll() is not None:
                     worker = _start(seed, own, errors)
                 left = _batch(worker, left, errors, report)
-        if worker is not None and worker.stdin is not None:
-            worker.stdin.close()
-            worker.wait()
+        if worker is not None:
+            _end(worker)
 
 
 def _start(seed: int, folder: Path, errors: IO[str]) -> "subprocess.Popen[str]":
@@ -104,6 +104,17 @@ def _start(seed: int, folder: Path, errors: IO[str]) -> "subprocess.Popen[str]":
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
     )
+
+
+def _end(worker: "subprocess.Popen[str]") -> int:
+    """Let a worker end that has nothing more to do, or is dead already."""
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    with contextlib.suppress(BrokenPipeError):
+        worker.stdin.close()
+    code = worker.wait()
+    worker.stdout.close()
+    return code
 
 
 def _batch(
@@ -119,7 +130,7 @@ def _batch(
         line = worker.stdout.readline()
         report.seconds[case[0]] += time.monotonic() - began  # type: ignore[assignment]
         if not line:
-            code = worker.wait()
+            code = _end(worker)
             errors.seek(0)
             said = errors.read()[-2000:]
             errors.seek(0)
@@ -147,10 +158,12 @@ def work(seed: int, folder: Path, lines: Iterator[str]) -> None:
 def one(kind: str, number: int, seed: int, folder: Path) -> tuple[str, str]:
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     try:
-        with tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # nothing may be printed either
-                return run(kind, f"{seed}/{kind}/{number}", Path(place)), ""
+        with (
+            tempfile.TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place,
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("error")  # nothing may be printed either
+            return run(kind, f"{seed}/{kind}/{number}", Path(place)), ""
     except Exception:
         return "failed", traceback.format_exc()[-2000:]
     finally:
