@@ -53,11 +53,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     _depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             line = event.start_mark.line + 1
             raise ValueError(f"line {line}: an anchor or alias; write the value out")
@@ -65,16 +65,16 @@ class _Loader(yaml.SafeLoader):
         if self._depth > _DEEPEST:
             raise ValueError("nested too deeply")
         try:
-            return super().compose_node(parent, index)  # type: ignore[no-untyped-call]
+            return super().compose_node(parent, index)
         finally:
             self._depth -= 1
 
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen = set()
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 raise ValueError(f"line {key_node.start_mark.line + 1}: << is not known here")
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             if not isinstance(key, Hashable):
                 raise ValueError(f"line {key_node.start_mark.line + 1}: a key that is a collection")
             if key in seen:

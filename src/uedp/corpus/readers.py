@@ -162,10 +162,8 @@ def _hf_files(folder: Path) -> list[Path]:
     problem = f"{folder}: not a data set saved with save_to_disk"
     if (folder / "dataset_dict.json").is_file():
         splits = _hf_json(problem, folder / "dataset_dict.json").get("splits")
-        names = map(str, splits) if isinstance(splits, list) else ()
-        raise UserError(
-            f"{folder}: holds the splits {', '.join(names)}; give one of the folders inside"
-        )
+        known = ", ".join(map(str, splits)) if isinstance(splits, list) else ""
+        raise UserError(f"{folder}: holds the splits {known}; give one of the folders inside")
     state = _hf_json(problem, folder / "state.json")
     listed = state.get("_data_files")
     if not isinstance(listed, list) or state.get("_indices_data_files"):
