@@ -1,6 +1,7 @@
 """Batches: how large, how many at a time, and what becomes of them when something fails."""
 
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -94,14 +95,19 @@ def test_workers_die_with_a_parent_that_is_killed(watched, tmp_path):
     if watched == "by a thread":  # as where the system does not do it
         code = code.replace("from uedp", "sys.platform = 'elsewhere'\nfrom uedp", 1)
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    workers = [int(number) for number in done.stdout.split()]
+    said = tmp_path / "said"
+    with said.open("w") as file:  # not a pipe, which those left behind would keep open
+        done = subprocess.run([sys.executable, str(script)], stdout=file, stderr=file)
+    assert done.returncode == -signal.SIGKILL, said.read_text()
+    workers = [int(number) for number in said.read_text().split()]
     assert workers
     deadline = time.monotonic() + 10
     while any(map(_is_alive, workers)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(_is_alive, workers))
+    left = [worker for worker in workers if _is_alive(worker)]
+    for worker in left:
+        os.kill(worker, signal.SIGKILL)
+    assert left == []
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks here")
