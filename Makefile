@@ -4,7 +4,7 @@ USE := .venv/.ready-to-use
 DEV := .venv/.ready-to-develop
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: test slow lint demo clean help
+.PHONY: test slow fuzz lint demo clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -26,6 +26,9 @@ test: $(DEV)  ## install if need be, run the tests
 
 slow: $(DEV)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+fuzz: $(DEV)  ## 10,000 damaged inputs and 1,000 damaged corpora, in minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check src tests benchmarks

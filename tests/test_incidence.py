@@ -60,7 +60,16 @@ def test_order_and_repeats_of_mentions_do_not_matter(world, random):
     assert build(owners, shuffled, users, entities).digest == build(*world).digest
 
 
-@given(worlds())
+def dense(world):
+    """The same without users and entities that no sentence has, as a corpus never has them."""
+    owners, pairs, _, _ = world
+    users = {user: number for number, user in enumerate(dict.fromkeys(owners))}
+    entities = {entity: number for number, entity in enumerate(dict.fromkeys(e for _, e in pairs))}
+    kept = [(sentence, entities[entity]) for sentence, entity in pairs]
+    return [users[user] for user in owners], kept, len(users), len(entities)
+
+
+@given(worlds().map(dense))
 def test_save_and_load(world):
     incidence = build(*world)
     with tempfile.TemporaryDirectory() as folder:
@@ -96,12 +105,81 @@ def test_take_rows(rows, data):
 
 
 def test_damaged_files_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"sentence_user.npy: missing or damaged"):
+    with pytest.raises(UserError, match=r"counts.npy: missing or damaged"):
         Incidence.of(tmp_path)
-    build([0], [], 1, 0).save(tmp_path / "incidence")
-    path = tmp_path / "incidence" / "holders.values.npy"
+    build([0], [(0, 0)], 1, 1).save(tmp_path / "incidence")
+    path = tmp_path / "incidence" / "sentence_entities.values.npy"
     path.write_bytes(path.read_bytes()[:20])
-    with pytest.raises(UserError, match=r"holders.values.npy"):
+    with pytest.raises(UserError, match=r"sentence_entities.values.npy"):
+        Incidence.of(tmp_path)
+
+
+def test_what_is_drawn_from_is_never_read(tmp_path):
+    """Arrays that the digest does not cover could say that every user owns user 0's sentences."""
+    incidence = build([0, 1, 2], [(0, 0), (1, 0)], 3, 1)
+    incidence.save(tmp_path / "incidence")
+    false = {"user_sentences": ([0, 1, 2, 3], [0, 0, 0]), "holders": ([0, 1], [2])}
+    for name, (offsets, values) in false.items():
+        np.save(tmp_path / "incidence" / f"{name}.offsets.npy", np.array(offsets))
+        np.save(tmp_path / "incidence" / f"{name}.values.npy", np.array(values, dtype=np.int32))
+    loaded = Incidence.of(tmp_path)
+    assert loaded.digest == incidence.digest
+    assert [loaded.user_sentences[user].tolist() for user in range(3)] == [[0], [1], [2]]
+    assert loaded.holders[0].tolist() == [0, 1]
+
+
+OFFSETS, VALUES = "sentence_entities.offsets", "sentence_entities.values"
+REWRITTEN = {
+    "a user beyond the last": ("sentence_user", np.array([0, 3, 2], np.int32)),
+    "a negative user": ("sentence_user", np.array([0, -1, 2], np.int32)),
+    "users of another type": ("sentence_user", np.array([0, 1, 2], np.int64)),
+    "users of another order of bytes": ("sentence_user", np.array([0, 1, 2], ">i4")),
+    "users in two dimensions": ("sentence_user", np.array([[0, 1, 2]], np.int32)),
+    "fewer users": ("sentence_user", np.array([0, 1, 1], np.int32)),
+    "fewer sentences": ("sentence_user", np.array([0, 1], np.int32)),
+    "an entity beyond the last": (VALUES, np.array([0, 1, 9], np.int32)),
+    "an entity twice": (VALUES, np.array([0, 0, 1], np.int32)),
+    "a row out of order": (VALUES, np.array([1, 0, 1], np.int32)),
+    "an entity without a mention": (VALUES, np.array([0, 2, 0], np.int32)),
+    "values of another type": (VALUES, np.array([0.0, 1.0, 1.0])),
+    "offsets that go back": (OFFSETS, np.array([0, 3, 2, 3])),
+    "offsets that do not begin": (OFFSETS, np.array([1, 2, 3, 3])),
+    "offsets beyond the end": (OFFSETS, np.array([0, 2, 3, 2**40])),
+    "offsets of nothing": (OFFSETS, np.array([], np.int64)),
+    "counts of too many": ("counts", np.array([2**40, 2**40])),
+    "counts below none": ("counts", np.array([-1, 2])),
+    "counts of another user": ("counts", np.array([2, 2])),
+    "no counts": ("counts", np.array([], np.int64)),
+}
+
+
+@pytest.mark.parametrize("case", REWRITTEN)
+def test_arrays_that_are_no_incidence_are_refused(case, tmp_path):
+    build([0, 1, 2], [(0, 0), (0, 1), (1, 1)], 3, 2).save(tmp_path / "incidence")
+    assert Incidence.of(tmp_path).entities == 2
+    name, array = REWRITTEN[case]
+    np.save(tmp_path / "incidence" / f"{name}.npy", array)
+    with pytest.raises(UserError, match=r"\.npy: .*make the corpus anew") as refused:
+        Incidence.of(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"{'descr': '<i4', 'fortran_order': False, 'shape': (99999999999,), }",
+        b"{'descr': '|O', 'fortran_order': False, 'shape': (1,), }",
+        b"{'descr': [('a', '<i4')], 'fortran_order': False, 'shape': (1,), }",
+        b"{" * 5000,
+        b"(((((1,",
+        b"{'descr': 7}",
+    ],
+)
+def test_a_hostile_header_is_refused(header, tmp_path):
+    build([0], [], 1, 0).save(tmp_path / "incidence")
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(8)
+    (tmp_path / "incidence" / "sentence_user.npy").write_bytes(data)
+    with pytest.raises(UserError, match=r"sentence_user.npy"):
         Incidence.of(tmp_path)
 
 

@@ -7,6 +7,7 @@ that mentions no detected entity is its own extended entity and needs no id of i
 
 import hashlib
 import json
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -128,6 +129,12 @@ class Incidence:
             raise ValueError("mention_sentence and mention_entity differ in length")
         owners = np.ascontiguousarray(sentence_user, dtype=np.int32)
         mentioned = _rows(mention_sentence, mention_entity, sentences, entities)
+        return cls._from_maps(owners, mentioned, users, entities)
+
+    @classmethod
+    def _from_maps(cls, owners: Ints, mentioned: Rows, users: int, entities: int) -> "Incidence":
+        """All that follows from who wrote what and what is mentioned where."""
+        sentences = len(owners)
         in_sentences = _transposed(mentioned, entities)
         return cls(
             sentence_user=owners,
@@ -143,9 +150,15 @@ class Incidence:
         )
 
     def save(self, folder: Path) -> None:
-        """One `.npy` file per array, so that loading can map them instead of reading."""
+        """One `.npy` file per array that the digest covers; `load` derives the others from them."""
         folder.mkdir(parents=True)
-        for name, array in self._arrays().items():
+        arrays = {
+            "counts": np.array([self.users, self.entities], dtype=np.int64),
+            "sentence_user": self.sentence_user,
+            "sentence_entities.offsets": self.sentence_entities.offsets,
+            "sentence_entities.values": self.sentence_entities.values,
+        }
+        for name, array in arrays.items():
             np.save(folder / f"{name}.npy", array, allow_pickle=False)
 
     @classmethod
@@ -155,39 +168,83 @@ class Incidence:
 
     @classmethod
     def load(cls, folder: Path) -> "Incidence":
-        """A saved incidence, memory-mapped."""
+        """A saved incidence.
 
-        def array(name: str) -> Ints:
+        Guarantees:
+          - what is drawn from (`user_sentences`, `entity_sentences`, `holders`) is never read but
+            derived from the arrays that the digest covers
+          - arrays of another type or shape, ids out of range, rows out of order, users without a
+            sentence and entities without a mention are refused
+        """
+
+        def array(name: str, kind: type[np.integer[Any]]) -> Ints:
             path = folder / f"{name}.npy"
-            try:
-                return np.load(path, mmap_mode="r", allow_pickle=False)  # type: ignore[no-any-return]
-            except (OSError, ValueError, EOFError):
-                raise UserError(
-                    f"{path}: missing or damaged; make the corpus anew with `uedp detect`"
-                ) from None
+            found = _array(path)
+            if found.dtype != np.dtype(kind) or found.ndim != 1:
+                raise _damaged(path, f"not one row of {np.dtype(kind).name}")
+            return found
 
-        def rows(name: str) -> Rows:
-            return Rows(array(f"{name}.offsets"), array(f"{name}.values"))
+        counts = array("counts", np.int64)
+        owners = array("sentence_user", np.int32)
+        offsets = array("sentence_entities.offsets", np.int64)
+        values = array("sentence_entities.values", np.int32)
+        # none without a sentence: counts bound what is allocated below
+        if len(counts) != 2 or not (
+            0 <= counts[0] <= len(owners) and 0 <= counts[1] <= len(values)
+        ):
+            raise _damaged(folder / "counts.npy", "more users or entities than the arrays name")
+        users, entities = map(int, counts)
+        if problem := _problem(owners, offsets, values, users, entities):
+            raise _damaged(folder / f"{problem[0]}.npy", problem[1])
+        return cls._from_maps(owners, Rows(offsets, values), users, entities)
 
-        return cls(
-            array("sentence_user"),
-            rows("sentence_entities"),
-            rows("user_sentences"),
-            rows("entity_sentences"),
-            rows("holders"),
-        )
 
-    def _arrays(self) -> dict[str, Ints]:
-        arrays = {"sentence_user": self.sentence_user}
-        for name in ("sentence_entities", "user_sentences", "entity_sentences", "holders"):
-            table: Rows = getattr(self, name)
-            arrays[f"{name}.offsets"] = table.offsets
-            arrays[f"{name}.values"] = table.values
-        return arrays
+def _array(path: Path) -> Ints:
+    """An array file read into memory, so that nothing can change it once it was checked."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on headers of old versions
+            # mapped first: a header that promises more than the file holds is refused there
+            return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
+    except Exception:  # NumPy parses the header as Python, with as many ways to fail
+        raise _damaged(path, "missing or damaged") from None
+
+
+def _problem(
+    owners: Ints, offsets: Ints, values: Ints, users: int, entities: int
+) -> tuple[str, str] | None:
+    """The array that is no part of an incidence, and why; None if all is well."""
+    where = "sentence_entities.offsets"
+    if len(offsets) != len(owners) + 1:
+        return where, f"{len(offsets) - 1:,} rows for {len(owners):,} sentences"
+    if offsets[0] != 0 or offsets[-1] != len(values) or (np.diff(offsets) < 0).any():
+        return where, "rows do not follow one another"
+    if not _all_within(owners, users):
+        return "sentence_user", f"a user outside 0..{users - 1}"
+    if not _all_within(values, entities):
+        return "sentence_entities.values", f"an entity outside 0..{entities - 1}"
+    rises = np.ones(len(values) + 1, dtype=np.bool_)
+    rises[1:-1] = values[1:] > values[:-1]
+    rises[offsets] = True  # the first of a row follows nothing
+    if not rises.all():
+        return "sentence_entities.values", "a row is not sorted, or names an entity twice"
+    if np.bincount(owners, minlength=users).min(initial=1) == 0:
+        return "counts", "a user without a sentence"
+    if np.bincount(values, minlength=entities).min(initial=1) == 0:
+        return "counts", "an entity without a mention"
+    return None
+
+
+def _all_within(ids: Ints, count: int) -> bool:
+    return not len(ids) or bool(ids.min() >= 0 and ids.max() < count)
+
+
+def _damaged(path: Path, how: str) -> UserError:
+    return UserError(f"{path}: {how}; make the corpus anew with `uedp detect`")
 
 
 def _within(name: str, ids: Ints, count: int) -> None:
-    if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < count):
+    if not _all_within(ids, count):
         raise ValueError(f"{name} must lie in 0..{count - 1}, found {ids.min()}..{ids.max()}")
 
 

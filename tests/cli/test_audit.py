@@ -215,7 +215,12 @@ def test_the_released_code_refutes_what_was_published(run, corpus):
         file.unlink()
     folder.rmdir()
     mentions = np.arange(300, 340)
-    Incidence.build(owners, mentions, np.zeros(40, int), 300, 1).save(folder)
+    other = Incidence.build(owners, mentions, np.zeros(40, int), 300, 1)
+    other.save(folder)
+    manifest = json.loads((corpus / "corpus.json").read_text())
+    counts = {"users": other.users, "sentences": other.sentences, "entities": other.entities}
+    manifest |= {**counts, "incidence_digest": other.digest}
+    (corpus / "corpus.json").write_text(json.dumps(manifest))
     line = [*MECHANISM, "--method", "uedp-alg", "--corpus", corpus, "--quick", "--released-code"]
     outcome = run(*line, "--runs", 200, "--rounds", 20)
     assert outcome.code == 0

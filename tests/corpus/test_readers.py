@@ -1,14 +1,18 @@
 import gzip
 import json
+import tempfile
 from pathlib import Path
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.conftest import surfaces
 from uedp.corpus.readers import Columns, Skipped, Source, fail, read, reader_named
+from uedp.corpus.records import blank, user_name
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
 
@@ -268,6 +272,139 @@ def test_one_person_is_one_user(tmp_path):
     names = ["Zo\u00eb", "Zoe\u0308", " Zo\u00eb ", 7, "7"]
     path.write_text("".join(json.dumps({"user": name, "text": "b"}) + "\n" for name in names))
     assert [s.user for s in read(path)] == ["Zo\u00eb"] * 3 + ["7"] * 2
+
+
+ONE_USER = {
+    "zero-width space": "bob\u200b",
+    "joiners": "b\u200do\u200cb",
+    "word joiner": "\u2060bob",
+    "byte order mark": "\ufeffbob",
+    "soft hyphen": "bo\u00adb",
+    "direction marks": "\u202ebob\u202c\u200e",
+    "variation selector": "bob\ufe0f",
+    "tag characters": "bob\U000e0041",
+    "grapheme joiner": "bo\u034fb",
+    "Hangul filler": "bob\u3164",
+    "control characters": "b\x00ob\x07",
+    "white space around": "\u00a0\u3000 bob\t\n",
+    "fullwidth letters": "\uff42\uff4f\uff42",
+    "mathematical letters": "\U0001d41b\U0001d428\U0001d41b",
+}
+
+
+@pytest.mark.parametrize("case", ONE_USER)
+def test_names_that_look_alike_are_one_user(case, tmp_path):
+    path = tmp_path / "x.jsonl"
+    names = ["bob", ONE_USER[case]]
+    path.write_text("".join(json.dumps({"user": name, "text": "b"}) + "\n" for name in names))
+    assert [s.user for s in read(path)] == ["bob", "bob"]
+
+
+def test_names_that_differ_are_different_users(tmp_path):
+    names = ["bob", "Bob", "bo b", "b\u00f6b", "bob1", "\u0431\u043e\u0431"]
+    assert len({user_name(name) for name in names}) == len(names)
+
+
+@given(st.text())
+def test_the_form_of_a_name_is_its_own_form(name):
+    """Guarantee of `user_name`; also of what it leaves."""
+    form = user_name(name)
+    assert user_name(form) == form
+    assert blank(form) == blank(name)
+    assert user_name(f"\u200b {name}\u200d") == form
+
+
+def test_a_key_that_stands_twice_is_named(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"user": "ann", "text": "b", "user": "ben"}\n')
+    with pytest.raises(UserError, match=r"x.jsonl:1: the key 'user' stands twice"):
+        list(read(path))
+
+
+# --- data set folders ----------------------------------------------------------------------------
+
+
+def test_a_folder_of_splits_names_them(tmp_path):
+    parts = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
+    parts.save_to_disk(str(tmp_path / "parts"))
+    with pytest.raises(UserError, match="holds the splits train; give one of the folders inside"):
+        list(read(tmp_path / "parts", columns=COLUMNS))
+    assert len(list(read(tmp_path / "parts" / "train", columns=COLUMNS))) == 3
+
+
+def test_a_data_set_in_several_files_keeps_its_order(tmp_path):
+    rows = [{"user": "a", "text": f"text {number}"} for number in range(1000)]
+    whole = datasets.Dataset.from_list(rows)
+    whole.select(range(999, -1, -1)).save_to_disk(str(tmp_path / "set"), num_shards=3)
+    assert [s.text for s in read(tmp_path / "set")] == [row["text"] for row in rows[::-1]]
+
+
+STATES = {
+    "missing": None,
+    "not JSON": b"{",
+    "not an object": b"[]",
+    "no files": b"{}",
+    "a file elsewhere": b'{"_data_files": [{"filename": "../rows/data-00000-of-00001.arrow"}]}',
+    "a path from the root": b'{"_data_files": [{"filename": "/etc/passwd"}]}',
+    "no such file": b'{"_data_files": [{"filename": "x.arrow"}]}',
+    "a name with a zero": b'{"_data_files": [{"filename": "x\\u0000"}]}',
+    "a name that is a number": b'{"_data_files": [{"filename": 7}]}',
+    "an entry that is none": b'{"_data_files": [null]}',
+    "too deep": b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("case", STATES)
+def test_a_data_set_folder_that_is_none(case, tmp_path):
+    path = _hf(tmp_path)
+    (path / "state.json").unlink()
+    if STATES[case] is not None:
+        (path / "state.json").write_bytes(STATES[case])
+    with pytest.raises(UserError, match="rows: not a data set saved with save_to_disk") as refused:
+        list(read(path, columns=COLUMNS))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("lie", [-1, 2**31 - 1, 2**24, -(2**31)])
+@pytest.mark.parametrize("column", ["body", "marks"])
+def test_an_offset_that_points_elsewhere_does_not_crash(column, lie, tmp_path):
+    path = _hf(tmp_path)
+    file = path / "data-00000-of-00001.arrow"
+    data = file.read_bytes()
+    chunk = pa.ipc.open_stream(data).read_all()[column].chunk(0)
+    at = data.index(chunk.buffers()[1].to_pybytes()[: 4 * (len(chunk) + 1)]) + 4
+    file.write_bytes(data[:at] + lie.to_bytes(4, "little", signed=True) + data[at + 4 :])
+    for on_error in (fail, Skipped()):
+        with pytest.raises(UserError, match="damaged data"):
+            list(read(path, columns=COLUMNS, on_error=on_error))
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "hf"])
+@pytest.mark.parametrize("unit", ["s", "ns"])
+def test_columns_of_other_types_are_named(suffix, unit, tmp_path):
+    """A moment beyond all calendars cannot even be looked at."""
+    table = pa.table({"user": ["a"], "text": pa.array([2**62]).cast(pa.timestamp(unit))})
+    path = tmp_path / "x.parquet"
+    if suffix == "parquet":
+        pq.write_table(table, path)
+    else:
+        path = tmp_path / "set"
+        datasets.Dataset(table).save_to_disk(str(path))
+    with pytest.raises(UserError, match="column 'text' holds timestamp"):
+        list(read(path))
+
+
+def test_what_is_unpacked_has_no_name(tmp_path, monkeypatch):
+    """Nothing of it can stay behind, whoever kills this process."""
+    plain = _parquet(tmp_path)
+    packed = plain.with_name("rows.parquet.gz")
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    for sentence in read(packed, columns=COLUMNS):
+        assert sentence.text
+        assert list(scratch.iterdir()) == []
 
 
 def test_labels_are_words_or_numbers(tmp_path):

@@ -1,6 +1,6 @@
 import pytest
 
-from uedp.entities.lists import read_lists
+from uedp.entities.lists import Lists, read_lists
 from uedp.errors import UserError
 
 
@@ -35,6 +35,29 @@ def test_conflicts_and_empty_files_are_refused(tmp_path):
         read_lists(None, write(tmp_path / "e.csv", "entity,category\n"), None)
     with pytest.raises(UserError, match="listed twice"):
         read_lists(None, None, write(tmp_path / "t.csv", "alias,entity\nx,IBM\nx,HP\n"))
+
+
+@pytest.mark.parametrize(
+    "entry", ["\u200b", "\u200b \ufeff", "\u00ad", "\u2060", "\u0301", "\ufe0f"]
+)
+def test_an_entry_of_nothing_visible_is_refused(entry, tmp_path):
+    deny = write(tmp_path / "d.csv", f"entity,category\nX Corp,org\n{entry},org\n")
+    with pytest.raises(UserError, match=r"d.csv:3: empty 'entity'"):
+        read_lists(None, deny, None)
+    with pytest.raises(UserError, match=r"a.csv:2: empty 'alias'"):
+        read_lists(None, None, write(tmp_path / "a.csv", f"alias,entity\n{entry},IBM\n"))
+    for lists in (
+        {"sensitive": {entry: "org"}},
+        {"public": {entry: "x"}},
+        {"aliases": {"a": entry}},
+    ):
+        with pytest.raises(UserError, match="without a visible character"):
+            Lists(**lists)
+
+
+def test_symbols_are_entries(tmp_path):
+    deny = write(tmp_path / "d.csv", "entity,category\n☃,org\nX,org\n")
+    assert set(read_lists(None, deny, None).sensitive) == {"☃", "X"}
 
 
 def test_unknown_category_and_missing_column(tmp_path):

@@ -1,9 +1,13 @@
 """Batches: how large, how many at a time, and what becomes of them when something fails."""
 
 import multiprocessing
+import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +63,51 @@ def test_a_failure_does_not_wait_for_the_workers():
         broken()
     assert time.monotonic() - began < 15
     assert multiprocessing.active_children() == []
+
+
+ORPHANS = """
+import multiprocessing, os, signal, sys, time
+from uedp.entities import parallel
+
+if __name__ == "__main__":
+    with parallel._pool(["labels"], 2) as pool:
+        ids = {pool.submit(os.getpid).result() for _ in range(20)}
+        for _ in range(4):
+            pool.submit(time.sleep, 60)
+        print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def _is_alive(number: int) -> bool:
+    try:
+        stat = Path(f"/proc/{number}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks into /proc")
+@pytest.mark.parametrize("watched", ["by the system", "by a thread"])
+def test_workers_die_with_a_parent_that_is_killed(watched, tmp_path):
+    script = tmp_path / "orphans.py"
+    code = ORPHANS
+    if watched == "by a thread":  # as where the system does not do it
+        code = code.replace("from uedp", "sys.platform = 'elsewhere'\nfrom uedp", 1)
+    script.write_text(code)
+    said = tmp_path / "said"
+    with said.open("w") as file:  # not a pipe, which those left behind would keep open
+        done = subprocess.run([sys.executable, str(script)], stdout=file, stderr=file)
+    assert done.returncode == -signal.SIGKILL, said.read_text()
+    workers = [int(number) for number in said.read_text().split()]
+    assert workers
+    deadline = time.monotonic() + 10
+    while any(map(_is_alive, workers)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [worker for worker in workers if _is_alive(worker)]
+    for worker in left:
+        os.kill(worker, signal.SIGKILL)
+    assert left == []
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks here")

@@ -1,6 +1,8 @@
 """Any model, any place it can be in, and what is said when it will not do."""
 
 import json
+import os
+import pickle
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -354,6 +356,76 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
     assert "cannot be loaded" in refused(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+class _Runs:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self._path),))
+
+
+def _hostile(folder: Path, ran: Path) -> Path:
+    """A model whose folder is full of code: whichever of it runs writes `ran`."""
+    tiny.saved(folder, tiny.gpt2())
+    code = f"open({str(ran)!r}, 'w')\nclass Model: pass\nclass Config: pass\nclass Words: pass\n"
+    for name in ("code.py", "modeling_gpt2.py", "configuration_gpt2.py", "tokenization_gpt2.py"):
+        (folder / name).write_text(code)
+    (folder / "custom_generate").mkdir()
+    (folder / "custom_generate" / "generate.py").write_text(code)
+    for file, entries in {
+        "config.json": {
+            "AutoConfig": "code.Config",
+            "AutoModelForCausalLM": "code.Model",
+            "AutoModelForSequenceClassification": "code.Model",
+        },
+        "tokenizer_config.json": {"AutoTokenizer": ["code.Words", "code.Words"]},
+    }.items():
+        values = json.loads((folder / file).read_text())
+        (folder / file).write_text(json.dumps({**values, "auto_map": entries}))
+    for name in ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        torch.save(_Runs(ran), folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("task", ["next-word", "classification"])
+def test_a_known_kind_of_model_is_read_without_the_code_beside_it(task, tmp_path):
+    """`auto_map`, modules, saved arguments and optimisers: nothing of it is looked at."""
+    folder = _hostile(tmp_path / "model", tmp_path / "ran")
+    loaded = load(folder, task, labels=2 if task == "classification" else None)
+    assert type(loaded.model).__module__.startswith("transformers.")
+    assert type(loaded.tokenizer).__module__.startswith("transformers.")
+    module.public_tokenizer(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("form", ["zip", "legacy", "pickle"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
+def test_weights_that_are_a_pickle_run_nothing(form, name, tmp_path):
+    ran = tmp_path / "ran"
+    folder = _hostile(tmp_path / "model", ran)
+    (folder / "model.safetensors").unlink()
+    if form == "pickle":
+        (folder / name).write_bytes(pickle.dumps({"weight": _Runs(ran)}))
+    else:
+        zipped = form == "zip"
+        torch.save({"w": _Runs(ran)}, folder / name, _use_new_zipfile_serialization=zipped)
+    assert "cannot be loaded" in refused(folder)
+    assert not ran.exists()
+    # had it been unpickled, it would have run
+    with (folder / name).open("rb") as file:
+        pickle.load(file) if form == "pickle" else torch.load(file, weights_only=False)
+    assert ran.exists()
+
+
+def test_an_adapter_that_is_a_pickle_is_not_even_opened(tmp_path):
+    folder = tiny.saved(tmp_path / "model", tiny.gpt2())
+    torch.save({"w": _Runs(tmp_path / "ran")}, folder / "adapter_model.bin")
+    load(folder)
     assert not (tmp_path / "ran").exists()
 
 

@@ -1,3 +1,4 @@
+import hashlib
 import json
 import os
 import signal
@@ -64,7 +65,7 @@ class DeathError(Exception):
     """Stands in for a death; that of a process is in test_killed.py."""
 
 
-@pytest.mark.parametrize("where", ["save_file", "json.dumps", "_sync", "shutil.rmtree"])
+@pytest.mark.parametrize("where", ["save_file", "json.dumps", "sync", "shutil.rmtree"])
 def test_one_is_there_in_full_or_not_at_all(where, tmp_path, monkeypatch):
     checkpoint.write(tmp_path, 1, tensors(1), {})
     owner, _, name = where.rpartition(".")
@@ -141,6 +142,77 @@ def test_a_damaged_one_is_refused_by_name(file, tmp_path):
     path.unlink()
     with pytest.raises(UserError, match="00000001: damaged"):
         checkpoint.newest(tmp_path)
+
+
+def rewritten(run: Path, text: str) -> None:
+    """A checkpoint whose info says this, with hashes to match."""
+    folder = run / checkpoint.FOLDER / "00000001"
+    (folder / checkpoint.INFO).write_text(text)
+    digests = json.loads((folder / checkpoint.DIGESTS).read_text())
+    digests[checkpoint.INFO] = hashlib.sha256(text.encode()).hexdigest()
+    (folder / checkpoint.DIGESTS).write_text(json.dumps(digests))
+
+
+@pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.INFO])
+def test_files_that_were_changed_are_refused_by_name(file, tmp_path):
+    """Weights of another round, or of another hand, still are weights."""
+    checkpoint.write(tmp_path / "a", 1, tensors(1), {"before": {"perplexity": 5.0}})
+    checkpoint.write(tmp_path / "b", 1, tensors(2), {"before": {"perplexity": 6.0}})
+    one, other = (tmp_path / run / checkpoint.FOLDER / "00000001" / file for run in "ab")
+    one.write_bytes(other.read_bytes())
+    with pytest.raises(UserError, match=rf"00000001: damaged \({file} is not the file"):
+        checkpoint.newest(tmp_path / "a")
+
+
+@pytest.mark.parametrize("digests", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, None])
+def test_digests_that_are_none(digests, tmp_path):
+    checkpoint.write(tmp_path, 1, tensors(1), {})
+    path = tmp_path / checkpoint.FOLDER / "00000001" / checkpoint.DIGESTS
+    path.unlink() if digests is None else path.write_bytes(digests)
+    with pytest.raises(UserError, match="00000001: damaged") as refused:
+        checkpoint.newest(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "null",
+        "{}",
+        '{"done": "1", "before": {}}',
+        '{"done": true, "before": {}}',
+        '{"done": 2, "before": {}}',
+        '{"done": 1, "before": []}',
+        '{"done": 1, "before": {"perplexity": "low"}}',
+        '{"done": 1, "done": 1, "before": {}}',
+        "[" * 100_000,
+    ],
+)
+def test_info_that_makes_no_sense(text, tmp_path):
+    checkpoint.write(tmp_path, 1, tensors(1), {"before": {}})
+    rewritten(tmp_path, text)
+    with pytest.raises(UserError, match="00000001: damaged") as refused:
+        checkpoint.newest(tmp_path)
+    assert "\n" not in str(refused.value)
+
+
+def test_only_the_owner_can_read_it(tmp_path):
+    before = os.umask(0)
+    try:
+        checkpoint.write(tmp_path, 1, tensors(1), {})
+    finally:
+        os.umask(before)
+    folder = tmp_path / checkpoint.FOLDER / "00000001"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+
+
+def test_folders_that_are_no_rounds_are_passed_over(tmp_path):
+    checkpoint.write(tmp_path, 1, tensors(1), {})
+    (tmp_path / checkpoint.FOLDER / "\u00b2").mkdir()  # a digit, but no number
+    assert checkpoint.newest(tmp_path)[1]["done"] == 1
+    checkpoint.write(tmp_path, 2, tensors(2), {})
 
 
 def test_the_info_is_json(tmp_path):

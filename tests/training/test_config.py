@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,48 @@ def test_changes_on_the_command_line():
 )
 def test_a_bad_change_is_named(change, complaint):
     assert refusal(BASE, change).startswith(complaint)
+
+
+HOSTILE = {
+    "a section twice": ("privacy: {epsilon: 1}\nprivacy: {epsilon: 9}\n", "'privacy' stands twice"),
+    "a field twice": ("privacy:\n  epsilon: 1\n  epsilon: 9\n", "'epsilon' stands twice"),
+    "a key twice in JSON": ('{"privacy": {"seed": 1, "seed": 2}}', "'seed' stands twice"),
+    "a number twice": ("privacy: {1: a, 1.0: b}", "stands twice"),
+    "an alias": ("data: &a {train: x}\nmodel: *a\n", "line 1: an anchor or alias"),
+    "a merged mapping": ("data: {train: x}\nmodel: {<<: {name: y}}\n", "line 2: << is not known"),
+    "aliases of aliases": (
+        "a: &a [x, x, x]\n" + "".join(f"{c}: &{c} [*{b}, *{b}]\n" for b, c in pairwise("abcdefgh")),
+        "an anchor or alias",
+    ),
+    "endless nesting": ("privacy: " + "[" * 100_000, "nested too deeply"),
+    "nesting by indent": ("".join(f"{' ' * n}a:\n" for n in range(5000)), "nested too deeply"),
+    "a date that is none": ("privacy: {epsilon: 2001-02-31}", "day is out of range"),
+    "a tag that does not fit": ("privacy: {epsilon: !!float x}", "could not convert"),
+    "a truth that is none": ("privacy: {epsilon: !!bool 3}", "'3'"),
+    "an object of Python": ("privacy: !!python/object/apply:os.system [x]", "could not determine"),
+    "a key that is a list": ("? [a, b]\n: c\n", "key"),
+    "a key that is a mapping": ("? {a: b}\n: c\n", "key"),
+    "a control character": ("privacy: \x00", "not YAML"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_files_are_refused_in_one_line(case, tmp_path):
+    text, complaint = HOSTILE[case]
+    path = tmp_path / "my.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        load(path)
+    message = str(refused.value)
+    assert message.startswith(f"{path}: ")
+    assert complaint in message
+    assert "\n" not in message
+
+
+def test_a_value_to_set_is_read_as_strictly(tmp_path):
+    for text in ("{a: 1, a: 2}", "[" * 1000, "&x [*x]", "2001-02-31"):
+        with pytest.raises(UserError, match=r"--set .*: the value cannot be read"):
+            parse({}, changes=[f"privacy.epsilon={text}"])
 
 
 def test_files_that_are_no_config(tmp_path):

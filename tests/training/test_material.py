@@ -1,7 +1,9 @@
 import pytest
 
 from tests.conftest import marked
+from tests.corpus.test_store import rewrite
 from tests.training import worlds
+from uedp.corpus.store import Corpus
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -53,6 +55,47 @@ def test_deidentified_texts_have_no_names_and_the_same_order(corpora):
     assert found.train.texts == ["[PERSON] wrote to [PERSON].", "[PERSON] called [ORG]", "nothing"]
     assert found.train.labels == ["mail", "call", None]
     assert found.held_out.texts == [sentence.text for sentence in TRAIN]  # measured as they are
+
+
+def changed(folder, **columns):
+    rewrite(folder / "train" / "sentences.arrow", **columns)
+    return config(folder)
+
+
+def test_texts_that_were_changed_since_are_refused(corpora):
+    """Shuffled among users, they have the same incidence and the same digest of it."""
+    texts = [sentence.text for sentence in TRAIN]
+    before = read(config(corpora)).incidence.digest
+    settings = changed(corpora, text=texts[::-1], marks=[[], [], []])
+    assert Incidence.of(corpora / "train").digest == before
+    with pytest.raises(UserError, match=r"sentences\.arrow: was changed: the digest of its texts"):
+        read(settings)
+
+
+def test_labels_that_were_changed_since_are_refused(corpora):
+    with pytest.raises(UserError, match=r"sentences\.arrow: was changed"):
+        read(changed(corpora, label=["call", "mail", None]))
+
+
+def test_users_other_than_those_of_the_incidence_are_refused(corpora):
+    with pytest.raises(UserError, match=r"sentences\.arrow: its users are not those"):
+        read(changed(corpora, user=[1, 0, 0]))
+
+
+def test_held_out_texts_are_checked_as_well(corpora):
+    rewrite(corpora / "held out" / "sentences.arrow", text=["two", "one", "x"])
+    with pytest.raises(UserError, match=r"held out/sentences\.arrow: was changed"):
+        read(config(corpora, evaluate=str(corpora / "held out")))
+
+
+def test_the_digest_of_texts(corpora):
+    found = read(config(corpora))
+    assert found.text_digest == Corpus(corpora / "train").text_digest
+    by_hand = Material(found.train, found.incidence, corpora)
+    assert by_hand.text_digest == found.text_digest
+    other = Texts(found.train.texts[::-1], found.train.labels)
+    assert Material(other, found.incidence, corpora).text_digest != found.text_digest
+    assert read(config(corpora, "deidentified")).text_digest != found.text_digest
 
 
 def test_texts_of_another_incidence_are_refused(tmp_path):

@@ -28,7 +28,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "before the first checkpoint": (checkpoint, "write"),
     "before a round is spent": (RunLedger, "spend"),
     "spent, before the round": (methods.Clipped, "round"),
-    "in a checkpoint": (checkpoint, "_sync"),
+    "in a checkpoint": (checkpoint, "sync"),
     "before older checkpoints go": (checkpoint.shutil, "rmtree"),
     "before the model": (loop, "save"),
     "in the certificate": (certificates, "_compute"),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from uedp.errors import UserError
+from uedp.folders import private_opener
 
 Record = Mapping[str, Any]
 _FIRST_SEAL = "0" * 64
@@ -33,7 +34,7 @@ class Chain:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[bytes] = path.open("a+b")
+        self._file: IO[bytes] = open(path, "a+b", opener=private_opener)  # noqa: SIM115
         try:
             _lock(self._file, path)
             self.records, self.seal, torn = _read(self._file, path)

@@ -7,7 +7,6 @@ guesses by the rank that something was trained on is right how often? The contro
 trained on, tell.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from uedp.models.load import Loaded, load
 from uedp.progress import SILENT, Progress
 from uedp.training.config import PRIVATE, Config
 from uedp.training.config import load as load_config
-from uedp.training.loop import CONFIG, RESULT
+from uedp.training.loop import CONFIG, RESULT, read_result
 
 T = TypeVar("T")
 
@@ -203,7 +202,7 @@ def extract(
         "entities" if secrets is None else "secrets",
         config.privacy.method,
         _epsilon(run, config),
-        json.loads((run / RESULT).read_text())["after"].get("perplexity"),
+        read_result(run / RESULT)["after"].get("perplexity"),
         found,
     )
 

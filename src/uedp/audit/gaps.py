@@ -7,7 +7,6 @@ import numpy as np
 
 from uedp.entities.categories import BASE
 from uedp.errors import UserError
-from uedp.incidence import Incidence
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus  # at run time only where it is used: it needs Arrow
@@ -88,7 +87,7 @@ def _mentioned(corpus: "Corpus", member: bool, chance: np.random.Generator) -> d
     rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns])
     rows = rows[:, chance.permutation(rows.shape[1])]
     entities, first = np.unique(rows[0], return_index=True)
-    users = Incidence.of(corpus.folder).holders.counts
+    users = corpus.incidence.holders.counts
     names = corpus.entities["name"].to_pylist()
     kinds = list(BASE)
     found = {}

@@ -82,7 +82,6 @@ def audit_mechanism(
     from uedp.audit.sensitivity import check
     from uedp.audit.verdict import document
     from uedp.corpus.store import Corpus
-    from uedp.incidence import Incidence
     from uedp.report.audit_plots import mechanism_bounds
     from uedp.report.plots import new_figure
 
@@ -110,7 +109,7 @@ def audit_mechanism(
     else:
         if changes:
             raise UserError(f"--set {changes[0]}: changes a config; name one")
-        given_corpus = None if corpus is None else Incidence.of(Corpus(corpus).folder)
+        given_corpus = None if corpus is None else Corpus(corpus).incidence
         planned = cases(method or METHODS, Setting(**given), given_corpus, released_code)
     plans = {case.method: case.mechanism.plan for case in planned if case.measurable}
     # on the corpus of a config too, beside the tangle

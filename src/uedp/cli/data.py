@@ -171,10 +171,9 @@ def inspect(
     """Describe a corpus: the paper's data table, and how far its entities spread."""
     opened = Corpus(corpus)
     if plot is not None:
-        from uedp.incidence import Incidence
         from uedp.report.plots import incidence_histograms
 
-        incidence_histograms(Incidence.of(opened.folder), plot)
+        incidence_histograms(opened.incidence, plot)
     numbers = breakdown(opened, progress())
     if as_json:
         typer.echo(json.dumps(numbers, indent=2))

@@ -16,7 +16,6 @@ from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.cli.terminal import progress, show, table
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
-from uedp.incidence import Incidence
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Delta = Annotated[float, typer.Option(help="The probability of failure that is allowed.")]
@@ -331,7 +330,7 @@ def _number(value: float | None, digits: int = 4, down: bool = False) -> str:
 
 def _supply(corpus: Path | None, users: int | None, sentences: int | None, usable: float) -> Supply:
     if corpus is not None:
-        return Supply.of_incidence(Incidence.of(Corpus(corpus).folder))
+        return Supply.of_incidence(Corpus(corpus).incidence)
     if users is None or sentences is None:
         raise UserError("plan: give a corpus folder, or --users and --sentences")
     if users < 1 or sentences < 1 or not 0 <= usable <= 1:

@@ -6,21 +6,25 @@ Every reader names the file and the line in its errors, and holds one record in 
 
 import csv
 import re
+import reprlib
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import types
 
 from uedp.corpus.records import Columns, blank, json_value, sentence_from, wanted
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.source import Source
 from uedp.errors import UserError
+from uedp.strict import parse_json
 
 __all__ = [
     "READERS",
@@ -112,40 +116,83 @@ def read_ag(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sen
 
 
 def read_parquet(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = source.path
-        if path.suffix == ".gz":  # Parquet needs random access, so the whole file is unpacked first
-            path = Path(folder) / "unpacked.parquet"
-            with source.open() as packed, path.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
+    with ExitStack() as stack:
+        opened: Any = str(source.path)
+        if source.path.suffix == ".gz":
+            # Parquet needs random access, so the whole file is unpacked first; into a file without
+            # a name, of which nothing is left if this process is killed
+            opened = stack.enter_context(tempfile.TemporaryFile())
+            with source.open() as packed:
+                shutil.copyfileobj(packed, opened)
         try:
-            table = pq.ParquetFile(path)
-        except (pa.ArrowException, OSError) as error:
+            table = pq.ParquetFile(opened)
+            schema, rows = table.schema_arrow, table.metadata.num_rows
+            present = schema.names
+        except _BROKEN as error:
             raise UserError(
                 f"{source.path}: not a Parquet file ({_first_line(error)}); check --reader"
             ) from None
-        names = wanted(str(source.path), table.schema_arrow.names, columns)
+        names = _plain_columns(source.path, schema, present, columns)
         batches = table.iter_batches(batch_size=_ROWS, columns=names)
-        yield from _from_batches(source, batches, table.metadata.num_rows, columns, on_error)
+        yield from _from_batches(source, batches, rows, columns, on_error)
 
 
 def read_hf(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
-    """A Hugging Face data set saved with `save_to_disk`."""
-    import datasets
+    """A Hugging Face data set saved with `save_to_disk`.
 
+    Its Arrow files are read here and not by that library, which trusts what they say.
+    """
+    yield from _from_batches(source, _hf_batches(source.path, columns), 0, columns, on_error)
+
+
+def _hf_batches(folder: Path, columns: Columns) -> Iterator[Any]:
+    for path in _hf_files(folder):
+        try:
+            reader = pa.ipc.open_stream(pa.memory_map(str(path)))
+            schema, present = reader.schema, reader.schema.names
+        except _BROKEN as error:
+            raise UserError(f"{path}: not an Arrow stream ({_first_line(error)})") from None
+        names = _plain_columns(path, schema, present, columns)
+        for batch in reader:
+            yield batch.select(names)
+
+
+def _hf_files(folder: Path) -> list[Path]:
+    """The Arrow files of a data set folder, in order."""
+    problem = f"{folder}: not a data set saved with save_to_disk"
+    if (folder / "dataset_dict.json").is_file():
+        splits = _hf_json(problem, folder / "dataset_dict.json").get("splits")
+        known = ", ".join(map(str, splits)) if isinstance(splits, list) else ""
+        raise UserError(f"{folder}: holds the splits {known}; give one of the folders inside")
+    state = _hf_json(problem, folder / "state.json")
+    listed = state.get("_data_files")
+    if not isinstance(listed, list) or state.get("_indices_data_files"):
+        raise UserError(f"{problem} (state.json names no data files)")
+    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
+    for name in names:
+        # only what lies in the folder: a name could lead anywhere on the disk
+        if not isinstance(name, str) or Path(name).name != name or not _is_file(folder / name):
+            raise UserError(f"{problem} (no file {reprlib.repr(name)} in it)")
+    return [folder / name for name in names]
+
+
+def _hf_json(problem: str, path: Path) -> dict[str, Any]:
     try:
-        loaded = datasets.load_from_disk(str(source.path))
-    except Exception as error:
-        raise UserError(
-            f"{source.path}: not a data set saved with save_to_disk ({_first_line(error)})"
-        ) from None
-    if isinstance(loaded, datasets.DatasetDict):
-        raise UserError(
-            f"{source.path}: holds the splits {', '.join(loaded)}; give one of the folders inside"
-        )
-    names = wanted(str(source.path), loaded.column_names, columns)
-    batches = loaded.select_columns(names).with_format("arrow").iter(batch_size=_ROWS)
-    yield from _from_batches(source, batches, len(loaded), columns, on_error)
+        found = parse_json(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{problem} ({path.name}: {error.strerror})") from None
+    except ValueError as error:
+        raise UserError(f"{problem} ({path.name}: {_first_line(error)})") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{problem} ({path.name} is not an object)")
+    return found
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # a name too long, or with a zero in it
+        return False
 
 
 _DOCSTART = re.compile(rb"-DOCSTART-(?=[ \t]|$)")
@@ -347,22 +394,68 @@ def csv_records(
         yield number, dict(zip(names, row, strict=True))
 
 
+# What Arrow raises on damaged data: most of it its own, but not all.
+_BROKEN = (
+    pa.ArrowException,
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    MemoryError,
+)
+
+
+def _plain_columns(where: Path, schema: Any, present: Sequence[str], columns: Columns) -> list[str]:
+    """The columns to read, if they hold text, numbers, or lists and objects of them."""
+    names = wanted(str(where), present, columns)
+    for name in names:
+        kind = schema.field(name).type
+        if not _is_plain(kind):
+            raise UserError(
+                f"{where}: column {name!r} holds {_first_line(kind)}; store it as text or numbers"
+            )
+    return names
+
+
+def _is_plain(kind: Any) -> bool:
+    if types.is_struct(kind):
+        return all(_is_plain(kind.field(number).type) for number in range(kind.num_fields))
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_plain(kind.value_type)
+    if types.is_dictionary(kind):
+        return not types.is_nested(kind.value_type) and _is_plain(kind.value_type)
+    return any(
+        test(kind)
+        for test in (
+            types.is_null,
+            types.is_boolean,
+            types.is_integer,
+            types.is_floating,
+            types.is_string,
+            types.is_large_string,
+            types.is_binary,
+            types.is_large_binary,
+        )
+    )
+
+
 def _from_batches(
     source: Source, batches: Any, rows: int, columns: Columns, on_error: OnError
 ) -> Iterator[Sentence]:
     number = 0
     for batch in _undamaged(source, batches):
-        for fields in _records(source, number, batch, on_error):
+        for fields in _undamaged(source, _records(source, number, batch, on_error)):
             number += 1
             if fields is not None:
                 yield from _one(f"{source.path}: row {number}", fields, columns, on_error)
         source.reached(number / max(rows, 1))
 
 
-def _undamaged(source: Source, batches: Any) -> Iterator[Any]:
+def _undamaged(source: Source, items: Any) -> Iterator[Any]:
     try:
-        yield from batches
-    except (pa.ArrowException, OSError) as error:
+        yield from items
+    except _BROKEN as error:
         raise UserError(
             f"{source.path}: damaged data ({_first_line(error)}); copy or export it anew"
         ) from None
@@ -371,20 +464,30 @@ def _undamaged(source: Source, batches: Any) -> Iterator[Any]:
 def _records(
     source: Source, done: int, batch: Any, on_error: OnError
 ) -> Iterator[dict[str, Any] | None]:
-    """The rows of a batch as fields by name; None for one that is not UTF-8."""
+    """The rows of a batch as fields by name; None for one that is not UTF-8.
+
+    Nothing is read before all offsets were checked: Arrow itself would follow them anywhere.
+    """
+    undecoded: list[str] = []
     try:
-        yield from batch.to_pylist()
-        return
-    except UnicodeDecodeError:
-        pass
-    for row in range(batch.num_rows):
-        try:
-            (fields,) = batch.slice(row, 1).to_pylist()
-        except UnicodeDecodeError:
-            where = f"{source.path}: row {done + row + 1}"
-            on_error(UserError(f"{where}: invalid UTF-8 in a string; mend the export"))
-            fields = None
-        yield fields
+        batch.validate(full=True)
+    except pa.ArrowInvalid:
+        undecoded = [field.name for field in batch.schema if types.is_string(field.type)]
+        kept = [c.view(pa.binary()) if types.is_string(c.type) else c for c in batch.columns]
+        batch = pa.record_batch(kept, names=batch.schema.names)
+        batch.validate(full=True)  # if all but the strings is in order, it can be told row by row
+    for start in range(0, batch.num_rows, _ROWS):
+        for row, fields in enumerate(batch.slice(start, _ROWS).to_pylist(), done + start + 1):
+            try:
+                yield {**fields, **{name: _decoded(fields[name]) for name in undecoded}}
+            except UnicodeDecodeError:
+                where = f"{source.path}: row {row}"
+                on_error(UserError(f"{where}: invalid UTF-8 in a string; mend the export"))
+                yield None
+
+
+def _decoded(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 class _Layout:
@@ -436,5 +539,5 @@ def _suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
 
 
-def _first_line(error: BaseException) -> str:
+def _first_line(error: object) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:160]

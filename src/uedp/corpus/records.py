@@ -5,14 +5,20 @@ import math
 import re
 import reprlib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
+from uedp.strict import DuplicateKeyError, parse_json
 
 _WORD = re.compile(r"\w")
+# Unicode's Default_Ignorable_Code_Point: what a reader is not shown (the rest of it is Cf).
+_IGNORABLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
+    "\U000e0000-\U000e0fff]"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ def sentence_from(where: str, fields: Mapping[str, Any], columns: Columns) -> Se
 
     Guarantees:
       - the text is not blank, and unless `columns.user` is None there is a user
-      - names that differ only in Unicode composition are one user
+      - names that a reader cannot tell apart are one user (`user_name`)
       - every mark lies within the text
       - all of it can be written as UTF-8
     """
@@ -66,7 +72,9 @@ def wanted(where: str, present: Sequence[str], columns: Columns) -> list[str]:
 
 def json_value(where: str, text: str | bytes) -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
+    except DuplicateKeyError as error:
+        raise UserError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise UserError(
@@ -74,9 +82,10 @@ def json_value(where: str, text: str | bytes) -> Any:
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: invalid UTF-8 at byte {error.start}; convert it") from None
-    except RecursionError:
-        raise UserError(f"{where}: JSON nested too deeply; flatten it") from None
-    except ValueError:  # the interpreter's limit on digits, which guards against slow input
+    except ValueError as error:
+        if "nested" in str(error):
+            raise UserError(f"{where}: JSON nested too deeply; flatten it") from None
+        # the interpreter's limit on digits, which guards against slow input
         raise UserError(f"{where}: a number of thousands of digits; store it as a string") from None
 
 
@@ -87,13 +96,40 @@ def blank(text: str) -> bool:
     return all(unicodedata.category(character)[0] in "CMZ" for character in text)
 
 
+def user_name(name: str) -> str:
+    """The form under which a name is one user.
+
+    Guarantees:
+      - equal for names that differ only in Unicode composition or compatibility forms, in
+        characters that are not shown (zero-width, format, control characters, variation
+        selectors), or in how much white space stands around or inside them
+      - of what it gives, it gives the same; what it gives is blank only if the name is
+    """
+    if name.isascii() and name.isprintable() and "  " not in name and name == name.strip():
+        return name
+    while True:
+        # white space first: some of it is control characters, and would join what it separates
+        plain = " ".join(unicodedata.normalize("NFKC", name).split())
+        shown = _IGNORABLE.sub("", plain)
+        plain = "".join(c for c in shown if unicodedata.category(c) not in ("Cc", "Cf"))
+        if plain == name:  # what stood apart may have come together, and composes now
+            return name
+        name = plain
+
+
 def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:
     if name not in fields:
         raise UserError(
-            f"{where}: no column {name!r}; the columns are {', '.join(map(str, fields))}; "
+            f"{where}: no column {name!r}; the columns are {_listed(fields)}; "
             f"choose one with {option}" + _no_user_hint(option)
         )
     return fields[name]
+
+
+def _listed(names: Iterable[str], most: int = 20) -> str:
+    """Names of columns on one line, whatever stands in a header."""
+    shown = [name if name.isprintable() else repr(name) for name in names]
+    return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
 
 def _no_user_hint(option: str) -> str:
@@ -118,7 +154,7 @@ def _user(where: str, value: Any, column: str) -> str:
         raise UserError(
             f"{where}: {column!r} holds {_a(value)}; a user is a string or a whole number"
         )
-    name = unicodedata.normalize("NFC", _encodable(where, str(value))).strip()
+    name = user_name(_encodable(where, str(value)))
     if blank(name):
         raise UserError(
             f"{where}: null user in {column!r}; name the writer, drop the row, "

@@ -1,18 +1,25 @@
 """The corpus on disk: Arrow files that are written as a stream and read by memory map.
 
 CORPUS/
-  corpus.json      where it came from and how it was made
+  corpus.json      where it came from, how it was made, and digests of texts and incidence
   sentences.arrow  user, text, label, marks     one row per sentence
   users.arrow      name                         row i is user i
   mentions.arrow   sentence, start, end, label, category, entity
   entities.arrow   name, surface                row i is entity i
   incidence/       the opaque structure the mechanism reads (uedp.incidence)
+  ledger*          what runs on it spent (uedp.accounting.ledger); outlives the rest
+
+Arrow trusts its files: an offset that points elsewhere crashes the interpreter. So every table is
+checked in full as it is opened, before anything is read from it.
 """
 
+import fcntl
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,38 +27,53 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from uedp import folders
+from uedp.corpus.digest import TextDigest
+from uedp.corpus.records import user_name
 from uedp.corpus.sentence import Sentence, Span
+from uedp.entities.categories import BASE
 from uedp.errors import UserError
 from uedp.folders import scratch
+from uedp.incidence import Incidence
 from uedp.signals import deferred
+from uedp.strict import parse_json
 
-FORMAT = 1
+FORMAT = 2
 BATCH = 8192  # rows per record batch: large enough to amortise, small enough to hold many
 CHARACTERS = 1 << 24  # and characters, since a row may be a whole document
 _MARK_CHARACTERS = 64  # what a mark weighs against them
 
-MARK = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("label", pa.string())])
+LEDGERS = "ledger*"  # files of a corpus that stay when it is replaced
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def _required(**types: pa.DataType) -> list[pa.Field]:
+    return [pa.field(name, kind, nullable=False) for name, kind in types.items()]
+
+
+MARK = pa.struct(_required(start=pa.int32(), end=pa.int32(), label=pa.string()))
 SENTENCES = pa.schema(
     [
-        ("user", pa.int32()),
-        ("text", pa.string()),
+        *_required(user=pa.int32(), text=pa.string()),
         ("label", pa.string()),
-        ("marks", pa.list_(MARK)),
+        *_required(marks=pa.list_(pa.field("item", MARK, nullable=False))),
     ]
 )
-USERS = pa.schema([("name", pa.string())])
+USERS = pa.schema(_required(name=pa.string()))
 MENTIONS = pa.schema(
-    [
-        ("sentence", pa.int64()),
-        ("start", pa.int32()),
-        ("end", pa.int32()),
-        ("label", pa.string()),
-        ("category", pa.int8()),
-        ("entity", pa.int32()),
-    ]
+    _required(
+        sentence=pa.int64(),
+        start=pa.int32(),
+        end=pa.int32(),
+        label=pa.string(),
+        category=pa.int8(),
+        entity=pa.int32(),
+    )
 )
-ENTITIES = pa.schema([("name", pa.string()), ("surface", pa.string())])
+ENTITIES = pa.schema(_required(name=pa.string(), surface=pa.string()))
 
 
 class RowWriter:
@@ -117,7 +139,7 @@ class SentenceWriter:
         self._users: dict[str, int] = {}
 
     def append(self, sentence: Sentence) -> None:
-        user = self._users.setdefault(sentence.user, len(self._users))
+        user = self._users.setdefault(user_name(sentence.user), len(self._users))
         marks = [mark._asdict() for mark in sentence.marks]
         self._rows.append(user, sentence.text, sentence.label, marks)
 
@@ -133,11 +155,18 @@ class SentenceWriter:
 
 
 class Corpus:
-    """A corpus folder, memory-mapped: opening is instant and costs no memory."""
+    """A corpus folder, memory-mapped: opening is instant and costs no memory.
+
+    Guarantees:
+      - a table is handed out only once all of it was checked: its schema, Arrow's own structure,
+        UTF-8, every id within its range, every span inside its text
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         manifest = self.folder / "corpus.json"
+        if not self.folder.exists():  # a command that was killed may have been replacing it
+            folders.clear_dead(Path(os.path.realpath(self.folder)).parent)
         if not manifest.is_file():
             raise UserError(
                 f"{self.folder}: not a corpus (no corpus.json); make one with `uedp detect`"
@@ -151,25 +180,87 @@ class Corpus:
     def users(self) -> int:
         return int(self.info["users"])
 
+    @property
+    def text_digest(self) -> str:
+        """The digest of users, texts and labels when the corpus was written."""
+        return str(self.info["text_digest"])
+
+    def computed_text_digest(self) -> str:
+        """The digest of users, texts and labels as they are now."""
+        return _text_digest(self.sentences)
+
+    @cached_property
+    def incidence(self) -> Incidence:
+        """Who mentions what; refused if it is not the one the corpus was written with."""
+        found = Incidence.of(self.folder)
+        for name in ("users", "sentences", "entities"):
+            if getattr(found, name) != self.info[name]:
+                raise _damaged(self.folder / "incidence", f"not of {self.info[name]:,} {name}")
+        if found.digest != self.info["incidence_digest"]:
+            raise _damaged(
+                self.folder / "incidence", "was changed: its digest is not that in corpus.json"
+            )
+        return found
+
+    @cached_property
+    def sentences(self) -> pa.Table:
+        path = self.folder / "sentences.arrow"
+        table = self._table(path, SENTENCES, "sentences")
+        for batch in table.to_batches():
+            _check_ids(path, batch, "user", self.users)
+            marks = batch.column("marks")
+            texts = pc.list_parent_indices(marks)
+            _check_spans(path, marks.flatten(), pc.utf8_length(batch.column("text")).take(texts))
+        return table
+
     @cached_property
     def _texts(self) -> pa.ChunkedArray:
-        return read_table(self.folder / "sentences.arrow")["text"]
+        return self.sentences["text"]
 
     @cached_property
     def user_names(self) -> pa.ChunkedArray:
-        return read_table(self.folder / "users.arrow")["name"]
+        path = self.folder / "users.arrow"
+        names = self._table(path, USERS, "users")["name"]
+        if pc.count_distinct(names).as_py() != len(names):
+            raise _damaged(path, "one user twice")
+        return names
 
     @cached_property
     def entities(self) -> pa.Table:
-        return read_table(self.folder / "entities.arrow")
+        return self._table(self.folder / "entities.arrow", ENTITIES, "entities")
 
-    @property
+    @cached_property
     def mentions(self) -> pa.Table:
-        return read_table(self.folder / "mentions.arrow")
+        path = self.folder / "mentions.arrow"
+        table = self._table(path, MENTIONS, "mentions")
+        lengths = np.concatenate(
+            [pc.utf8_length(chunk).to_numpy() for chunk in self._texts.chunks]
+            or [np.zeros(0, dtype=np.int32)]
+        )
+        last = 0
+        for batch in table.to_batches():
+            for column, count in (
+                ("sentence", len(self)),
+                ("category", len(BASE)),
+                ("entity", int(self.info["entities"])),
+            ):
+                _check_ids(path, batch, column, count)
+            sentence = batch.column("sentence").to_numpy()
+            if len(sentence) and (sentence[0] < last or (np.diff(sentence) < 0).any()):
+                raise _damaged(path, "mentions are not in the order of sentences")
+            last = int(sentence[-1]) if len(sentence) else last
+            _check_spans(path, batch, lengths[sentence])
+        return table
+
+    def _table(self, path: Path, schema: pa.Schema, counted: str) -> pa.Table:
+        table = read_table(path, schema)
+        if table.num_rows != self.info[counted]:
+            raise _damaged(path, f"{table.num_rows:,} rows for {self.info[counted]:,} {counted}")
+        return table
 
     def batches(self, columns: Sequence[str] = ("text",)) -> Iterator[pa.RecordBatch]:
         """Record batches in corpus order, with the chosen columns only."""
-        yield from read_table(self.folder / "sentences.arrow").select(list(columns)).to_batches()
+        yield from self.sentences.select(list(columns)).to_batches()
 
     def texts(self, sentences: npt.ArrayLike) -> list[str]:
         """The texts of the given sentences, in that order."""
@@ -189,7 +280,7 @@ class Corpus:
 
     def __iter__(self) -> Iterator[Sentence]:
         """Sentences in corpus order, users by name."""
-        return read_sentences(self.folder)
+        return _as_sentences(self.sentences, self.user_names.to_pylist())
 
     def spans(self) -> Iterator[list[tuple[Span, int]]]:
         """For each sentence, its mentions as (span, entity)."""
@@ -197,9 +288,13 @@ class Corpus:
 
 
 def read_sentences(folder: Path) -> Iterator[Sentence]:
-    """The sentences that a `SentenceWriter` wrote to a folder."""
-    names = read_table(folder / "users.arrow")["name"].to_pylist()
-    for batch in read_table(folder / "sentences.arrow").to_batches():
+    """The sentences that a `SentenceWriter` just wrote to a folder."""
+    names = read_table(folder / "users.arrow", USERS)["name"].to_pylist()
+    return _as_sentences(read_table(folder / "sentences.arrow", SENTENCES), names)
+
+
+def _as_sentences(table: pa.Table, names: Sequence[str]) -> Iterator[Sentence]:
+    for batch in table.to_batches():
         columns = (batch.column(name).to_pylist() for name in SENTENCES.names)
         for user, text, label, marks in zip(*columns, strict=True):
             yield Sentence(names[user], text, label, tuple(Span(**mark) for mark in marks))
@@ -230,30 +325,81 @@ def grouped(
         yield found
 
 
-def read_table(path: Path) -> pa.Table:
-    """An Arrow file as a table over a memory map."""
+def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+    """An Arrow file as a table over a memory map, checked in full.
+
+    Guarantees:
+      - nothing but `schema` is accepted, nor a missing value where it allows none
+      - offsets, lengths and UTF-8 are valid, so that reading cannot leave the file
+    """
     try:
-        return pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+        reader = pa.ipc.open_file(pa.memory_map(str(path)))
+        if not reader.schema.equals(schema):
+            raise _damaged(path, "other columns than a corpus has")
+        batches = []
+        for number in range(reader.num_record_batches):
+            batch = reader.get_batch(number)
+            batch.validate(full=True)
+            if not batch.schema.equals(schema) or not all(map(_complete, schema, batch.columns)):
+                raise _damaged(path, "a value is missing")
+            batches.append(batch)
+        return pa.Table.from_batches(batches, schema=schema)
     except FileNotFoundError:
         raise _damaged(path, "missing") from None
     except PermissionError:
         raise
-    except (pa.ArrowException, OSError) as error:
-        raise _damaged(path, str(error)) from None
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise _damaged(path, _first_line(error)) from None
+
+
+def _complete(field: pa.Field, column: pa.Array) -> bool:
+    """Whether nothing is missing where nothing may be."""
+    if not field.nullable and column.null_count:
+        return False
+    if pa.types.is_list(field.type):
+        return _complete(field.type.value_field, column.flatten())
+    if pa.types.is_struct(field.type):
+        return all(_complete(inner, column.field(inner.name)) for inner in field.type)
+    return True
+
+
+def _check_ids(path: Path, batch: pa.RecordBatch, column: str, count: int) -> None:
+    ids = batch.column(column).to_numpy()
+    if len(ids) and not (ids.min() >= 0 and ids.max() < count):
+        raise _damaged(path, f"{column} {ids.min()}..{ids.max()} outside 0..{count - 1}")
+
+
+def _check_spans(path: Path, spans: Any, lengths: Any) -> None:
+    """Whether spans (columns `start` and `end`) lie inside texts of these lengths."""
+    column = spans.field if isinstance(spans, pa.StructArray) else spans.column
+    start, end = (column(name).to_numpy() for name in ("start", "end"))
+    if not ((start >= 0) & (start < end) & (end <= np.asarray(lengths))).all():
+        raise _damaged(path, "a span outside its text")
+
+
+def _text_digest(sentences: pa.Table) -> str:
+    digest = TextDigest()
+    for batch in sentences.select(["user", "text", "label"]).to_batches():
+        user, text, label = batch.columns
+        digest.update(user.to_numpy(), text.to_pylist(), label.to_pylist())
+    return digest.hexdigest()
 
 
 def _manifest(path: Path) -> dict[str, Any]:
     try:
-        info = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError):
-        raise _damaged(path, "not JSON") from None
+        info = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise _damaged(path, f"not JSON ({_first_line(error)})") from None
     if not isinstance(info, dict):
         raise _damaged(path, "not an object")
     if info.get("format") != FORMAT:
         raise UserError(f"{path}: format {info.get('format')!r}, not {FORMAT}; detect it anew")
     for name in ("users", "sentences", "entities", "mentions"):
-        if type(info.get(name)) is not int:
+        if type(info.get(name)) is not int or info[name] < 0:
             raise _damaged(path, f"no number of {name}")
+    for name in ("text_digest", "incidence_digest"):
+        if not _DIGEST.fullmatch(str(info.get(name))):
+            raise _damaged(path, f"no {name}")
     return info
 
 
@@ -261,8 +407,18 @@ def _damaged(path: Path, how: str) -> UserError:
     return UserError(f"{path}: {how}; the corpus is damaged, make it anew with `uedp detect`")
 
 
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
 def write_manifest(folder: Path, info: Mapping[str, Any]) -> None:
-    (folder / "corpus.json").write_text(json.dumps({"format": FORMAT, **info}, indent=2) + "\n")
+    """What is to be known of a corpus whose tables and incidence are written; seals them."""
+    digests = {
+        "text_digest": _text_digest(read_table(folder / "sentences.arrow", SENTENCES)),
+        "incidence_digest": Incidence.of(folder).digest,
+    }
+    whole = {"format": FORMAT, **info, **digests}
+    (folder / "corpus.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -274,29 +430,66 @@ def new_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
     Guarantees:
       - an existing `path` is refused before any work and again after it, or with `overwrite`
         replaced at the end; only a corpus is ever replaced
+      - the ledger of a corpus that is replaced, and all files of that name, stay as they are
       - a failure, Ctrl-C included, leaves `path` as it was and nothing beside it
-      - at no time is `path` a corpus in part
+      - at no time is `path` a corpus in part; whenever the process is killed, the old corpus or the
+        new one is there the next time it is opened
+      - only its owner can read it, whatever the umask
     """
     target = Path(os.path.realpath(path))
+    folders.clear_dead(target.parent)  # it may put the corpus back that is to be replaced
     _refuse_existing(path, target, overwrite)
-    with scratch(target) as folder:
-        new, old = folder / "new", folder / "old"
-        new.mkdir()
+    with scratch(target) as work:
+        new = work / "new"
+        new.mkdir(mode=0o700)
         yield new
         _refuse_existing(path, target, overwrite)
-        with deferred():
+        with deferred(), ExitStack() as stack:
             try:
-                if overwrite and target.exists():
-                    target.rename(old)
-                new.rename(target)  # fails on what came to stand there, but for an empty folder
+                replaces = overwrite and target.exists()
+                if replaces:
+                    stack.enter_context(_ledger_held(target))
+                    _carry_ledgers(target, new)
+                folders.make_private(new)
+                folders.sync(new)  # or the name could reach the disk before what it names
+                if replaces:
+                    folders.replace(new, target, work)
+                    for left in (new, work / folders.REPLACED):
+                        _carry_ledgers(left, target)  # what was begun in the meantime
+                else:
+                    new.rename(target)  # fails on what stands there, but for an empty folder
+                folders.sync_entry(target.parent)
             except OSError as error:
                 raise UserError(
                     f"{path}: cannot be put in place ({error.strerror}); another command may be "
                     "writing there, choose another --out"
                 ) from None
-            finally:
-                if old.exists() and not target.exists():
-                    old.rename(target)
+
+
+@contextmanager
+def _ledger_held(corpus: Path) -> Iterator[None]:
+    """Keep runs from writing to the ledger of a corpus while it moves."""
+    with ExitStack() as stack:
+        for path in sorted(corpus.glob(LEDGERS)):
+            file = stack.enter_context(path.open("rb"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"{path}: another process is writing this ledger; wait for it, or stop it"
+                ) from None
+        yield
+
+
+def _carry_ledgers(old: Path, new: Path) -> None:
+    """Give one corpus the ledger files of another that it does not have."""
+    for path in old.glob(LEDGERS):
+        if not (new / path.name).exists():
+            try:
+                # the same file, not a copy: what a run that has it open writes is in both
+                os.link(path, new / path.name)
+            except OSError:  # a disk without links
+                shutil.copy2(path, new / path.name)
 
 
 def _refuse_existing(path: Path, target: Path, overwrite: bool) -> None:

@@ -8,7 +8,6 @@ import numpy.typing as npt
 from uedp.corpus.normalise import normalise
 from uedp.corpus.store import Corpus
 from uedp.entities.categories import masks
-from uedp.incidence import Incidence
 from uedp.progress import SILENT, Progress
 
 
@@ -19,7 +18,7 @@ def breakdown(corpus: Corpus, progress: Progress = SILENT) -> dict[str, Any]:
       - a sentence counts once per category, however many mentions it has
       - every category has an entry, zero included; `all` counts sentences with any mention
     """
-    incidence = Incidence.of(corpus.folder)
+    incidence = corpus.incidence
     present = sentence_masks(corpus)
     return {
         "users": incidence.users,
@@ -64,7 +63,7 @@ def quantiles(counts: npt.NDArray[Any]) -> dict[str, int]:
 
 def widest_entities(corpus: Corpus, count: int = 10) -> list[tuple[str, int, int]]:
     """(surface, holders, sentences) of the most widely held entities, for the curator's eyes."""
-    incidence = Incidence.of(corpus.folder)
+    incidence = corpus.incidence
     holders = incidence.holders.counts
     top = np.argsort(-holders, kind="stable")[:count]
     surfaces = corpus.entities["surface"].take(top).to_pylist()

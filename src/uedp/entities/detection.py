@@ -22,6 +22,8 @@ from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import (
     ENTITIES,
     MENTIONS,
+    SENTENCES,
+    USERS,
     Corpus,
     RowWriter,
     SentenceWriter,
@@ -197,7 +199,7 @@ def _second_pass(
     work: Path, count: int, detection: Detection, linker: _Linker, meter: Meter
 ) -> tuple[int, int]:
     """Write every mention with its canonical form; how many sentences and mentions there are."""
-    hits = grouped(read_table(work / "hits.arrow"), count, ("start", "end", "label"), Span)
+    hits = grouped(read_table(work / "hits.arrow", _HITS), count, ("start", "end", "label"), Span)
     rewritten = work / "normalised"
     if detection.normalised:
         rewritten.mkdir()
@@ -250,7 +252,7 @@ def _metered(sentences: Iterable[Sentence], meter: Meter) -> Iterator[Sentence]:
 
 def _number_and_count(work: Path, meter: Meter) -> tuple[int, int]:
     """Number entities by first mention, write the final tables and the incidence."""
-    linked = read_table(work / "linked.arrow")
+    linked = read_table(work / "linked.arrow", _LINKED)
     names = linked["name"].dictionary_encode()
     numbers = [np.asarray(chunk.indices, dtype=np.int32) for chunk in names.chunks]
     entity = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int32)
@@ -270,9 +272,9 @@ def _number_and_count(work: Path, meter: Meter) -> tuple[int, int]:
             entities.write(batch.select(ENTITIES.names).take(pa.array(new - done)))
             done = here.stop
             meter.advance(batch.num_rows)
-    users = read_table(work / "users.arrow").num_rows
+    users = read_table(work / "users.arrow", USERS).num_rows
     incidence = Incidence.build(
-        read_table(work / "sentences.arrow")["user"].to_numpy(),
+        read_table(work / "sentences.arrow", SENTENCES)["user"].to_numpy(),
         linked["sentence"].to_numpy(),
         entity,
         users,

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from uedp.corpus.readers import Columns, Source, csv_records
+from uedp.corpus.records import blank
 from uedp.entities.canonical import canonical
 from uedp.entities.categories import BASE
+from uedp.entities.words import fold
 from uedp.errors import UserError
 
 
@@ -20,6 +22,9 @@ class Lists:
     aliases: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for entry in (*self.public, *self.sensitive, *self.aliases, *self.aliases.values()):
+            if _nothing(entry):
+                raise UserError(f"{entry!r}: a list entry without a visible character; drop it")
         sensitive = {canonical(entity): entity for entity in self.sensitive}
         for entity in self.public:
             if canonical(entity) in sensitive:
@@ -50,6 +55,11 @@ def read_lists(allow: Path | None, deny: Path | None, aliases: Path | None) -> L
     )
 
 
+def _nothing(entry: str) -> bool:
+    """Whether an entry names nothing: blank, or of characters that no comparison looks at."""
+    return blank(entry) or not fold(entry)[0].strip()
+
+
 _REMEDY = {
     "entity": "name the entity",
     "alias": "give the other name",
@@ -64,7 +74,7 @@ def _pairs(path: Path | None, key: str, value: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for number, fields in csv_records(Source(path), Columns(user=key, text=value)):
         for name in (key, value):
-            if not fields[name].strip():
+            if _nothing(fields[name]):
                 raise UserError(f"{path}:{number}: empty {name!r}; {_REMEDY[name]}")
         entry, meaning = fields[key].strip(), fields[value].strip()
         if pairs.setdefault(entry, meaning) != meaning:

@@ -1,12 +1,16 @@
 """Running detectors over batches of sentences, in this process or several, in order."""
 
+import ctypes
 import multiprocessing
 import os
 import signal
+import sys
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import connection
 from typing import NamedTuple
 
 from uedp.corpus.sentence import Sentence, Span
@@ -85,9 +89,29 @@ _names: Sequence[str] = ()
 _loaded: list[Detector] | None = None
 
 
-def _remember(names: Sequence[str]) -> None:
+def _begin(names: Sequence[str]) -> None:
     global _names
     _names = names
+    _die_with_parent()
+
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
+
+
+def _die_with_parent() -> None:
+    """A parent that is killed cannot stop its workers, which would wait for it for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+    if sys.platform == "linux":
+        # at once, even in the middle of a library's own code
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+    def watch() -> None:
+        connection.wait([parent.sentinel])  # also if it was dead before we came here
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _run_here(batch: Sequence[Sentence]) -> Found:
@@ -105,7 +129,7 @@ def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecuto
     others = set(multiprocessing.active_children())
     # spawn: the libraries behind detectors start threads, which a forked child would find broken
     pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_remember, initargs=(detectors,)
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(detectors,)
     )
     try:
         yield pool

@@ -34,8 +34,8 @@ class KnownSurfaces:
         key = tuple(word for word, _, _ in words(surface))
         if sum(map(len, key)) < 2:
             # a letter by itself would match initials, bullets and articles; C++ is not its words
-            if always:
-                self._literal[fold(surface)[0].strip()] = label
+            if always and (literal := fold(surface)[0].strip()):
+                self._literal[literal] = label
             return
         self._labels.setdefault(key, Counter())[label] += 1
         if always or surface.islower():

@@ -13,7 +13,7 @@ from uedp.experiments import markdown
 from uedp.experiments.base import Options, Result
 from uedp.experiments.corpora import detected
 from uedp.experiments.data_sets import DATA_SETS
-from uedp.incidence import Incidence, Ints
+from uedp.incidence import Ints
 
 # Lai et al. (2022), "Breakdown of CONLL-2003, AG, and SEC datasets".
 PAPER: dict[str, dict[str, Any]] = {
@@ -91,7 +91,7 @@ def _data_set(name: str, options: Options) -> Result:
     chosen = DATA_SETS[name].paper_categories
     corpus = detected(name, options)
     numbers = breakdown(corpus, options.progress)
-    incidence = Incidence.of(corpus.folder)
+    incidence = corpus.incidence
     found: Result = {
         "title": DATA_SETS[name].title,
         "categories": list(chosen),

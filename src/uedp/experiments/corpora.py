@@ -60,7 +60,7 @@ def protecting(corpus: Corpus, categories: tuple[str, ...]) -> Incidence:
     Guarantees:
       - users and sentences are those of the corpus; entities are those with a mention that counts
     """
-    whole = Incidence.of(corpus.folder)
+    whole = corpus.incidence
     chosen = expand(categories)
     numbers = [number for number, name in enumerate(BASE) if name in chosen]
     mentions = corpus.mentions.select(["sentence", "category", "entity"])

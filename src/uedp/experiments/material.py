@@ -102,7 +102,7 @@ def _write_plain(
         write_texts(out, part, (s.text for s in corpus), (s.label for s in corpus))
     train = corpora["train"]
     write_texts(out, "deidentified", deidentified_texts(train), (s.label for s in train))
-    whole = Incidence.of(train.folder)
+    whole = train.incidence
     incidences = {"all": whole} | {
         category: protecting(train, (category,)) for category in data_set.categories
     }

@@ -90,7 +90,9 @@ def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
       - the network is not asked, and no path of this machine is written
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with scratch(folder / "model") as work, _quiet():
+    with scratch(folder / "model") as parent, _quiet():
+        work = parent / "new"
+        work.mkdir()
         if _is_adapted(model):
             inner: Any = model
             base = inner.get_base_model()

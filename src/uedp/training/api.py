@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from uedp.errors import UserError
-from uedp.incidence import Incidence
 from uedp.mechanism.clip.kinds import trainable_layers
 from uedp.models.load import Loaded, load
 from uedp.models.trainable import make_trainable
@@ -83,7 +82,9 @@ def preview(config: Config) -> Preview:
     Guarantees:
       - a model with a layer that cannot be clipped is refused, as training would
     """
-    plan = build_plan(config, Incidence.of(config.data.train))
+    from uedp.corpus.store import Corpus
+
+    plan = build_plan(config, Corpus(config.data.train).incidence)
     settings = config.model
     labels = len(config.task.labels) or 2  # how many is told by the corpus; a head is small
     loaded = load(

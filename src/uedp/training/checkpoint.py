@@ -1,11 +1,12 @@
 """The state of a run on disk: written whole or not at all.
 
-A checkpoint is a folder `checkpoints/ROUND`, complete as soon as it has that name. What the
-ledger says decides what was spent; a checkpoint only says how far the weights have come.
+A checkpoint is a folder `checkpoints/ROUND`, complete as soon as it has that name, with the hashes
+of its files. What the ledger says decides what was spent; a checkpoint only says how far the
+weights have come.
 """
 
+import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -17,12 +18,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.folders import SCRATCH, make_private, scratch, sync, sync_entry
 from uedp.signals import deferred
+from uedp.strict import parse_json
 
 FOLDER = "checkpoints"
-STATE, INFO = "state.safetensors", "state.json"
-_SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # how `scratch` names folders
+STATE, INFO, DIGESTS = "state.safetensors", "state.json", "digests.json"
+_ROUND = re.compile(r"[0-9]{8,}")
 
 
 def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
@@ -31,6 +33,7 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
     Guarantees:
       - a checkpoint is there in full or not at all, whenever the process, or the machine, dies
       - the one before is removed only once the new one is in place
+      - only its owner can read it
     """
     target = run / FOLDER / f"{done:08d}"
     if target.exists():
@@ -50,12 +53,14 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
                 f"{target}: cannot be written ({error}); make room, and go on with --resume"
             ) from None
         (folder / INFO).write_text(json.dumps({**info, "done": done}) + "\n")
-        for path in (folder / STATE, folder / INFO, folder):
-            _sync(path)  # or the name could reach the disk before what it names
+        digests = {name: _sha256(folder / name) for name in (STATE, INFO)}
+        (folder / DIGESTS).write_text(json.dumps(digests) + "\n")
+        make_private(folder)
+        sync(folder)  # or the name could reach the disk before what it names
         folder.rename(target)
-        _sync(target.parent)
+        sync_entry(target.parent)
     for older in target.parent.iterdir():
-        if older.name.isdigit() and int(older.name) < done:
+        if _ROUND.fullmatch(older.name) and int(older.name) < done:
             shutil.rmtree(older, ignore_errors=True)
 
 
@@ -63,29 +68,45 @@ def clear(run: Path) -> None:
     """Remove what a killed process was in the middle of writing; no other may be at work here."""
     for folder in (run, run / FOLDER):
         for path in folder.iterdir() if folder.is_dir() else ():
-            if _SCRATCH.fullmatch(path.name) and path.is_dir():
+            if SCRATCH.fullmatch(path.name) and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def newest(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The latest complete checkpoint of a run, if there is one."""
+    """The latest complete checkpoint of a run, if there is one.
+
+    Guarantees:
+      - one whose files are not those that were written is refused by name
+    """
     folder = run / FOLDER
-    found = sorted(p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else []
+    rounds = folder.iterdir() if folder.is_dir() else ()
+    found = sorted((p for p in rounds if _ROUND.fullmatch(p.name)), key=lambda p: int(p.name))
     if not found:
         return None
     try:
+        digests = parse_json((found[-1] / DIGESTS).read_bytes())
+        for name in (STATE, INFO):
+            if not isinstance(digests, dict) or digests.get(name) != _sha256(found[-1] / name):
+                raise ValueError(f"{name} is not the file that was written")
+        info = parse_json((found[-1] / INFO).read_bytes())
+        _check(info, int(found[-1].name))
         tensors = load_file(found[-1] / STATE)
-        info: dict[str, Any] = json.loads((found[-1] / INFO).read_text())
     except (OSError, ValueError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
         raise UserError(
-            f"{found[-1]}: damaged ({error}); remove it to go on from an older one"
+            f"{found[-1]}: damaged ({reason}); remove it to go on from an older one"
         ) from None
     return tensors, info
 
 
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _check(info: Any, done: int) -> None:
+    if not isinstance(info, dict) or type(info.get("done")) is not int or info["done"] != done:
+        raise ValueError(f"{INFO} does not say that {done} rounds were done")
+    before = info.get("before", {})
+    if not isinstance(before, dict) or not all(type(v) in (int, float) for v in before.values()):
+        raise ValueError(f"{INFO} does not say what was measured before training")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

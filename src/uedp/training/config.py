@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from uedp.errors import UserError
 from uedp.models.scratch import KINDS as NEW_MODELS
+from uedp.strict import parse_yaml
 
 Method = Literal["rotation", "user-level", "uedp-alg", "deidentified", "noiseless"]
 PRIVATE: tuple[Method, ...] = ("rotation", "user-level", "uedp-alg")
@@ -267,9 +268,9 @@ def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[s
         if not (found and dot and field):
             raise UserError(f"--set {change}: write section.field=value, as privacy.epsilon=4")
         try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise UserError(f"--set {change}: the value cannot be read") from None
+            value = parse_yaml(text)
+        except ValueError as error:
+            raise UserError(f"--set {change}: the value cannot be read ({error})") from None
         fields = nested.setdefault(section, {})
         if isinstance(fields, dict):  # if not, what is wrong with it is said below
             fields[field] = value
@@ -291,11 +292,13 @@ def preset(name: str) -> Path | None:
 def load(path: Path, changes: Sequence[str] = ()) -> Config:
     """A config from a YAML file, after `section.field=value` changes."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not YAML: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold sections such as privacy, data and model")
     return parse(values, str(path), changes)

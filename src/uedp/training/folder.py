@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import IO
 
 from uedp.errors import UserError
+from uedp.folders import make_private, private_opener
+from uedp.strict import parse_json
 from uedp.training.config import Config, load
 
 CONFIG = "config.yaml"
@@ -22,13 +24,14 @@ IDENTITY = "run.json"
 def alone(out: Path) -> Iterator[IO[bytes]]:
     """Hold the identity of a run, empty if it has none yet, against other processes.
 
-    If it is empty still at the end, nothing has begun, and no trace is left.
+    If it is empty still at the end, nothing has begun, and no trace is left. What is in the folder
+    of a run is its owner's alone, whatever the umask.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: not a folder; choose another --out")
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / IDENTITY).open("a+b") as file:
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(out / IDENTITY, "a+b", opener=private_opener) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -38,7 +41,9 @@ def alone(out: Path) -> Iterator[IO[bytes]]:
         try:
             yield file
         finally:
-            if not os.fstat(file.fileno()).st_size:
+            if os.fstat(file.fileno()).st_size:
+                make_private(out)
+            else:
                 (out / IDENTITY).unlink(missing_ok=True)
                 for folder in made:
                     with contextlib.suppress(OSError):  # something else stands in it
@@ -63,15 +68,20 @@ def begun(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str |
         raise UserError(
             f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another --out"
         )
+    make_private(out)
     try:
-        return str(json.loads(text)["run"])
+        name = parse_json(text)["run"]
     except (ValueError, KeyError, TypeError):
-        raise UserError(f"{out / IDENTITY}: damaged; begin a new run elsewhere") from None
+        name = None
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{out / IDENTITY}: damaged; begin a new run elsewhere")
+    return name
 
 
 def begin(identity: IO[bytes]) -> str:
     """Give a run its name. From here on the folder is a run."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    Path(identity.name).parent.chmod(0o700)
     identity.write(json.dumps({"run": name}).encode() + b"\n")
     identity.flush()
     os.fsync(identity.fileno())
@@ -91,7 +101,8 @@ def _differences(before: Config, now: Config) -> list[str]:
 
 def write(path: Path, text: str) -> None:
     """A file that is the old one or the new one, never a part of it."""
-    _partial(path).write_text(text, encoding="utf-8")
+    with open(_partial(path), "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)
     _partial(path).replace(path)
 
 

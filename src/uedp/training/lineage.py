@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from uedp.errors import UserError
+from uedp.strict import parse_json
 from uedp.training import folder
 
 FILE = "lineage.json"
@@ -31,9 +32,12 @@ def of_model(name: str) -> tuple[Learned, ...]:
     if not path.is_file():
         return ()
     try:
-        return tuple(Learned(**entry) for entry in json.loads(path.read_text(encoding="utf-8")))
+        found = tuple(Learned(**entry) for entry in parse_json(path.read_bytes()))
+        if not all(isinstance(value, str) for one in found for value in asdict(one).values()):
+            raise TypeError
     except (ValueError, TypeError):
         raise UserError(f"{path}: damaged; what the model learned from is not known") from None
+    return found
 
 
 def refuse_the_same(before: tuple[Learned, ...], incidence: str, model: str) -> None:

@@ -29,6 +29,7 @@ from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
+from uedp.strict import parse_json
 from uedp.training import checkpoint, folder, lineage, methods, optimise, tasks, vocabulary
 from uedp.training.config import PRIVATE, Config
 from uedp.training.material import Material, Texts
@@ -144,7 +145,7 @@ def run(
 
 
 def _finished(out: Path, config: Config) -> Outcome:
-    result = json.loads((out / RESULT).read_text())
+    result = read_result(out / RESULT)
     loaded = load(out, config.task.kind)
     issued = certificates.load(out) if config.privacy.method in PRIVATE else None
     return Outcome(
@@ -498,6 +499,17 @@ def _precision(half: bool, device: torch.device) -> tasks.Precision:
         return torch.autocast(device.type, torch.bfloat16, enabled=half)
 
     return context
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    try:
+        result = parse_json(path.read_bytes())
+    except ValueError:
+        result = None
+    shape = {"before": dict, "after": dict, "rounds": int}
+    if not isinstance(result, dict) or any(type(result.get(k)) is not v for k, v in shape.items()):
+        raise UserError(f"{path}: damaged; restore it from a copy")
+    return result
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from uedp.corpus.digest import text_digest
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training.config import Config
@@ -26,13 +29,15 @@ class Material:
     """Everything a run reads from disk but the model.
 
     `ledger` is the folder whose ledger keeps what all runs on this corpus spent. For the method
-    `deidentified`, the texts are those without names.
+    `deidentified`, the texts are those without names. `text_digest` is a hash of who wrote what,
+    labels included; it is computed unless it is given.
     """
 
     train: Texts
     incidence: Incidence
     ledger: Path
     held_out: Texts | None = None
+    text_digest: str = ""
 
     def __post_init__(self) -> None:
         if len(self.train.texts) != self.incidence.sentences:
@@ -40,6 +45,9 @@ class Material:
                 f"{len(self.train.texts):,} texts, but the incidence is of "
                 f"{self.incidence.sentences:,} sentences; detect the corpus anew"
             )
+        if not self.text_digest:
+            made = text_digest(self.incidence.sentence_user, self.train.texts, self.train.labels)
+            object.__setattr__(self, "text_digest", made)
 
     def label_names(self) -> list[str]:
         """The labels there are, sorted. Which there are is not protected."""
@@ -53,7 +61,12 @@ class Material:
 
 
 def read(config: Config) -> Material:
-    """From the corpora a config names; de-identified if that is the method."""
+    """From the corpora a config names; de-identified if that is the method.
+
+    Guarantees:
+      - texts, labels and who wrote them are those that were detected: a corpus that was changed
+        since is refused
+    """
     from uedp.corpus.store import Corpus
     from uedp.entities.deidentify import deidentified_texts
 
@@ -66,13 +79,28 @@ def read(config: Config) -> Material:
         every = _texts(Corpus(config.data.evaluate))
         most = config.data.evaluate_sentences
         held_out = Texts(every.texts[:most], every.labels[:most])
-    return Material(train, Incidence.of(config.data.train), corpus.folder, held_out)
+    digest = "" if config.privacy.method == "deidentified" else corpus.text_digest
+    return Material(train, corpus.incidence, corpus.folder, held_out, digest)
 
 
 def _texts(corpus: "Corpus") -> Texts:
+    """Texts and labels, if they are those the corpus was written with."""
+    owners: list[int] = []
     texts: list[str] = []
     labels: list[str | None] = []
-    for batch in corpus.batches(("text", "label")):
+    for batch in corpus.batches(("user", "text", "label")):
+        owners += batch.column("user").to_pylist()
         texts += batch.column("text").to_pylist()
         labels += batch.column("label").to_pylist()
+    path = corpus.folder / "sentences.arrow"
+    if not np.array_equal(owners, corpus.incidence.sentence_user):
+        raise UserError(
+            f"{path}: its users are not those of the incidence; make the corpus anew with "
+            "`uedp detect`"
+        )
+    if text_digest(owners, texts, labels) != corpus.text_digest:
+        raise UserError(
+            f"{path}: was changed: the digest of its texts is not that in corpus.json; make the "
+            "corpus anew with `uedp detect`"
+        )
     return Texts(texts, labels)

@@ -6,6 +6,9 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from uedp.errors import UserError
+from uedp.folders import private_opener
+from uedp.strict import parse_json
 from uedp.training.folder import write
 
 FILE = "metrics.jsonl"
@@ -20,9 +23,8 @@ class Metrics:
 
     def __init__(self, out: Path, done: int) -> None:
         path = out / FILE
-        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-        write(path, "".join(f"{line}\n" for line in lines if 0 < round_of(line) <= done))
-        self._file = path.open("a", encoding="utf-8")
+        write(path, "".join(f"{line}\n" for line in _lines(path) if 0 < round_of(line) <= done))
+        self._file = open(path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115
         self._board = None
         with contextlib.suppress(ImportError):
             from torch.utils.tensorboard import SummaryWriter
@@ -45,12 +47,28 @@ class Metrics:
             self._board.close()
 
 
+def _lines(path: Path) -> list[str]:
+    """The lines of an earlier process; the last may have been cut off, no other."""
+    if not path.is_file():
+        return []
+    *lines, last = path.read_bytes().split(b"\n")
+    try:
+        found = [line.decode() for line in lines]
+    except UnicodeDecodeError:
+        found = [""]
+    for number, line in enumerate(found, 1):
+        if not round_of(line):
+            raise UserError(f"{path}:{number}: damaged; remove the file to go on without it")
+    return found if not last else [*found, last.decode(errors="replace")]
+
+
 def round_of(line: str) -> int:
     """The round a line of metrics is about; 0 for a line that was cut off."""
     try:
-        return int(json.loads(line)["round"])
-    except (ValueError, KeyError, TypeError):
+        number = parse_json(line)["round"]
+    except (ValueError, KeyError, TypeError, IndexError):
         return 0
+    return number if type(number) is int else 0
 
 
 def finite(row: Mapping[str, float]) -> dict[str, float | None]:

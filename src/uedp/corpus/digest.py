@@ -1,0 +1,59 @@
+"""A digest of what was written and by whom, to tell whether texts are still the same."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+
+class TextDigest:
+    """A hash over (user, text, label) of every sentence in order, a batch at a time.
+
+    Guarantees:
+      - equal for the same sentences, however they are cut into batches
+      - other users, texts, labels or another order give another digest (as far as SHA-256 goes)
+    """
+
+    def __init__(self) -> None:
+        self._sentences = 0
+        self._users = hashlib.sha256()
+        self._columns = [(hashlib.sha256(), hashlib.sha256()) for _ in ("text", "label")]
+
+    def update(
+        self, users: npt.ArrayLike, texts: Sequence[str], labels: Sequence[str | None]
+    ) -> None:
+        owners = np.asarray(users, dtype="<i8")
+        if not len(owners) == len(texts) == len(labels):
+            raise ValueError("users, texts and labels differ in length")
+        self._sentences += len(owners)
+        self._users.update(np.ascontiguousarray(owners).data)
+        for (lengths, content), column in zip(self._columns, (texts, labels), strict=True):
+            # a length of its own for what is missing: no label is not an empty one
+            parts = [None if value is None else _bytes(value) for value in column]
+            sizes = [-1 if part is None else len(part) for part in parts]
+            lengths.update(np.array(sizes, dtype="<i8").data)
+            content.update(b"".join(part for part in parts if part))
+
+    def hexdigest(self) -> str:
+        whole = hashlib.sha256(f"sentences {self._sentences} ".encode())
+        for state in (self._users, *(state for pair in self._columns for state in pair)):
+            whole.update(state.digest())
+        return whole.hexdigest()
+
+
+def text_digest(
+    users: npt.ArrayLike, texts: Sequence[str], labels: Sequence[str | None], batch: int = 1 << 16
+) -> str:
+    """The digest of sentences that are in memory."""
+    digest, owners = TextDigest(), np.asarray(users)
+    if not len(owners) == len(texts) == len(labels):
+        raise ValueError("users, texts and labels differ in length")
+    for start in range(0, len(texts), batch):
+        part = slice(start, start + batch)
+        digest.update(owners[part], texts[part], labels[part])
+    return digest.hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")  # a text made by hand may hold half a pair

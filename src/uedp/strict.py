@@ -1,0 +1,83 @@
+"""Parsers of JSON and YAML for files that others may have written."""
+
+import json
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+_DEEPEST = 32  # levels; a config has three
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Guarantees:
+      - whatever is wrong with the text is a ValueError with a message of one line
+      - a key that stands twice in an object is refused by name
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """The value of a YAML text of plain values, lists and mappings.
+
+    Guarantees:
+      - whatever is wrong with the text is a ValueError with a message of one line
+      - a key that stands twice in a mapping is refused by name; anchors, aliases and merged
+        mappings, which could multiply what is read, are refused
+    """
+    try:
+        return yaml.load(text, _Loader)
+    except Exception as error:  # a value that is not of its tag's form fails in many ways
+        reason = " ".join(str(error).split()) or type(error).__name__
+        syntax = "not YAML: " if isinstance(error, yaml.YAMLError) else ""
+        raise ValueError(f"{syntax}{reason}") from None
+
+
+class DuplicateKeyError(ValueError):
+    """A key stands twice: which of its values is meant?"""
+
+    def __init__(self, key: object) -> None:
+        super().__init__(f"the key {key!r} stands twice; leave one out")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        keys = [key for key, _ in pairs]
+        raise DuplicateKeyError(next(key for key in keys if keys.count(key) > 1))
+    return found
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            line = event.start_mark.line + 1
+            raise ValueError(f"line {line}: an anchor or alias; write the value out")
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            raise ValueError("nested too deeply")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise ValueError(f"line {key_node.start_mark.line + 1}: << is not known here")
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, Hashable):
+                raise ValueError(f"line {key_node.start_mark.line + 1}: a key that is a collection")
+            if key in seen:
+                raise DuplicateKeyError(key)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
