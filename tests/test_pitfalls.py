@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.accounting.plans import planned as planned_run
 from tests.training import worlds
 from uedp.accounting import certificate
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
@@ -87,24 +88,23 @@ def few_users(folder):
 
 def budget(folder):
     ledger = CorpusLedger(folder)
-    ledger.reserve("one", "digest", PROFILE, 200)
-    ledger.reserve("two", "digest", PROFILE, 200, Budget(9, 1e-5))
+    ledger.reserve(planned_run("one", "digest", PROFILE, 200))
+    ledger.reserve(planned_run("two", "digest", PROFILE, 200), Budget(9, 1e-5))
 
 
 def planned(folder):
     run = folder / "my-run"
     run.mkdir()
-    with RunLedger.open(run, "my-run", "digest", PROFILE, 10) as ledger:
+    with RunLedger.open(run, planned_run("my-run", "digest", PROFILE, 10)) as ledger:
         ledger.spend(10)
         ledger.spend()
 
 
 def seeded(folder):
-    shape = certificate.Shape(digest="digest", users=2, sentences=2, entities=1)
-    with RunLedger.open(folder, "run", "digest", PROFILE, 10):
+    plan = planned_run("run", "digest", PROFILE, 10, noise_source="fixed seed")
+    with RunLedger.open(folder, plan):
         pass
-    setup = certificate.Setup(noise_source="fixed seed")
-    raise UserError(certificate.issue(folder, 1e-5, shape, setup).statement)
+    raise UserError(certificate.issue(folder).statement.splitlines()[0])
 
 
 CASES = (

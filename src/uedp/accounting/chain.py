@@ -33,10 +33,10 @@ class Chain:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: IO[bytes] = path.open("a+b")
+        self._file: IO[bytes] = open(path, "a+b", opener=_for_its_owner)  # noqa: SIM115
         try:
             _lock(self._file, path)
-            self.records, self.seal, torn = _read(self._file, path)
+            self.records, self.seals, torn = _read(self._file, path)
             _sync_folder(path.parent)  # the file may be new
             if torn:
                 self._file.truncate(self._file.seek(0, os.SEEK_END) - torn)
@@ -58,7 +58,12 @@ class Chain:
             self._file.close()
             raise
         self.records.append(dict(record))
-        self.seal = seal
+        self.seals.append(seal)
+
+    @property
+    def seal(self) -> str:
+        """The seal of the last record, which stands for all."""
+        return self.seals[-1] if self.seals else _FIRST_SEAL
 
     def close(self) -> None:
         self._file.close()
@@ -75,31 +80,39 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
 
     A torn last line is passed over: it was never acknowledged.
     """
+    records, seals = read_sealed(path)
+    return records, seals[-1] if seals else _FIRST_SEAL
+
+
+def read_sealed(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The same with the seal of every record."""
     if not path.is_file():
         raise UserError(f"{path}: no such ledger")
     with path.open("rb") as file:
-        records, seal, _ = _read(file, path)
-    return records, seal
+        records, seals, _ = _read(file, path)
+    return records, seals
 
 
-def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], str, int]:
-    """Records, last seal, and how many bytes of a torn line stand at the end."""
+def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], list[str], int]:
+    """Records, their seals, and how many bytes of a torn line stand at the end."""
     file.seek(0)
     records: list[dict[str, Any]] = []
+    seals: list[str] = []
     seal = _FIRST_SEAL
     for number, line in enumerate(file, 1):
         record = _record(line, seal)
         if record is None:
             # a torn line is short of its end; one that has all but a wrong end was not torn
             if not line.endswith(b"\n") and _record(line[:-1] + b"\n", seal) is None:
-                return records, seal, len(line)
+                return records, seals, len(line)
             raise UserError(
                 f"{path}:{number}: the ledger was changed here; restore it from a copy, "
                 "or treat this run as without a guarantee"
             )
         records.append(record)
         seal = _seal(seal, record)
-    return records, seal, 0
+        seals.append(seal)
+    return records, seals, 0
 
 
 def _record(line: bytes, previous: str) -> dict[str, Any] | None:
@@ -119,6 +132,11 @@ def _line(record: Record, seal: str) -> bytes:
 def _seal(previous: str, record: Record) -> str:
     text = json.dumps(record, sort_keys=True, allow_nan=False)
     return hashlib.sha256(previous.encode() + text.encode()).hexdigest()
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    """A ledger tells who ran what on whose text, and holds the key of a corpus."""
+    return os.open(path, flags, 0o600)
 
 
 def _lock(file: IO[bytes], path: Path) -> None:

@@ -1,9 +1,9 @@
 """What a run reads: texts, labels, and the incidence that says whose they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -26,13 +26,15 @@ class Material:
     """Everything a run reads from disk but the model.
 
     `ledger` is the folder whose ledger keeps what all runs on this corpus spent. For the method
-    `deidentified`, the texts are those without names.
+    `deidentified`, the texts are those without names. `info` is what `corpus.json` says of how the
+    corpus was made.
     """
 
     train: Texts
     incidence: Incidence
     ledger: Path
     held_out: Texts | None = None
+    info: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if len(self.train.texts) != self.incidence.sentences:
@@ -61,12 +63,38 @@ def read(config: Config) -> Material:
     train = _texts(corpus)
     if config.privacy.method == "deidentified":
         train = Texts(deidentified_texts(corpus), train.labels)
-    held_out = None
+    incidence, held_out = Incidence.of(config.data.train), None
     if config.data.evaluate is not None:
-        every = _texts(Corpus(config.data.evaluate))
+        others = Corpus(config.data.evaluate)
+        every = _texts(others)
+        _refuse_the_same(config, corpus, others, incidence)
         most = config.data.evaluate_sentences
         held_out = Texts(every.texts[:most], every.labels[:most])
-    return Material(train, Incidence.of(config.data.train), corpus.folder, held_out)
+    return Material(train, incidence, corpus.folder, held_out, corpus.info)
+
+
+def of_corpus(corpus: "Corpus") -> Material:
+    """The texts of a corpus as they are, with nothing held out."""
+    incidence = Incidence.of(corpus.folder)
+    return Material(_texts(corpus), incidence, corpus.folder, info=corpus.info)
+
+
+def _refuse_the_same(
+    config: Config, corpus: "Corpus", others: "Corpus", incidence: Incidence
+) -> None:
+    """What is measured is shown as it is, so it must not be measured on whom the noise protects."""
+    if corpus.folder.resolve() == others.folder.resolve():
+        how = "is the corpus that is trained on"
+    elif Incidence.of(others.folder).digest == incidence.digest:
+        how = "has the same users and entities as the corpus that is trained on"
+    elif len(corpus) == len(others) and _texts(corpus).texts == _texts(others).texts:
+        how = "has the same texts as the corpus that is trained on"
+    else:
+        return
+    raise UserError(
+        f"data.evaluate {str(config.data.evaluate)!r}: {how}; name a corpus of other users, or "
+        "leave it out"
+    )
 
 
 def _texts(corpus: "Corpus") -> Texts:

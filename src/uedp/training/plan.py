@@ -6,12 +6,14 @@ profile the ledger and the certificate are made from.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from uedp.accounting import certificate as certificates
+from uedp.accounting import decisions
 from uedp.accounting.calibrate import noise_for
+from uedp.accounting.ledger import Planned
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
@@ -19,6 +21,7 @@ from uedp.incidence import Incidence
 from uedp.mechanism.draw import Floats, Sampling
 from uedp.mechanism.release import Clips
 from uedp.training.config import PRIVATE, Config
+from uedp.training.provenance import Provenance
 
 _TOO_FEW, _FEW = 5, 20  # users a round: refused below the one, doubted below the other
 _FAINT = 0.05  # signal to noise over a whole run, from which on little is learned
@@ -39,8 +42,9 @@ class Plan:
     sampling: Sampling
     clips: Clips
     weights: Floats
-    shape: certificates.Shape
+    shape: decisions.Shape
     vocabulary: VocabularyRelease | None = None
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def beside(self) -> tuple[tuple[Profile, int], ...]:
@@ -59,11 +63,7 @@ class Plan:
     @property
     def private(self) -> bool:
         """Whether there is a guarantee to state."""
-        return (
-            self.profile is not None
-            and self.epsilon < math.inf
-            and self.config.privacy.seed is None
-        )
+        return self.profile is not None and self.epsilon < math.inf and self.setup().exposed is None
 
     @property
     def expected_weight(self) -> float:
@@ -72,11 +72,13 @@ class Plan:
 
     @property
     def statement(self) -> str:
-        """The guarantee in one sentence."""
+        """The guarantee in one sentence; lines that say which entities, and caveats, follow."""
         privacy = self.config.privacy
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
-        return certificates.statement(privacy.method, self.epsilon, privacy.delta, self.private)
+        return certificates.statement(
+            privacy.method, self.epsilon, privacy.delta, self.private, self.setup()
+        )
 
     def signal_to_noise(self, parameters: int) -> float:
         """Length of what all rounds can say at best, over that of their noise.
@@ -97,6 +99,11 @@ class Plan:
             found.append(
                 f"a round draws about {users:.2g} users: the noise hides one among them, so with "
                 f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
+            )
+        if certificates.MUCH < self.epsilon < math.inf:
+            found.append(
+                f"epsilon {self.epsilon:.3g} says little, being above {certificates.MUCH}; lower "
+                "privacy.epsilon, or raise privacy.noise"
             )
         if (ratio := self.signal_to_noise(parameters)) < _FAINT:
             found.append(
@@ -120,26 +127,45 @@ class Plan:
             "update clip": self.clips.update,
         }
 
-    def setup(self) -> certificates.Setup:
-        """What the certificate has to be told."""
-        privacy = self.config.privacy
-        stated = certificates.Setup(
-            noise_source="fixed seed" if privacy.seed is not None else privacy.noise_source,
-            vocabulary=_ORIGINS[self.config.vocabulary.source],
+    def setup(self) -> decisions.Setup:
+        """What is put on record before the first round."""
+        privacy, known = self.config.privacy, self.provenance
+        stated = decisions.Setup(
+            noise_source="cipher" if privacy.seed is None else "fixed seed",
+            precision=known.precision,
+            texts=known.texts,
+            entities=known.entities,
+            users=known.users,
+            vocabulary=known.words or _ORIGINS[self.config.vocabulary.source],
             labels=self._labels(),
+            earlier_runs="on other corpora" if known.model else "none known",
             sentences_per_user=privacy.sentences_per_user,
         )
         if privacy.chosen_by:
             stated = stated.model_copy(update={"chosen_by": privacy.chosen_by})
         return stated
 
-    def _labels(self) -> certificates.Labels:
+    def planned(self, run: str) -> Planned:
+        """The first line of the ledger of a run by this plan."""
+        return Planned(
+            run=run,
+            profile=self.profile,
+            rounds=self.rounds,
+            delta=self.config.privacy.delta,
+            shape=self.shape,
+            setup=self.setup(),
+            vocabulary=self.vocabulary,
+            lineage=tuple(asdict(one) for one in self.provenance.lineage),
+            without_noise=self.config.privacy.method if self.profile is None else None,
+        )
+
+    def _labels(self) -> decisions.Labels:
         if self.config.task.kind != "classification":
             return "none"
         return "declared" if self.config.task.labels else "from the corpus, not covered"
 
 
-def build(config: Config, incidence: Incidence) -> Plan:
+def build(config: Config, incidence: Incidence, provenance: Provenance | None = None) -> Plan:
     """Calibrate, and refuse what cannot work, before anything is loaded or trained."""
     privacy = config.privacy
     private = privacy.method in PRIVATE
@@ -155,6 +181,12 @@ def build(config: Config, incidence: Incidence) -> Plan:
             f"privacy.user_rate {privacy.user_rate:g}: of {incidence.users:,} users a round would "
             f"draw {incidence.users * privacy.user_rate:.2g}, too few to hide among; choose at "
             f"least {math.ceil(1e3 * _TOO_FEW / incidence.users) / 1e3:g}"
+        )
+    if private and privacy.delta * incidence.users >= 1:
+        # with this delta, giving away one user's text whole would count as private
+        raise UserError(
+            f"privacy.delta {privacy.delta:g}: must be below one over the number of users, "
+            f"{1 / incidence.users:.2g}; choose {0.1 / incidence.users:.1g} or less"
         )
     share = privacy.entity_share if privacy.method == "rotation" else 2.0
 
@@ -192,21 +224,22 @@ def build(config: Config, incidence: Incidence) -> Plan:
         ),
         clips=Clips(privacy.update_clip, share),
         weights=np.ones(incidence.users),
-        shape=certificates.Shape(
+        shape=decisions.Shape(
             digest=incidence.digest,
             users=incidence.users,
             sentences=incidence.sentences,
             entities=incidence.entities,
         ),
         vocabulary=words,
+        provenance=provenance or Provenance(),
     )
 
 
-_ORIGINS: Mapping[str, certificates.Origin] = {
+_ORIGINS: Mapping[str, decisions.Origin] = {
     "tokenizer": "public",
     "public": "public",
-    "private": certificates.PRIVATE_VOCABULARY,
-    "corpus": "from the corpus, not covered",
+    "private": decisions.PRIVATE_VOCABULARY,
+    "corpus": decisions.CORPUS_VOCABULARY,
 }
 
 
