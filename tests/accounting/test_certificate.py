@@ -253,6 +253,7 @@ def test_no_noise_is_no_guarantee(tmp_path):
     shown = issue(folder)
     assert shown.epsilon is None
     assert not shown.private
+    assert "no finite epsilon" in shown.statement
     assert verify(folder) == shown
 
 

@@ -434,6 +434,8 @@ def caveats(method: str, setup: Setup, value: float) -> tuple[str, ...]:
             "the vocabulary or the tokenizer was made from another corpus: what it tells of that "
             "is not covered, also if the texts are in part the same"
         )
+    if value == float("inf"):
+        found.append("with this noise and so many rounds there is no finite epsilon")
     if MUCH < value < float("inf"):
         found.append(
             f"an epsilon above {MUCH} says little: it bounds odds by a factor of e^epsilon"

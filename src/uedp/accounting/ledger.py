@@ -139,7 +139,7 @@ def planned_vocabulary(record: Mapping[str, Any]) -> VocabularyRelease | None:
 def first_difference(old: Any, new: Any, name: str = "") -> str | None:
     """The first field in which two plans differ, with both values."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in [*old, *(key for key in new if key not in old)]:
+        for key in [*new, *(key for key in old if key not in new)]:
             inner = f"{name}.{key}" if name else str(key)
             found = first_difference(old.get(key), new.get(key), inner)
             if found is not None:
