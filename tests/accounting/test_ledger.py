@@ -8,7 +8,6 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -468,7 +467,7 @@ def test_a_mark_that_is_gone_is_missed(tmp_path):
     plan, run, corpus = marked_run(tmp_path)
     mark_path(corpus, "run-1").unlink()
     with (
-        pytest.raises(UserError, match="missing, but .* has 3 rounds"),
+        pytest.raises(UserError, match=r"missing, but .* has 3 rounds"),
         RunLedger.open(run, plan, corpus),
     ):
         pass

@@ -768,14 +768,14 @@ def edited(folder: Path, section: str, **fields) -> None:
 def test_a_seed_that_is_deleted_from_the_config_makes_no_run_private(train, tmp_path):
     train(privacy__seed=3, progress=stopping_after(2))
     edited(tmp_path / "run", "privacy", seed=None)
-    with pytest.raises(UserError, match="setup.noise_source is 'fixed seed', not 'cipher'"):
+    with pytest.raises(UserError, match=r"setup.noise_source is 'fixed seed', not 'cipher'"):
         train(resume=True)
     assert len(spent(tmp_path / "run")) == 2
 
 
 def test_half_precision_is_not_resumed_in_full(train, tmp_path):
     train(run__precision="bfloat16", progress=stopping_after(2))
-    with pytest.raises(UserError, match="setup.precision is 'bfloat16', not 'float32'"):
+    with pytest.raises(UserError, match=r"setup.precision is 'bfloat16', not 'float32'"):
         train(run__precision="float32", resume=True)
     found = train(run__precision="bfloat16", resume=True).certificate
     assert found.setup.precision == "bfloat16"
@@ -830,7 +830,7 @@ def test_weights_of_a_run_without_noise_do_not_verify(train, tmp_path):
     train("open", privacy__method="noiseless", privacy__rounds=1)
     certificates.verify(tmp_path / "private")
     shutil.copy(tmp_path / "open" / "model.safetensors", tmp_path / "private")
-    with pytest.raises(UserError, match="model.safetensors: is not the file that was certified"):
+    with pytest.raises(UserError, match=r"model.safetensors: is not the file that was certified"):
         certificates.verify(tmp_path / "private")
 
 

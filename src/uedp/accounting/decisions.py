@@ -64,7 +64,7 @@ class Entities(Strict):
 
     def describe(self) -> str:
         """One line for people."""
-        by = ", ".join(f"{name} ({version})" for name, version in self.detectors.items())
+        by = ", ".join(f"{name} ({version})" for name, version in sorted(self.detectors.items()))
         parts = [f"found by {by}", f"categories {', '.join(self.categories)}"]
         if not self.names_sought:
             listed = "sensitive" in self.lists
@@ -74,7 +74,7 @@ class Entities(Strict):
             if self.propagated
             else "a hit counts only where it was made (no propagation)"
         )
-        for name, held in self.lists.items():
+        for name, held in sorted(self.lists.items()):  # as a ledger has them
             by_hash = f", {held.digest[:12]}" if held.digest else ""
             parts.append(f"{_LIST_NAMES.get(name, name)} ({held.entries} entries{by_hash})")
         if self.coverage is None:
