@@ -173,12 +173,13 @@ def test_evaluate_finds_what_training_found(run, corpora):
 def test_a_classifier(corpora, tmp_path):
     every = list(sentences(2, 30))
     uedp.detect(every, tmp_path / "labelled", uedp.Detection(("labels",)))
+    uedp.detect(list(sentences(3, 30)), tmp_path / "others", uedp.Detection(("labels",)))
     outcome = uedp.train(
         tmp_path / "labelled",
         MODEL,
         8,
         tmp_path / "run",
-        evaluate=tmp_path / "labelled",
+        evaluate=tmp_path / "others",
         privacy=PRIVACY,
         task={"kind": "classification"},
     )
