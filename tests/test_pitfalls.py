@@ -11,6 +11,7 @@ from tests.accounting.plans import planned as planned_run
 from tests.training import worlds
 from uedp.accounting import certificate
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
+from uedp.accounting.model_files import model_files, refuse_other_files
 from uedp.accounting.proven import Rotation
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
@@ -107,9 +108,47 @@ def seeded(folder):
     raise UserError(certificate.issue(folder).statement.splitlines()[0])
 
 
+def unseeded(folder):
+    run = folder / "my-run"
+    run.mkdir()
+    with RunLedger.open(
+        run, planned_run("my-run", "digest", PROFILE, 10, noise_source="fixed seed")
+    ):
+        pass
+    with RunLedger.open(run, planned_run("my-run", "digest", PROFILE, 10)):
+        pass
+
+
+def large_delta(folder):
+    build(worlds.config("m", privacy__delta=0.1), worlds.incidence())
+
+
+def another_file(folder):
+    run = folder / "my-run"
+    run.mkdir()
+    (run / "model.safetensors").write_bytes(b"weights")
+    files = model_files(run)
+    (run / "adapter_config.json").write_text("{}")
+    refuse_other_files(run, files)
+
+
+def cut(folder):
+    run = folder / "my-run"
+    run.mkdir()
+    plan = planned_run("my-run", "digest", PROFILE, 10)
+    with RunLedger.open(run, plan, folder) as ledger:
+        ledger.spend()
+        ledger.spend()
+    path = run / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    with RunLedger.open(run, plan, folder):
+        pass
+
+
 CASES = (
     *(batch_norm, no_rule, used_twice, tokens_first, mixing, reduced, unheld_mask),
     *(knows_already, few_users, budget, planned, seeded),
+    *(unseeded, large_delta, another_file, cut),
 )
 
 
