@@ -553,6 +553,13 @@ def test_a_file_that_a_loader_could_take_is_found(folder, name):
         verify(folder)
 
 
+def test_a_link_to_a_folder_is_found(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is not part of the certified model"):
+        verify(folder)
+
+
 def test_what_a_run_writes_beside_its_model_is_left_alone(folder):
     for name in ("metrics.jsonl", "result.json", "config.yaml", "run.json", "lineage.json"):
         (folder / name).write_text("x")

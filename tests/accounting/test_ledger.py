@@ -28,6 +28,7 @@ from uedp.accounting.ledger import (
     spent_rounds,
     to_record,
 )
+from uedp.accounting.losses import smallest_delta
 from uedp.accounting.marks import mark_path
 from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
@@ -53,6 +54,11 @@ def write_some(path: Path, count: int = 4) -> bytes:
         for number in range(count):
             chain.append({"kind": "rounds", "first": number, "count": 1, "noise": 0.1 * number})
     return path.read_bytes()
+
+
+def sealed(record: object) -> bytes:
+    """The first line of a ledger, of what is no record."""
+    return chains._line(record, chains._seal(chains._FIRST_SEAL, record))  # type: ignore[arg-type]
 
 
 # --- killed writers -------------------------------------------------------------------------------
@@ -164,6 +170,8 @@ def test_a_flipped_byte_anywhere_is_found(tmp_path, flip):
         lambda lines: [lines[0].replace(b'"count": 1', b'"count": NaN'), *lines[1:]],
         lambda lines: [b"[" * 100_000 + b"\n", *lines],
         lambda lines: [b'"record"\n', *lines],
+        lambda lines: [sealed([]), *lines],
+        lambda lines: [sealed("rounds"), *lines],
     ],
 )
 def test_lines_dropped_moved_repeated_or_dressed_up_are_found(tmp_path, change):
@@ -208,6 +216,26 @@ def test_only_one_hand_writes(tmp_path):
 
 
 # --- disks that fail ------------------------------------------------------------------------------
+
+
+def test_a_run_waits_for_another_that_enters_itself(tmp_path):
+    """It may be at its end, after hours."""
+    corpus = CorpusLedger(tmp_path)
+    corpus.reserve(planned("run", "one", PROFILE, 10))
+    ready = os.pipe()
+
+    def holder() -> None:
+        with Chain(corpus.path):
+            os.write(ready[1], b".")
+            time.sleep(0.3)
+
+    child = in_child(holder)
+    os.read(ready[0], 1)
+    corpus.close("run", 10)
+    os.waitpid(child, 0)
+    assert corpus.entries()[0].closed
+    for descriptor in ready:
+        os.close(descriptor)
 
 
 def test_a_full_disk_ends_the_writer_and_loses_nothing(tmp_path):
@@ -629,6 +657,7 @@ def test_a_closed_run_counts_what_it_spent_and_is_over(tmp_path):
     entry = close_run(run, ledger)
     assert (entry.counted, entry.planned, entry.closed) == (3, 10, True)
     assert ledger.epsilon(1e-5) == epsilon(PROFILE, 3, 1e-5)
+    assert read(run / RUN_LEDGER)[0][-1]["epsilon"] == epsilon(PROFILE, 3, 1e-5)
     close_run(run, ledger)  # again: the same
     assert ledger.epsilon(1e-5) == epsilon(PROFILE, 3, 1e-5)
     with pytest.raises(UserError, match="was closed after 3 rounds, and cannot go on"):
@@ -687,3 +716,12 @@ def test_only_a_finished_run_has_a_model(tmp_path):
             ledger.record_saved({"config.json": "0"})
         ledger.spend()
         ledger.record_saved({"config.json": "0"})
+
+
+def test_rounds_that_are_too_many_together_count_as_infinite(tmp_path):
+    corpus = CorpusLedger(tmp_path)
+    for number in range(3):
+        corpus.reserve(planned(f"run-{number}", "one", UserLevel(50.0, 0.01), 1_000_000))
+    delta = 1.1 * smallest_delta(1_000_000)
+    assert corpus.entries()[0].epsilon(delta) < 500
+    assert corpus.epsilon(delta) == float("inf")

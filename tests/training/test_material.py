@@ -7,6 +7,7 @@ from tests.training import worlds
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
 from uedp.incidence import Incidence
+from uedp.training.api import preview
 from uedp.training.config import parse
 from uedp.training.material import Material, Texts, read
 
@@ -74,6 +75,8 @@ def test_what_is_trained_on_is_not_what_is_measured_on(corpora, tmp_path):
     ):
         with pytest.raises(UserError, match=f"data.evaluate .*{how}"):
             read(config(corpora, evaluate=str(tmp_path / name)))
+        with pytest.raises(UserError, match=f"data.evaluate .*{how}"):
+            preview(config(corpora, evaluate=str(tmp_path / name)))  # nor in a dry run
 
 
 def test_texts_of_another_incidence_are_refused(tmp_path):

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -19,6 +20,7 @@ from uedp.errors import UserError
 
 Record = Mapping[str, Any]
 _FIRST_SEAL = "0" * 64
+_PAUSE = 0.05  # seconds between two looks at a file that somebody else has open
 
 
 class Chain:
@@ -31,11 +33,12 @@ class Chain:
       - two processes never hold the same file open
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = 0.0) -> None:
+        """`patience` is how many seconds to wait for another process that has it open."""
         self.path = path
         self._file: IO[bytes] = open(path, "a+b", opener=_for_its_owner)  # noqa: SIM115
         try:
-            _lock(self._file, path)
+            _lock(self._file, path, patience)
             self.records, self.seals, torn = _read(self._file, path)
             _sync_folder(path.parent)  # the file may be new
             if torn:
@@ -119,6 +122,8 @@ def _record(line: bytes, previous: str) -> dict[str, Any] | None:
     """The record of a line, if the line is byte for byte what `append` would have written."""
     try:
         record: dict[str, Any] = json.loads(line)["record"]
+        if not isinstance(record, dict):
+            return None
         return record if line == _line(record, _seal(previous, record)) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -139,13 +144,18 @@ def _for_its_owner(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"{path}: another process is writing this ledger; wait for it, or stop it"
-        ) from None
+def _lock(file: IO[bytes], path: Path, patience: float) -> None:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(_PAUSE)
+                continue
+            raise UserError(
+                f"{path}: another process is writing this ledger; wait for it, or stop it"
+            ) from None
 
 
 def _sync_folder(folder: Path) -> None:

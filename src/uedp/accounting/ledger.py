@@ -33,6 +33,9 @@ _METHODS: Mapping[str, type[Rotation] | type[UserLevel] | type[Alg]] = {
     "uedp-alg": Alg,
 }
 _INFINITE = float("inf")
+_PATIENCE = (
+    60.0  # seconds that a run waits for another to enter itself: it must not fail at its end
+)
 
 
 def to_record(profile: Profile) -> dict[str, Any]:
@@ -229,7 +232,7 @@ class CorpusLedger:
 
     def reserve(self, planned: Planned, budget: Budget | None = None) -> None:
         entry = planned._reserved()
-        with Chain(self.path) as chain:
+        with Chain(self.path, _PATIENCE) as chain:
             if (known := _key(chain.records)) is not None and known != self.key:
                 raise UserError(f"{self.path}: another run began at the same time; begin again")
             before = [
@@ -261,7 +264,7 @@ class CorpusLedger:
     def close(self, run: str, rounds: int, vocabulary: bool = False) -> None:
         """Enter what a run has spent; it cannot spend more."""
         entry = {"kind": "closed", "run": run, "rounds": rounds, "vocabulary": vocabulary}
-        with Chain(self.path) as chain:
+        with Chain(self.path, _PATIENCE) as chain:
             if not any(entry.run == run for entry in _entries(chain.records)):
                 raise UserError(f"{self.path}: has no run {run}; was it made on another corpus?")
             if entry not in chain.records:
@@ -331,7 +334,10 @@ def _total(entries: Sequence[Entry], delta: float) -> float:
     methods: dict[str, list[tuple[Profile, int]]] = {}
     for entry in entries:
         methods.setdefault(entry.method, []).extend(entry.releases)
-    return sum(guarantee(rounds).epsilon(delta / len(methods)) for rounds in methods.values())
+    try:
+        return sum(guarantee(rounds).epsilon(delta / len(methods)) for rounds in methods.values())
+    except UserError:  # more rounds together than this delta can be computed for
+        return _INFINITE
 
 
 def _unit(entries: Sequence[Entry]) -> str:
@@ -471,8 +477,9 @@ def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
             if not _is_closed(chain.records):
                 chain.append({"kind": "closed", "spent": spent})
             mark.advance(spent, chain.seal)
-        words = any(record["kind"] == "vocabulary" for record in chain.records)
-    corpus.close(run, spent, words)
+        ledger = RunLedger(chain)
+        corpus.close(run, spent, ledger.vocabulary_spent)
+        ledger.record_corpus(corpus.total(plan["delta"]))
     (entry,) = (entry for entry in corpus.entries() if entry.run == run)
     return entry
 

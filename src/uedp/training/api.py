@@ -18,6 +18,7 @@ from uedp.training.config import Config, parse
 from uedp.training.config import load as load_config
 from uedp.training.lineage import of_model, of_words, origin_of_words
 from uedp.training.loop import CONFIG, Outcome
+from uedp.training.material import refuse_the_same_corpus
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan
 from uedp.training.provenance import Provenance, entities_of, users_of
@@ -86,6 +87,7 @@ def preview(config: Config) -> Preview:
       - a model with a layer that cannot be clipped is refused, as training would
     """
     incidence = Incidence.of(config.data.train)
+    refuse_the_same_corpus(config, incidence)
     plan = build_plan(config, incidence, _previewed(config, incidence))
     settings = config.model
     labels = len(config.task.labels) or 2  # how many is told by the corpus; a head is small

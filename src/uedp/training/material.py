@@ -65,9 +65,8 @@ def read(config: Config) -> Material:
         train = Texts(deidentified_texts(corpus), train.labels)
     incidence, held_out = Incidence.of(config.data.train), None
     if config.data.evaluate is not None:
-        others = Corpus(config.data.evaluate)
-        every = _texts(others)
-        _refuse_the_same(config, corpus, others, incidence)
+        refuse_the_same_corpus(config, incidence)
+        every = _texts(Corpus(config.data.evaluate))
         most = config.data.evaluate_sentences
         held_out = Texts(every.texts[:most], every.labels[:most])
     return Material(train, incidence, corpus.folder, held_out, corpus.info)
@@ -79,10 +78,13 @@ def of_corpus(corpus: "Corpus") -> Material:
     return Material(_texts(corpus), incidence, corpus.folder, info=corpus.info)
 
 
-def _refuse_the_same(
-    config: Config, corpus: "Corpus", others: "Corpus", incidence: Incidence
-) -> None:
+def refuse_the_same_corpus(config: Config, incidence: Incidence) -> None:
     """What is measured is shown as it is, so it must not be measured on whom the noise protects."""
+    from uedp.corpus.store import Corpus
+
+    if config.data.evaluate is None:
+        return
+    corpus, others = Corpus(config.data.train), Corpus(config.data.evaluate)
     if corpus.folder.resolve() == others.folder.resolve():
         how = "is the corpus that is trained on"
     elif Incidence.of(others.folder).digest == incidence.digest:
