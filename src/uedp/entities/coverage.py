@@ -5,6 +5,7 @@ the category agrees is a column of its own.
 """
 
 import json
+import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -98,6 +99,7 @@ def record(corpus: Corpus, result: dict[str, Any]) -> None:
     path = corpus.folder / "corpus.json"
     partial = path.with_name("corpus.json.partial")
     partial.write_text(json.dumps({**corpus.info, "coverage": found}, indent=2) + "\n")
+    shutil.copymode(path, partial)
     partial.replace(path)
 
 
