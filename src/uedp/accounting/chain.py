@@ -121,7 +121,7 @@ def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], list[str],
 def _record(line: bytes, previous: str) -> dict[str, Any] | None:
     """The record of a line, if the line is byte for byte what `append` would have written."""
     try:
-        record: dict[str, Any] = json.loads(line)["record"]
+        record: Any = json.loads(line)["record"]
         if not isinstance(record, dict):
             return None
         return record if line == _line(record, _seal(previous, record)) else None
