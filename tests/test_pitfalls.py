@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from tests.accounting.plans import planned as planned_run
 from tests.training import worlds
 from uedp.accounting import certificate
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
+from uedp.accounting.model_files import model_files, refuse_other_files
 from uedp.accounting.proven import Rotation
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
@@ -87,29 +89,66 @@ def few_users(folder):
 
 def budget(folder):
     ledger = CorpusLedger(folder)
-    ledger.reserve("one", "digest", PROFILE, 200)
-    ledger.reserve("two", "digest", PROFILE, 200, Budget(9, 1e-5))
+    ledger.reserve(planned_run("one", "digest", PROFILE, 200))
+    ledger.reserve(planned_run("two", "digest", PROFILE, 200), Budget(9, 1e-5))
 
 
 def planned(folder):
     run = folder / "my-run"
     run.mkdir()
-    with RunLedger.open(run, "my-run", "digest", PROFILE, 10) as ledger:
+    with RunLedger.open(run, planned_run("my-run", "digest", PROFILE, 10)) as ledger:
         ledger.spend(10)
         ledger.spend()
 
 
 def seeded(folder):
-    shape = certificate.Shape(digest="digest", users=2, sentences=2, entities=1)
-    with RunLedger.open(folder, "run", "digest", PROFILE, 10):
+    plan = planned_run("run", "digest", PROFILE, 10, noise_source="fixed seed")
+    with RunLedger.open(folder, plan):
         pass
-    setup = certificate.Setup(noise_source="fixed seed")
-    raise UserError(certificate.issue(folder, 1e-5, shape, setup).statement)
+    raise UserError(certificate.issue(folder).statement.splitlines()[0])
+
+
+def unseeded(folder):
+    run = folder / "my-run"
+    run.mkdir()
+    with RunLedger.open(
+        run, planned_run("my-run", "digest", PROFILE, 10, noise_source="fixed seed")
+    ):
+        pass
+    with RunLedger.open(run, planned_run("my-run", "digest", PROFILE, 10)):
+        pass
+
+
+def large_delta(folder):
+    build(worlds.config("m", privacy__delta=0.1), worlds.incidence())
+
+
+def another_file(folder):
+    run = folder / "my-run"
+    run.mkdir()
+    (run / "model.safetensors").write_bytes(b"weights")
+    files = model_files(run)
+    (run / "adapter_config.json").write_text("{}")
+    refuse_other_files(run, files)
+
+
+def cut(folder):
+    run = folder / "my-run"
+    run.mkdir()
+    plan = planned_run("my-run", "digest", PROFILE, 10)
+    with RunLedger.open(run, plan, folder) as ledger:
+        ledger.spend()
+        ledger.spend()
+    path = run / "ledger.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    with RunLedger.open(run, plan, folder):
+        pass
 
 
 CASES = (
     *(batch_norm, no_rule, used_twice, tokens_first, mixing, reduced, unheld_mask),
     *(knows_already, few_users, budget, planned, seeded),
+    *(unseeded, large_delta, another_file, cut),
 )
 
 

@@ -1,6 +1,7 @@
 """Certificates: what they say follows from the ledger, and what was tampered with is named."""
 
 import copy
+import hashlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -9,38 +10,73 @@ from typing import Any
 
 import pytest
 
+from tests.accounting.plans import planned
 from uedp.accounting import certificate as certificates
 from uedp.accounting import chain as chains
 from uedp.accounting.certificate import (
     CERTIFICATE,
     NOT_PROTECTED,
     Certificate,
-    Setup,
     Shape,
     issue,
     load,
+    not_checked,
     rounded,
     schema,
     verify,
 )
 from uedp.accounting.chain import Chain
-from uedp.accounting.ledger import RUN_LEDGER, RunLedger
+from uedp.accounting.decisions import Coverage, Entities, EntityList, Setup
+from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, CorpusTotal, Planned, RunLedger
 from uedp.accounting.missed import MISSED_CASES
+from uedp.accounting.model_files import model_files
 from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.signature import (
+    SIGNATURE,
+    check_signature,
+    generate_key,
+    sign_certificate,
+)
 from uedp.errors import UserError
 
 PROFILE = Rotation(20.0, 0.5, 0.33)
 SHAPE = Shape(digest="d" * 64, users=946, sentences=14_040, entities=5000)
-SETUP = Setup(chosen_by="the curators, on public data", sentences_per_user=2)
+ENTITIES = Entities(
+    detectors={"patterns": "uedp 1", "spacy:en": "spaCy 3, en 3.1"},
+    categories=("person", "contact"),
+    propagated=True,
+    lists={"sensitive": EntityList(entries=3, digest="ab" * 32)},
+)
+SETUP = {
+    "chosen_by": "the curators, on public data",
+    "sentences_per_user": 2,
+    "entities": ENTITIES,
+    "texts": "t" * 64,
+}
+FILES = {"config.json": b"{}", "model.safetensors": b"weights", "adapter/adapter_model.bin": b"a"}
+TOTAL = CorpusTotal(3.5, 1e-5, 2, "one user", "f" * 64)
 SCHEMA = Path(__file__).parents[2] / "docs" / "certificate.schema.json"
 
 
-def make_run(folder: Path, profile: Profile = PROFILE, rounds: int = 20, spent: int = 5) -> Path:
+def make_run(
+    folder: Path, profile: Profile = PROFILE, rounds: int = 20, spent: int = 5, **options: Any
+) -> Path:
+    """A run, with its model if all rounds are spent."""
     folder.mkdir()
-    with RunLedger.open(folder, "run-1", SHAPE.digest, profile, rounds) as ledger:
+    with RunLedger.open(folder, plan_of(profile, rounds, **options)) as ledger:
         for _ in range(spent):
             ledger.spend()
+        if spent == rounds:
+            for name, content in FILES.items():
+                (folder / name).parent.mkdir(exist_ok=True)
+                (folder / name).write_bytes(content)
+            ledger.record_saved(model_files(folder))
+        ledger.record_corpus(TOTAL)
     return folder
+
+
+def plan_of(profile: Profile = PROFILE, rounds: int = 20, **options: Any) -> Planned:
+    return planned("run-1", SHAPE.digest, profile, rounds, shape=SHAPE, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -53,8 +89,8 @@ def short_table() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def issued(short_table: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = make_run(tmp_path_factory.mktemp("issued") / "run")
-    issue(made, 1e-5, SHAPE, SETUP)
+    made = make_run(tmp_path_factory.mktemp("issued") / "run", rounds=20, spent=20, **SETUP)
+    issue(made)
     return made
 
 
@@ -77,8 +113,8 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 
 def test_issued_loaded_verified(tmp_path, monkeypatch):
     monkeypatch.setattr(certificates, "MISSED_CASES", MISSED_CASES)
-    folder = make_run(tmp_path / "run")
-    issue(folder, 1e-5, SHAPE, SETUP)
+    folder = make_run(tmp_path / "run", **SETUP)
+    issue(folder)
     shown = load(folder)
     assert verify(folder) == shown
     assert shown.private
@@ -101,7 +137,7 @@ def test_issued_loaded_verified(tmp_path, monkeypatch):
 
 def test_missed_sentences_stand_in_plain_words(tmp_path, monkeypatch):
     monkeypatch.setattr(certificates, "MISSED_CASES", MISSED_CASES)
-    shown = issue(make_run(tmp_path / "run"), 1e-5, SHAPE, SETUP)
+    shown = issue(make_run(tmp_path / "run", **SETUP))
     one, five, whole = (rounded(row.epsilon) for row in shown.missed_mentions)
     assert shown.missed_line == (
         f"If the detector missed the entity in one sentence: epsilon {one}; in five sentences of "
@@ -115,7 +151,7 @@ def test_a_missed_sentence_moves_as_far_as_one_without_an_entity(tmp_path, monke
     """The missed sentence may be clipped to the larger of the two shares."""
     monkeypatch.setattr(certificates, "MISSED_CASES", ((1, 1),))
     profile = Rotation(20.0, 0.5, 0.1, extended_share=0.5)
-    shown = issue(make_run(tmp_path / "run", profile), 1e-5, SHAPE)
+    shown = issue(make_run(tmp_path / "run", profile))
     assert shown.missed_mentions[0].epsilon == epsilon(Missed(profile, 1, 1, 0.5), 20, 1e-5)
 
 
@@ -126,32 +162,110 @@ def test_only_proven_numbers(folder):
 
 def test_certified_is_what_was_planned_even_after_stopping_early(tmp_path):
     none, some = (make_run(tmp_path / str(n), spent=n) for n in (0, 19))
-    assert issue(none, 1e-5, SHAPE).epsilon == issue(some, 1e-5, SHAPE).epsilon
+    assert issue(none).epsilon == issue(some).epsilon
 
 
 def test_a_fixed_seed_is_not_private(tmp_path):
-    folder = make_run(tmp_path / "run")
-    shown = issue(folder, 1e-5, SHAPE, Setup(noise_source="fixed seed"))
+    folder = make_run(tmp_path / "run", noise_source="fixed seed")
+    shown = issue(folder)
     assert not shown.private
-    assert shown.statement == "This run has no privacy guarantee."
+    assert shown.statement.splitlines()[0] == "This run has no privacy guarantee."
     assert any("fixed seed" in caveat for caveat in shown.caveats)
     assert verify(folder) == shown
 
 
-def test_what_is_not_covered_is_a_caveat(tmp_path):
-    folder = make_run(tmp_path / "run")
-    shown = issue(folder, 1e-5, SHAPE, Setup(vocabulary="from the corpus, not covered"))
-    assert len(shown.caveats) == 2
-    assert "vocabulary" in shown.caveats[0]
-    assert "not stated" in shown.caveats[1]
+def test_words_from_the_corpus_are_not_private(tmp_path):
+    folder = make_run(tmp_path / "run", vocabulary_origin="from the corpus, not covered")
+    shown = issue(folder)
+    assert not shown.private
+    assert shown.statement.startswith("This run has no privacy guarantee.")
+    assert "made from this corpus" in shown.caveats[0]
+    assert verify(folder) == shown
+
+
+CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
+    "vocabulary": ({"vocabulary_origin": "from another corpus, not covered"}, "another corpus"),
+    "users": ({"users": "assigned at random"}, "people are not protected beyond"),
+    "entities": ({"entities": None}, "which entities were looked for"),
+    "labels": ({"labels": "from the corpus, not covered"}, "which labels there are"),
+    "earlier runs": ({"earlier_runs": "on other corpora"}, "other runs before"),
+    "chosen by": ({"chosen_by": Setup().chosen_by}, "who chose the clip bounds"),
+}
+
+
+@pytest.mark.parametrize("case", CAVEATS)
+def test_what_is_not_covered_is_a_caveat_and_part_of_the_statement(tmp_path, case):
+    change, words = CAVEATS[case]
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, **change}))
+    (caveat,) = shown.caveats
+    assert words in caveat
+    assert shown.private
+    assert f"\nCaveat: {caveat}." in shown.statement
+
+
+def test_a_large_epsilon_says_that_it_says_little(tmp_path):
+    much = issue(make_run(tmp_path / "much", Rotation(0.4, 0.5, 0.33), **SETUP))
+    assert much.epsilon > 20
+    assert "above 20 says little" in much.caveats[0]
+    assert "says little" in much.statement
+    assert not issue(make_run(tmp_path / "little", **SETUP)).caveats
+
+
+@pytest.mark.parametrize("profile", [PROFILE, UserLevel(1.0, 0.05), Alg(2.0, 0.05, 946, 12)])
+def test_groups_made_at_random_are_not_called_people(tmp_path, profile):
+    shown = issue(make_run(tmp_path / "run", profile, **{**SETUP, "users": "assigned at random"}))
+    assert "the user wrote" not in shown.statement + shown.unit
+    assert "put together at random" in shown.unit
+    assert shown.unit in shown.statement
+    assert "Groups are not people" in shown.unit
+
+
+# --- which entities -------------------------------------------------------------------------------
+
+
+def test_the_statement_names_detectors_versions_categories_lists_and_coverage(tmp_path):
+    shown = issue(make_run(tmp_path / "run", **SETUP))
+    first, second = shown.statement.splitlines()
+    assert first.endswith("counts as one.")
+    assert second == (
+        "Entities: found by patterns (uedp 1), spacy:en (spaCy 3, en 3.1); categories person, "
+        "contact; one hit of a model counts wherever the same words stand; deny-list (3 entries, "
+        "abababababab); coverage not measured."
+    )
+
+
+def test_where_only_patterns_ran_no_names_are_looked_for(tmp_path):
+    only = ENTITIES.model_copy(update={"detectors": {"patterns:US": "uedp 1"}, "lists": {}})
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": only}))
+    assert "Entities: no names are looked for; found by patterns:US" in shown.statement
+    assert "no names" not in issue(make_run(tmp_path / "names", **SETUP)).statement
+
+
+def test_coverage_is_stated_where_it_was_measured(tmp_path):
+    measured = Coverage(marks=10, sentences_found=0.983, sentences_complete=0.9)
+    known = ENTITIES.model_copy(update={"coverage": measured, "propagated": False})
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": known}))
+    assert "98.3% found, 90.0% complete" in shown.statement
+    assert "no propagation" in shown.statement
+
+
+def test_a_user_level_guarantee_needs_no_entities(tmp_path):
+    shown = issue(make_run(tmp_path / "run", UserLevel(1.0, 0.05), chosen_by="me"))
+    assert shown.caveats == ()
+    assert "Entities:" not in shown.statement
+
+
+def test_the_margin_for_rounding_is_a_parameter(tmp_path):
+    assert issue(make_run(tmp_path / "a")).parameters["rounding_margin"] == 0
+    shown = issue(make_run(tmp_path / "b", rounding_margin=0.03))
+    assert shown.parameters["rounding_margin"] == 0.03
 
 
 def test_sentences_without_a_stated_bound_count_as_unbounded(tmp_path):
     """Saying nothing must not make the table of missed mentions look better."""
-    folder = make_run(tmp_path / "run")
-    silent = issue(folder, 1e-5, SHAPE)
+    silent = issue(make_run(tmp_path / "run"))
     for bound in (1, 1000):
-        said = issue(folder, 1e-5, SHAPE, Setup(sentences_per_user=bound))
+        said = issue(make_run(tmp_path / f"run-{bound}", sentences_per_user=bound))
         for quiet, loud in zip(silent.missed_mentions, said.missed_mentions, strict=True):
             assert loud.epsilon is not None
             assert quiet.epsilon is None or quiet.epsilon >= loud.epsilon * 0.999
@@ -159,9 +273,10 @@ def test_sentences_without_a_stated_bound_count_as_unbounded(tmp_path):
 
 def test_no_noise_is_no_guarantee(tmp_path):
     folder = make_run(tmp_path / "run", UserLevel(0.0, 0.1))
-    shown = issue(folder, 1e-5, SHAPE)
+    shown = issue(folder)
     assert shown.epsilon is None
     assert not shown.private
+    assert "no finite epsilon" in shown.statement
     assert verify(folder) == shown
 
 
@@ -174,7 +289,7 @@ def test_no_noise_is_no_guarantee(tmp_path):
 )
 def test_other_methods(tmp_path, profile, words):
     folder = make_run(tmp_path / "run", profile)
-    shown = issue(folder, 1e-5, SHAPE)
+    shown = issue(folder)
     assert words in shown.statement
     assert shown.missed_mentions == ()
     assert verify(folder) == shown
@@ -215,7 +330,7 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("delta", set_to("delta", value=1e-9)),
     ("delta", set_to("delta", value=2.0)),
     ("rounds_planned", set_to("rounds_planned", value=10)),
-    ("rounds_spent", set_to("rounds_spent", value=4)),
+    ("rounds_spent", set_to("rounds_spent", value=19)),
     ("parameters", set_to("parameters", "noise", value=40.0)),
     ("parameters", set_to("parameters", "entity_share", value=0.1)),
     ("parameters", set_to("parameters", "user_rate", value=0.01)),
@@ -237,15 +352,32 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("run", set_to("run", value="run-2")),
     ("ledger_seal", set_to("ledger_seal", value="0" * 64)),
     ("incidence.digest", set_to("incidence", "digest", value="e" * 64)),
-    ("missed_mentions", set_to("setup", "sentences_per_user", value=1)),
-    ("missed_mentions", set_to("setup", "sentence_share", value=0.01)),
-    ("private", set_to("setup", "noise_source", value="fixed seed")),
-    ("caveats", set_to("setup", "vocabulary", value="from the corpus, not covered")),
+    ("incidence.users", set_to("incidence", "users", value=9)),
+    ("incidence.sentences", set_to("incidence", "sentences", value=9)),
+    ("incidence.entities", set_to("incidence", "entities", value=9)),
+    ("setup.sentences_per_user", set_to("setup", "sentences_per_user", value=1)),
+    ("setup.sentence_share", set_to("setup", "sentence_share", value=0.01)),
+    ("setup.noise_source", set_to("setup", "noise_source", value="fixed seed")),
+    ("setup.vocabulary", set_to("setup", "vocabulary", value="from the corpus, not covered")),
     ("setup.vocabulary", set_to("setup", "vocabulary", value="whatever")),
-    ("caveats", set_to("setup", "labels", value="from the corpus, not covered")),
-    ("caveats", set_to("setup", "precision", value="bfloat16")),
+    ("setup.labels", set_to("setup", "labels", value="from the corpus, not covered")),
+    ("setup.precision", set_to("setup", "precision", value="bfloat16")),
+    ("setup.rounding_margin", set_to("setup", "rounding_margin", value=0.5)),
+    ("setup.texts", set_to("setup", "texts", value="u" * 64)),
+    ("setup.entities", set_to("setup", "entities", value=None)),
+    ("setup.entities", set_to("setup", "entities", "propagated", value=False)),
+    ("setup.entities", set_to("setup", "entities", "detectors", "patterns", value="uedp 2")),
+    ("setup.users", set_to("setup", "users", value="assigned at random")),
+    ("setup.earlier_runs", set_to("setup", "earlier_runs", value="on other corpora")),
+    ("setup.chosen_by", set_to("setup", "chosen_by", value="no one")),
+    ("files", set_to("files", value={})),
+    ("files", set_to("files", "model.safetensors", value="0" * 64)),
+    ("files", lambda v: v["files"].pop("config.json")),
+    ("corpus_total", set_to("corpus_total", value=None)),
+    ("corpus_total.epsilon", set_to("corpus_total", "epsilon", value=0.1)),
+    ("corpus_total.runs", set_to("corpus_total", "runs", value=1)),
     ("kind", set_to("kind", value="diploma")),
-    ("format", set_to("format", value=2)),
+    ("format", set_to("format", value=1)),
     ("statement", lambda v: v.pop("statement")),
     ("more", set_to("more", value=1)),
 ]
@@ -265,7 +397,7 @@ def test_tampering_is_found_and_named(folder, field, edit):
 
 def test_every_field_that_follows_is_tried():
     """A field added to the certificate is either tampered with above or known to be stated."""
-    stated = {"setup", "incidence", "versions", "created"}
+    stated = {"versions", "created"}
     tried = {field.split(".")[0] for field, _ in TAMPERED}
     assert set(Certificate.model_fields) <= tried | stated
 
@@ -286,8 +418,6 @@ def test_what_is_stated_is_taken_as_stated(folder):
     def restate(values: dict[str, Any]) -> None:
         values["created"] = "1970-01-01"
         values["versions"] = {"uedp": "99"}
-        values["setup"]["chosen_by"] = "no one"
-        values["incidence"]["users"] = 1
 
     change(folder, restate)
     verify(folder)
@@ -341,17 +471,19 @@ def test_a_flipped_byte_of_the_certificate_is_found_or_means_nothing(folder):
 
 def test_more_rounds_than_planned_are_found(folder):
     with Chain(folder / RUN_LEDGER) as chain:
-        chain.append({"kind": "rounds", "first": 5, "count": 16})
+        chain.append({"kind": "rounds", "first": 20, "count": 1})
     with pytest.raises(UserError, match="21 rounds spent, 20 planned"):
         verify(folder)
 
 
-def test_rounds_after_the_certificate_need_a_new_one(folder):
-    with RunLedger.open(folder, "run-1", SHAPE.digest, PROFILE, 20) as ledger:
+def test_rounds_after_the_certificate_need_a_new_one(tmp_path):
+    folder = make_run(tmp_path / "run", **SETUP)
+    issue(folder)
+    with RunLedger.open(folder, plan_of(**SETUP)) as ledger:
         ledger.spend()
     with pytest.raises(UserError, match="rounds_spent is 5, not 6"):
         verify(folder)
-    issue(folder, 1e-5, SHAPE, SETUP)
+    issue(folder)
     verify(folder)
 
 
@@ -361,13 +493,21 @@ def test_a_torn_last_line_of_the_ledger_changes_nothing(folder):
     verify(folder)
 
 
+WHOLE = plan_of().record()
+
+
 @pytest.mark.parametrize(
     "record",
     [
         {"kind": "plan"},
-        {"kind": "plan", "incidence": SHAPE.digest, "profile": {"method": "magic"}, "rounds": 1},
-        {"kind": "plan", "incidence": SHAPE.digest, "profile": {"method": "rotation"}, "rounds": 1},
-        {"kind": "plan", "incidence": SHAPE.digest, "profile": 3, "rounds": 1},
+        {**WHOLE, "profile": {"method": "magic"}},
+        {**WHOLE, "profile": {"method": "rotation"}},
+        {**WHOLE, "profile": 3},
+        {**WHOLE, "profile": None},
+        {**WHOLE, "rounds": "many"},
+        {**WHOLE, "setup": {}, "shape": 3},
+        {**WHOLE, "setup": {"noise_source": "dice"}},
+        {**WHOLE, "lineage": 3},
         {"kind": "reserved"},
     ],
 )
@@ -379,6 +519,243 @@ def test_a_sound_chain_that_is_no_runs_ledger(folder, record):
         verify(folder)
 
 
+def test_a_stretch_of_rounds_with_another_setup_is_found(tmp_path):
+    """Half precision that was resumed in full precision has another margin."""
+    folder = make_run(tmp_path / "run", **SETUP)
+    other = plan_of(**{**SETUP, "precision": "bfloat16"}).record()["setup"]
+    with Chain(folder / RUN_LEDGER) as chain:
+        chain.append({"kind": "resume", "spent": 5, "setup": other})
+    with pytest.raises(UserError, match="rounds were computed with another setup"):
+        issue(folder)
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def test_the_files_of_the_model_are_certified(folder):
+    shown = verify(folder)
+    assert shown.files == {
+        name: hashlib.sha256(content).hexdigest() for name, content in FILES.items()
+    }
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_another_file_in_place_of_the_certified_one_is_found(folder, name):
+    """Weights of a run without noise, copied into a certified folder."""
+    (folder / name).write_bytes(b"of a run without noise")
+    with pytest.raises(UserError, match="is not the file that was certified") as found:
+        verify(folder)
+    assert str(folder / name) in str(found.value)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_gone_is_found(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(UserError, match="missing, but certified"):
+        verify(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model-00001-of-00002.safetensors",
+        "model.safetensors.index.json",
+        "pytorch_model.bin",
+        "adapter_config.json",
+        "adapter_model.safetensors",
+        "adapter/adapter_model.safetensors",
+        "modeling_gpt2.py",
+        "tokenizer.json",
+        "chat_template.jinja",
+        "weights.gguf",
+        "1_Pooling/config.json",
+    ],
+)
+def test_a_file_that_a_loader_could_take_is_found(folder, name):
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(b"x")
+    with pytest.raises(UserError, match="is not part of the certified model"):
+        verify(folder)
+
+
+def test_a_link_to_a_folder_is_found(folder, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (folder / "1_Pooling").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match="is not part of the certified model"):
+        verify(folder)
+
+
+def test_what_a_run_writes_beside_its_model_is_left_alone(folder):
+    for name in ("metrics.jsonl", "result.json", "config.yaml", "run.json", "lineage.json"):
+        (folder / name).write_text("x")
+    for name in ("checkpoints/00000004/state.safetensors", "vocabulary/tokenizer.json"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("x")
+    (folder / "README.md").write_text("x")
+    (folder / ".gitattributes").write_text("x")
+    verify(folder)
+
+
+def test_a_run_that_is_not_finished_has_no_certified_model(tmp_path):
+    folder = make_run(tmp_path / "run", **SETUP)
+    shown = issue(folder)
+    assert shown.files == {}
+    verify(folder)
+    assert any("none is certified" in text for text in not_checked(shown, True, True))
+    (folder / "model.safetensors").write_bytes(b"x")
+    with pytest.raises(UserError, match="no model was certified"):
+        verify(folder)
+
+
+# --- signatures -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Path, Path]:
+    private = tmp_path / "key.pem"
+    return private, generate_key(private)
+
+
+def test_a_signature_covers_every_byte(folder, keys):
+    private, public = keys
+    sign_certificate(folder / CERTIFICATE, private)
+    assert verify(folder, public) == load(folder)
+    path = folder / CERTIFICATE
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 97):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x01]) + whole[place + 1 :])
+        with pytest.raises(UserError):
+            check_signature(path, public)
+    path.write_bytes(whole.replace(b'"created"', b' "created"'))  # which says the same
+    verify(folder)
+    with pytest.raises(UserError, match="not a signature of"):
+        verify(folder, public)
+
+
+def test_a_certificate_that_was_made_anew_is_not_signed(folder, keys):
+    """The chain has no key: whoever writes all of it anew is consistent, and caught here."""
+    private, public = keys
+    sign_certificate(folder / CERTIFICATE, private)
+    (folder / RUN_LEDGER).unlink()
+    kept = (folder / SIGNATURE).read_bytes()
+    with RunLedger.open(folder, plan_of(Rotation(40.0, 0.5, 0.33), **SETUP)) as ledger:
+        ledger.spend(20)
+        ledger.record_saved(model_files(folder))
+    issue(folder)
+    verify(folder)
+    with pytest.raises(UserError, match="no signature"):
+        verify(folder, public)
+    (folder / SIGNATURE).write_bytes(kept)
+    with pytest.raises(UserError, match="not a signature of"):
+        verify(folder, public)
+
+
+def test_another_key_is_refused(folder, keys, tmp_path):
+    private, public = keys
+    sign_certificate(folder / CERTIFICATE, private)
+    with pytest.raises(UserError, match="not a signature of"):
+        verify(folder, generate_key(tmp_path / "other"))
+    for damaged in (b"", b"%%%", b"AAAA"):
+        (folder / SIGNATURE).write_bytes(damaged)
+        with pytest.raises(UserError, match="not a signature of"):
+            verify(folder, public)
+
+
+def test_keys_are_their_owners_and_nothing_is_overwritten(tmp_path, keys):
+    private, public = keys
+    assert private.stat().st_mode & 0o777 == 0o600
+    assert b"PRIVATE" not in public.read_bytes()
+    for name in ("key.pem", "other"):
+        (tmp_path / "other.pub").write_text("mine")
+        with pytest.raises(UserError, match="exists already"):
+            generate_key(tmp_path / name)
+    assert not (tmp_path / "other").exists()
+
+
+def test_what_is_no_key_is_refused_in_a_line(folder, keys, tmp_path):
+    private, public = keys
+    (tmp_path / "no key").write_text("hello")
+    for wrong, words in (
+        (tmp_path / "no key", "not a private key"),
+        (public, "not a private key"),
+        (tmp_path / "nowhere", "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=words):
+            sign_certificate(folder / CERTIFICATE, wrong)
+    sign_certificate(folder / CERTIFICATE, private)
+    for wrong, words in (
+        (tmp_path / "no key", "not a public key"),
+        (private, "not a public key"),
+        (tmp_path / "nowhere", "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=words):
+            verify(folder, wrong)
+
+
+# --- the corpus -----------------------------------------------------------------------------------
+
+
+def corpus_run(tmp_path: Path) -> tuple[Path, Path]:
+    """A finished run, and the corpus that has it and another in its ledger."""
+    corpus, folder = tmp_path / "corpus", tmp_path / "run"
+    corpus.mkdir()
+    folder.mkdir()
+    plan, entered = plan_of(rounds=2, **SETUP), CorpusLedger(corpus)
+    entered.reserve(planned("earlier", "d", PROFILE, 3))
+    entered.reserve(plan)
+    with RunLedger.open(folder, plan, corpus) as ledger:
+        ledger.spend(2)
+        entered.close("run-1", 2)
+        ledger.record_corpus(entered.total(1e-5))
+    issue(folder)
+    return folder, corpus
+
+
+def test_the_corpus_total_is_that_of_its_ledger_at_the_time(tmp_path):
+    folder, corpus = corpus_run(tmp_path)
+    total = verify(folder, corpus=corpus).corpus_total
+    assert total is not None
+    assert total.runs == 2
+    assert total.epsilon == pytest.approx(epsilon(PROFILE, 5, 1e-5), rel=1e-6)
+    CorpusLedger(corpus).reserve(planned("later", "d", PROFILE, 9))
+    verify(folder, corpus=corpus)
+
+
+def test_with_the_corpus_a_ledger_that_was_cut_is_found(tmp_path):
+    """Rounds made once more after the ledger was cut: without the mark, all agrees."""
+    folder, corpus = corpus_run(tmp_path)
+    (folder / RUN_LEDGER).unlink()
+    with RunLedger.open(folder, plan_of(rounds=2, **SETUP)) as ledger:
+        ledger.spend(2)
+    issue(folder)
+    verify(folder)
+    with pytest.raises(UserError, match="it was cut or replaced"):
+        verify(folder, corpus=corpus)
+
+
+def test_another_corpus_is_refused(tmp_path):
+    folder, corpus = corpus_run(tmp_path)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="no such ledger"):
+        verify(folder, corpus=tmp_path / "other")
+    CorpusLedger(tmp_path / "other").reserve(planned("else", "d", PROFILE, 3))
+    with pytest.raises(UserError, match="has no run run-1"):
+        verify(folder, corpus=tmp_path / "other")
+    path = corpus / RUN_LEDGER
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(UserError, match="is not the ledger that corpus_total"):
+        verify(folder, corpus=corpus)
+
+
+def test_what_was_not_checked_is_said(folder):
+    shown = verify(folder)
+    plain = not_checked(shown, signed=False, corpus=False)
+    assert "anybody can write anew" in plain[0]
+    assert "--corpus" in plain[1]
+    assert len(not_checked(shown, signed=True, corpus=True)) == len(plain) - 2
+    assert any("code which ran" in text for text in plain)
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 
@@ -386,7 +763,7 @@ def test_no_certificate(tmp_path):
     with pytest.raises(UserError, match="no certificate"):
         load(tmp_path)
     with pytest.raises(UserError, match="no such ledger"):
-        issue(tmp_path, 1e-5, SHAPE)
+        issue(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -412,7 +789,11 @@ def fits(value: Any, rule: dict[str, Any], definitions: dict[str, Any]) -> None:
     if "$ref" in rule:
         rule = definitions[rule["$ref"].rsplit("/", 1)[1]]
     if "anyOf" in rule:
-        rule = next(option for option in rule["anyOf"] if option["type"] == kind_of(value))
+        options = [
+            definitions[option["$ref"].rsplit("/", 1)[1]] if "$ref" in option else option
+            for option in rule["anyOf"]
+        ]
+        rule = next(option for option in options if option["type"] == kind_of(value))
     if "const" in rule:
         assert value == rule["const"]
     if "enum" in rule:

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -11,19 +12,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.accounting.plans import planned
 from uedp.accounting import chain as chains
-from uedp.accounting.certificate import Shape, issue
+from uedp.accounting.certificate import issue
 from uedp.accounting.chain import Chain, read
+from uedp.accounting.decisions import Entities, Setup
 from uedp.accounting.ledger import (
     RUN_LEDGER,
     Budget,
     CorpusLedger,
+    Planned,
     RunLedger,
+    close_run,
     from_record,
     spent_rounds,
     to_record,
 )
+from uedp.accounting.losses import smallest_delta
+from uedp.accounting.marks import mark_path
 from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon, guarantee
+from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
 PROFILE = Rotation(1.0, 0.05, 0.33)
@@ -48,6 +56,11 @@ def write_some(path: Path, count: int = 4) -> bytes:
     return path.read_bytes()
 
 
+def sealed(record: object) -> bytes:
+    """The first line of a ledger, of what is no record."""
+    return chains._line(record, chains._seal(chains._FIRST_SEAL, record))  # type: ignore[arg-type]
+
+
 # --- killed writers -------------------------------------------------------------------------------
 
 
@@ -63,7 +76,7 @@ def test_a_writer_killed_two_hundred_times_loses_no_acknowledged_round(tmp_path)
         receive, send = os.pipe()
 
         def writer(send: int = send) -> None:
-            with RunLedger.open(tmp_path, "run", "digest", PROFILE, 1_000_000) as ledger:
+            with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 1_000_000)) as ledger:
                 while True:
                     ledger.spend()
                     os.write(send, b".")
@@ -84,7 +97,7 @@ def test_a_writer_killed_two_hundred_times_loses_no_acknowledged_round(tmp_path)
             acknowledged = spent
     assert acknowledged > 200
     assert repairs > 20
-    with RunLedger.open(tmp_path, "run", "digest", PROFILE, 1_000_000) as ledger:
+    with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 1_000_000)) as ledger:
         assert ledger.spent == acknowledged
     firsts = [r["first"] for r in read(path)[0] if r["kind"] == "rounds"]
     assert firsts == list(range(acknowledged))
@@ -157,6 +170,8 @@ def test_a_flipped_byte_anywhere_is_found(tmp_path, flip):
         lambda lines: [lines[0].replace(b'"count": 1', b'"count": NaN'), *lines[1:]],
         lambda lines: [b"[" * 100_000 + b"\n", *lines],
         lambda lines: [b'"record"\n', *lines],
+        lambda lines: [sealed([]), *lines],
+        lambda lines: [sealed("rounds"), *lines],
     ],
 )
 def test_lines_dropped_moved_repeated_or_dressed_up_are_found(tmp_path, change):
@@ -201,6 +216,26 @@ def test_only_one_hand_writes(tmp_path):
 
 
 # --- disks that fail ------------------------------------------------------------------------------
+
+
+def test_a_run_waits_for_another_that_enters_itself(tmp_path):
+    """It may be at its end, after hours."""
+    corpus = CorpusLedger(tmp_path)
+    corpus.reserve(planned("run", "one", PROFILE, 10))
+    ready = os.pipe()
+
+    def holder() -> None:
+        with Chain(corpus.path):
+            os.write(ready[1], b".")
+            time.sleep(0.3)
+
+    child = in_child(holder)
+    os.read(ready[0], 1)
+    corpus.close("run", 10)
+    os.waitpid(child, 0)
+    assert corpus.entries()[0].closed
+    for descriptor in ready:
+        os.close(descriptor)
 
 
 def test_a_full_disk_ends_the_writer_and_loses_nothing(tmp_path):
@@ -290,7 +325,7 @@ def test_what_is_no_run_cannot_be_recorded():
 
 
 def test_a_run_spends_what_it_planned_and_no_more(tmp_path):
-    with RunLedger.open(tmp_path, "run", "digest", PROFILE, 10) as ledger:
+    with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 10)) as ledger:
         ledger.spend(4)
         ledger.spend()
         assert (ledger.spent, ledger.left) == (5, 5)
@@ -303,7 +338,7 @@ def test_a_run_spends_what_it_planned_and_no_more(tmp_path):
         assert (tmp_path / RUN_LEDGER).read_bytes() == before  # refused without a trace
         ledger.spend(5)
     with (
-        RunLedger.open(tmp_path, "run", "digest", PROFILE, 10) as ledger,
+        RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 10)) as ledger,
         pytest.raises(UserError, match="no more may be run"),
     ):
         ledger.spend()
@@ -320,11 +355,11 @@ def test_a_run_spends_what_it_planned_and_no_more(tmp_path):
     ],
 )
 def test_another_plan_is_refused(tmp_path, other):
-    with RunLedger.open(tmp_path, "run", "digest", PROFILE, 10) as ledger:
+    with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 10)) as ledger:
         ledger.spend(3)
     with (
         pytest.raises(UserError, match="planned differently"),
-        RunLedger.open(tmp_path, *other),
+        RunLedger.open(tmp_path, planned(*other)),
     ):
         pass
     assert spent_rounds(read(tmp_path / RUN_LEDGER)[0]) == 3
@@ -334,11 +369,11 @@ def test_a_plan_has_rounds(tmp_path):
     for rounds in (0, -3):
         with (
             pytest.raises(UserError, match=f"rounds {rounds}"),
-            RunLedger.open(tmp_path, "run", "digest", PROFILE, rounds),
+            RunLedger.open(tmp_path, planned("run", "digest", PROFILE, rounds)),
         ):
             pass
         with pytest.raises(UserError, match=f"rounds {rounds}"):
-            CorpusLedger(tmp_path).reserve("run", "digest", PROFILE, rounds)
+            CorpusLedger(tmp_path).reserve(planned("run", "digest", PROFILE, rounds))
     assert not (tmp_path / RUN_LEDGER).exists()
 
 
@@ -347,85 +382,346 @@ def test_resumed_and_uninterrupted_runs_certify_the_same(tmp_path):
     for folder, blocks in ((straight, [20]), (pieces, [7, 1, 12])):
         folder.mkdir()
         for block in blocks:
-            with RunLedger.open(folder, "run", "digest", PROFILE, 20) as ledger:
+            with RunLedger.open(folder, planned("run", "digest", PROFILE, 20)) as ledger:
                 for _ in range(block):
                     ledger.spend()
             with (folder / RUN_LEDGER).open("ab") as file:
                 file.write(b'{"record": {"cou')  # killed while writing
-    shape = Shape(digest="digest", users=3, sentences=4, entities=5)
-    one, other = (issue(folder, 1e-5, shape) for folder in (pieces, straight))
+    one, other = (issue(folder) for folder in (pieces, straight))
     assert one.epsilon == other.epsilon == epsilon(PROFILE, 20, 1e-5)
     assert one.rounds_spent == other.rounds_spent == 20
+
+
+# --- what was decided -----------------------------------------------------------------------------
+
+ENTITIES = Entities(
+    detectors={"patterns": "uedp 1"}, categories=("person",), propagated=True, lists={}
+)
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("setup.noise_source is 'fixed seed', not 'cipher'", {"noise_source": "fixed seed"}),
+        ("setup.precision is 'bfloat16', not 'float32'", {"precision": "bfloat16"}),
+        ("setup.texts", {"texts": "another"}),
+        ("setup.entities", {"entities": ENTITIES}),
+        ("setup.users", {"users": "assigned at random"}),
+        ("setup.vocabulary", {"vocabulary_origin": "from the corpus, not covered"}),
+        ("setup.labels", {"labels": "declared"}),
+        ("setup.earlier_runs", {"earlier_runs": "on other corpora"}),
+        ("setup.chosen_by", {"chosen_by": "me"}),
+        ("setup.sentences_per_user", {"sentences_per_user": 3}),
+        ("setup.rounding_margin", {"rounding_margin": 0.01}),
+        ("delta is 1e-06, not 1e-05", {"delta": 1e-6}),
+        ("lineage", {"lineage": ({"run": "a"},)}),
+    ],
+)
+def test_a_run_is_not_continued_with_anything_else(tmp_path, field, change):
+    first = planned("run", "digest", PROFILE, 10, **change)
+    with RunLedger.open(tmp_path, first) as ledger:
+        ledger.spend(3)
+    before = (tmp_path / RUN_LEDGER).read_bytes()
+    with (
+        pytest.raises(UserError, match="planned differently") as refused,
+        RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 10)),
+    ):
+        pass
+    assert field in str(refused.value)
+    assert (tmp_path / RUN_LEDGER).read_bytes() == before
+    with RunLedger.open(tmp_path, first):
+        pass
+    resumed = read(tmp_path / RUN_LEDGER)[0][-1]
+    assert resumed == {"kind": "resume", "spent": 3, "setup": first.record()["setup"]}
+
+
+def test_every_decision_is_in_the_first_line_and_survives_it():
+    first = planned(
+        "run", "d", PROFILE, 3, entities=ENTITIES, precision="bfloat16", lineage=({"run": "a"},)
+    )
+    record = json.loads(json.dumps(first.record()))
+    assert Planned.read(record) == first
+    assert set(record["setup"]) == set(Setup.model_fields)
+
+
+# --- marks ----------------------------------------------------------------------------------------
+
+
+def marked_run(tmp_path, rounds=3):
+    """A run of so many of its ten rounds, whose corpus keeps a mark."""
+    corpus, run = tmp_path / "corpus", tmp_path / "run"
+    corpus.mkdir()
+    run.mkdir()
+    plan = planned("run-1", "digest", PROFILE, 10)
+    CorpusLedger(corpus).reserve(plan)
+    with RunLedger.open(run, plan, corpus) as ledger:
+        for _ in range(rounds):
+            ledger.spend()
+    return plan, run, corpus
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2, 3])
+def test_a_ledger_that_was_cut_is_refused(tmp_path, lines):
+    plan, run, corpus = marked_run(tmp_path)
+    path = run / RUN_LEDGER
+    whole = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(whole[:lines]))
+    with (
+        pytest.raises(UserError, match=r"not the ledger that had 3 .*rounds would be made twice"),
+        RunLedger.open(run, plan, corpus),
+    ):
+        pass
+    assert path.read_bytes() == b"".join(whole[:lines])
+    path.write_bytes(b"".join(whole))
+    with RunLedger.open(run, plan, corpus) as ledger:
+        assert ledger.spent == 3
+
+
+def test_a_copy_of_a_run_is_not_resumed_beside_it(tmp_path):
+    plan, run, corpus = marked_run(tmp_path)
+    shutil.copytree(run, tmp_path / "copy")
+    with RunLedger.open(run, plan, corpus) as ledger:
+        ledger.spend()
+        with pytest.raises(UserError, match="another process"):
+            RunLedger.open(tmp_path / "copy", plan, corpus).__enter__()
+    with (
+        pytest.raises(UserError, match="not the ledger that had 4"),
+        RunLedger.open(tmp_path / "copy", plan, corpus),
+    ):
+        pass
+
+
+def test_a_mark_that_is_gone_is_missed(tmp_path):
+    plan, run, corpus = marked_run(tmp_path)
+    mark_path(corpus, "run-1").unlink()
+    with (
+        pytest.raises(UserError, match=r"missing, but .* has 3 rounds"),
+        RunLedger.open(run, plan, corpus),
+    ):
+        pass
+
+
+def test_a_round_that_was_not_marked_yet_is_no_harm(tmp_path):
+    """Killed between the ledger and the mark: the ledger is ahead."""
+    plan, run, corpus = marked_run(tmp_path)
+    with Chain(run / RUN_LEDGER) as chain:
+        chain.append({"kind": "rounds", "first": 3, "count": 1})
+    with RunLedger.open(run, plan, corpus) as ledger:
+        assert ledger.spent == 4
+
+
+def test_a_marked_writer_killed_forty_times_can_always_go_on(tmp_path):
+    rng = random.Random(6)
+    plan = planned("run", "digest", PROFILE, 1_000_000)
+    corpus, run = tmp_path / "corpus", tmp_path / "run"
+    corpus.mkdir()
+    run.mkdir()
+    acknowledged = 0
+    for _ in range(40):
+        receive, send = os.pipe()
+
+        def writer(send: int = send) -> None:
+            with RunLedger.open(run, plan, corpus) as ledger:
+                while True:
+                    ledger.spend()
+                    os.write(send, b".")
+
+        child = in_child(writer)
+        os.close(send)
+        with os.fdopen(receive, "rb", buffering=0) as pipe:
+            # refused, the child would end without a word, and so would this loop
+            assert pipe.read(1)
+            time.sleep(rng.random() * 0.004)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            acknowledged += 1 + len(pipe.read())
+    with RunLedger.open(run, plan, corpus) as ledger:
+        assert acknowledged <= ledger.spent <= acknowledged + 40
+
+
+def test_names_that_are_no_file_names_are_refused(tmp_path):
+    for name in ("a/b", "..\n", ""):
+        with pytest.raises(UserError, match="a name has letters"):
+            mark_path(tmp_path, name)
 
 
 # --- corpora --------------------------------------------------------------------------------------
 
 
-def test_runs_on_one_incidence_add_up_and_others_stay_apart(tmp_path):
+def test_all_runs_on_a_folder_add_up_whatever_was_detected(tmp_path):
     corpus = CorpusLedger(tmp_path)
     noisier = Rotation(2.0, 0.1, 0.5)
-    corpus.reserve("first", "one", PROFILE, 50)
-    corpus.reserve("second", "one", noisier, 30)
-    corpus.reserve("third", "another", PROFILE, 50)
-    together = guarantee([(PROFILE, 50), (noisier, 30)]).epsilon(1e-5)
-    assert corpus.epsilon("one", 1e-5) == together
-    assert corpus.epsilon("another", 1e-5) == epsilon(PROFILE, 50, 1e-5)
-    assert corpus.epsilon("unheard of", 1e-5) == 0
-    assert corpus.runs("one") == ["first", "second"]
-    assert together > epsilon(PROFILE, 50, 1e-5)
+    corpus.reserve(planned("first", "one", PROFILE, 50))
+    corpus.reserve(planned("second", "one", noisier, 30))
+    corpus.reserve(planned("third", "another detection", PROFILE, 50))
+    together = guarantee([(PROFILE, 100), (noisier, 30)]).epsilon(1e-5)
+    assert corpus.epsilon(1e-5) == pytest.approx(together, rel=1e-6)
+    assert corpus.runs() == ["first", "second", "third"]
+    total = corpus.total(1e-5)
+    assert (total.runs, total.unit) == (3, "one user together with one sensitive entity")
+    assert CorpusLedger(tmp_path / "none").epsilon(1e-5) == 0
+
+
+def test_detecting_anew_does_not_empty_the_budget(tmp_path):
+    """A budget of 9 allowed 8 and 8 again: one for each detection of the same text."""
+    corpus = CorpusLedger(tmp_path)
+    budget = Budget(epsilon(PROFILE, 60, 1e-5) * 1.1, 1e-5)
+    corpus.reserve(planned("first", "one detection", PROFILE, 60), budget)
+    with pytest.raises(UserError, match="budget"):
+        corpus.reserve(planned("second", "another detection", PROFILE, 60), budget)
 
 
 def test_a_budget_is_refused_before_and_leaves_no_trace(tmp_path):
     corpus = CorpusLedger(tmp_path)
     budget = Budget(epsilon(PROFILE, 100, 1e-5) * 1.001, 1e-5)
-    corpus.reserve("first", "one", PROFILE, 60, budget)
+    corpus.reserve(planned("first", "one", PROFILE, 60), budget)
     before = corpus.path.read_bytes()
     with pytest.raises(UserError, match=r"budget epsilon .* would come to"):
-        corpus.reserve("second", "one", PROFILE, 41, budget)
+        corpus.reserve(planned("second", "one", PROFILE, 41), budget)
     assert corpus.path.read_bytes() == before
-    corpus.reserve("elsewhere", "another", PROFILE, 99, budget)
-    corpus.reserve("third", "one", PROFILE, 40, budget)
+    corpus.reserve(planned("third", "one", PROFILE, 40), budget)
     with pytest.raises(UserError, match="budget"):
-        corpus.reserve("fourth", "one", PROFILE, 1, budget)
-    assert corpus.epsilon("one", 1e-5) <= budget.epsilon
+        corpus.reserve(planned("fourth", "one", PROFILE, 1), budget)
+    assert corpus.epsilon(1e-5) <= budget.epsilon
 
 
 @pytest.mark.parametrize("limit", [float("nan"), -1.0, 0.0])
 def test_a_budget_of_nothing_allows_nothing(tmp_path, limit):
     with pytest.raises(UserError, match="budget"):
-        CorpusLedger(tmp_path).reserve("run", "one", PROFILE, 1, Budget(limit, 1e-5))
+        CorpusLedger(tmp_path).reserve(planned("run", "one", PROFILE, 1), Budget(limit, 1e-5))
 
 
-def test_no_noise_is_beyond_any_budget(tmp_path):
+EXPOSED = {
+    "no noise": planned("run", "one", UserLevel(0.0, 0.1), 1),
+    "noiseless": planned("run", "one", None, 1, without_noise="noiseless"),
+    "deidentified": planned("run", "one", None, 1, without_noise="deidentified"),
+    "a seed": planned("run", "one", PROFILE, 1, noise_source="fixed seed"),
+    "words": planned("run", "one", PROFILE, 1, vocabulary_origin="from the corpus, not covered"),
+}
+
+
+@pytest.mark.parametrize("case", EXPOSED)
+def test_a_run_without_a_guarantee_is_beyond_any_budget(tmp_path, case):
+    corpus, budget = CorpusLedger(tmp_path), Budget(1e9, 1e-5)
+    with pytest.raises(UserError, match=r"come to inf \(") as refused:
+        corpus.reserve(EXPOSED[case], budget)
+    assert EXPOSED[case].exposed in str(refused.value)
+    corpus.reserve(EXPOSED[case])
+    assert corpus.epsilon(1e-5) == corpus.total(1e-5).epsilon == float("inf")
+    assert corpus.entries()[0].exposed
     with pytest.raises(UserError, match="come to inf"):
-        CorpusLedger(tmp_path).reserve("run", "one", UserLevel(0.0, 0.1), 1, Budget(1e9, 1e-5))
+        corpus.reserve(planned("later", "one", PROFILE, 1), budget)
+    corpus.close("run", 1)  # that it is over takes nothing back
+    assert corpus.epsilon(1e-5) == float("inf")
 
 
 def test_reserving_again_is_the_same_reservation(tmp_path):
     corpus = CorpusLedger(tmp_path)
     budget = Budget(epsilon(PROFILE, 60, 1e-5) * 1.001, 1e-5)
-    corpus.reserve("run", "one", PROFILE, 60, budget)
+    corpus.reserve(planned("run", "one", PROFILE, 60), budget)
     before = corpus.path.read_bytes()
-    corpus.reserve("run", "one", PROFILE, 60, budget)  # a resumed run
+    corpus.reserve(planned("run", "one", PROFILE, 60), budget)  # a resumed run
     assert corpus.path.read_bytes() == before
     for other in (("one", PROFILE, 59), ("another", PROFILE, 60), ("one", UserLevel(1.0, 0.1), 60)):
-        with pytest.raises(UserError, match="reserved another plan"):
-            corpus.reserve("run", *other)
+        with pytest.raises(UserError, match=r"reserved another plan before \(\w"):
+            corpus.reserve(planned("run", *other))
+    with pytest.raises(UserError, match="reserved another plan"):
+        corpus.reserve(planned("run", "one", PROFILE, 60, noise_source="fixed seed"))
     assert corpus.path.read_bytes() == before
 
 
 def test_a_torn_reservation_is_mended_and_the_others_stay(tmp_path):
     corpus = CorpusLedger(tmp_path)
-    corpus.reserve("first", "one", PROFILE, 10)
+    corpus.reserve(planned("first", "one", PROFILE, 10))
     with corpus.path.open("ab") as file:
         file.write(b'{"record"')
-    corpus.reserve("second", "one", PROFILE, 10)
-    assert corpus.runs("one") == ["first", "second"]
-    assert corpus.epsilon("one", 1e-5) == pytest.approx(epsilon(PROFILE, 20, 1e-5), rel=1e-6)
+    corpus.reserve(planned("second", "one", PROFILE, 10))
+    assert corpus.runs() == ["first", "second"]
+    assert corpus.epsilon(1e-5) == pytest.approx(epsilon(PROFILE, 20, 1e-5), rel=1e-6)
 
 
-def test_unlike_protection_does_not_add_up(tmp_path):
+def test_over_methods_epsilons_add_and_the_weaker_unit_holds(tmp_path):
+    corpus, users = CorpusLedger(tmp_path), UserLevel(1.0, 0.05)
+    corpus.reserve(planned("first", "one", users, 10))
+    corpus.reserve(planned("second", "one", PROFILE, 10))
+    added = epsilon(users, 10, 0.5e-5) + epsilon(PROFILE, 10, 0.5e-5)
+    total = corpus.total(1e-5)
+    assert total.epsilon == pytest.approx(added)
+    assert total.unit.startswith("one user; entities")
+
+
+def test_a_closed_run_counts_what_it_spent_and_is_over(tmp_path):
+    plan, run, corpus = marked_run(tmp_path, 3)
+    ledger = CorpusLedger(corpus)
+    assert ledger.epsilon(1e-5) == epsilon(PROFILE, 10, 1e-5)
+    entry = close_run(run, ledger)
+    assert (entry.counted, entry.planned, entry.closed) == (3, 10, True)
+    assert ledger.epsilon(1e-5) == epsilon(PROFILE, 3, 1e-5)
+    assert read(run / RUN_LEDGER)[0][-1]["epsilon"] == epsilon(PROFILE, 3, 1e-5)
+    close_run(run, ledger)  # again: the same
+    assert ledger.epsilon(1e-5) == epsilon(PROFILE, 3, 1e-5)
+    with pytest.raises(UserError, match="was closed after 3 rounds, and cannot go on"):
+        ledger.reserve(plan)
+    with (
+        pytest.raises(UserError, match="this run was closed, and cannot go on"),
+        RunLedger.open(run, plan, corpus),
+    ):
+        pass
+
+
+def test_a_run_is_not_closed_with_a_ledger_that_was_cut(tmp_path):
+    _, run, corpus = marked_run(tmp_path, 3)
+    path = run / RUN_LEDGER
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match="not the ledger that had 3"):
+        close_run(run, CorpusLedger(corpus))
+    assert not CorpusLedger(corpus).entries()[0].closed
+
+
+def test_only_runs_of_the_corpus_are_closed(tmp_path):
+    _, run, corpus = marked_run(tmp_path, 3)
+    (tmp_path / "elsewhere").mkdir()
+    with pytest.raises(UserError, match="has no run run-1"):
+        close_run(run, CorpusLedger(tmp_path / "elsewhere"))
+    with pytest.raises(UserError, match="has no run nobody"):
+        CorpusLedger(corpus).close("nobody", 3)
+    with pytest.raises(UserError, match="no such ledger"):
+        close_run(tmp_path, CorpusLedger(corpus))
+
+
+def test_a_vocabulary_that_was_never_made_costs_nothing_once_closed(tmp_path):
+    words = VocabularyRelease(5.0, 50.0, 4, 2)
     corpus = CorpusLedger(tmp_path)
-    corpus.reserve("first", "one", UserLevel(1.0, 0.05), 10)
-    with pytest.raises(UserError, match="do not add up"):
-        corpus.reserve("second", "one", PROFILE, 10, Budget(100.0, 1e-5))
+    corpus.reserve(planned("run", "one", PROFILE, 10, words))
+    dear = corpus.epsilon(1e-5)
+    corpus.close("run", 4, vocabulary=False)
+    assert corpus.epsilon(1e-5) == epsilon(PROFILE, 4, 1e-5) < dear
+
+
+def test_the_key_of_a_corpus_stays_and_is_its_owners(tmp_path):
+    first = CorpusLedger(tmp_path)
+    assert not first.path.exists()
+    said = first.keyed("digest")
+    first.reserve(planned("run", "one", PROFILE, 10))
+    assert CorpusLedger(tmp_path).keyed("digest") == said != CorpusLedger(tmp_path).keyed("other")
+    assert first.path.stat().st_mode & 0o077 == 0
+    (tmp_path / "other").mkdir()
+    assert CorpusLedger(tmp_path / "other").keyed("digest") != said
+
+
+def test_only_a_finished_run_has_a_model(tmp_path):
+    with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 2)) as ledger:
+        ledger.spend()
+        with pytest.raises(UserError, match="1 rounds are left; only a finished run has a model"):
+            ledger.record_saved({"config.json": "0"})
+        ledger.spend()
+        ledger.record_saved({"config.json": "0"})
+
+
+def test_rounds_that_are_too_many_together_count_as_infinite(tmp_path):
+    corpus = CorpusLedger(tmp_path)
+    for number in range(3):
+        corpus.reserve(planned(f"run-{number}", "one", UserLevel(50.0, 0.01), 1_000_000))
+    delta = 1.1 * smallest_delta(1_000_000)
+    assert corpus.entries()[0].epsilon(delta) < 500
+    assert corpus.epsilon(delta) == float("inf")

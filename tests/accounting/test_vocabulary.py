@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from tests.accounting.plans import planned
 from tests.accounting.test_proven import gaussian_delta, gaussian_epsilon
 from uedp.accounting import certificate as certificates
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.certificate import (
     PRIVATE_VOCABULARY,
     Certificate,
-    Setup,
     Shape,
     issue,
     load,
@@ -336,12 +336,13 @@ def test_no_noise_is_no_guarantee():
 # --- the ledger and the certificate ---------------------------------------------------------------
 
 SHAPE = Shape(digest="d" * 64, users=946, sentences=14_040, entities=5000)
-STATED = Setup(vocabulary=PRIVATE_VOCABULARY, sentences_per_user=2)
 
 
-def make_run(folder, profile=ROUNDS, vocabulary=RELEASE):
+def make_run(folder, profile=ROUNDS, vocabulary=RELEASE, **options):
     folder.mkdir()
-    with RunLedger.open(folder, "run", SHAPE.digest, profile, 20, vocabulary) as ledger:
+    options |= {"delta": DELTA, "sentences_per_user": 2}
+    plan = planned("run", SHAPE.digest, profile, 20, vocabulary, **options)
+    with RunLedger.open(folder, plan) as ledger:
         if vocabulary is not None:
             ledger.spend_vocabulary()
         ledger.spend(5)
@@ -356,16 +357,16 @@ def short_table(monkeypatch):
 def test_a_plan_without_a_vocabulary_is_recorded_as_ever(tmp_path):
     make_run(tmp_path / "run", vocabulary=None)
     plan = read(tmp_path / "run" / RUN_LEDGER)[0][0]
-    assert set(plan) == {"kind", "run", "incidence", "profile", "rounds"}
+    assert "vocabulary" not in plan
 
 
 def test_a_vocabulary_is_made_once(tmp_path):
-    with RunLedger.open(tmp_path, "run", "digest", ROUNDS, 20, RELEASE) as ledger:
+    with RunLedger.open(tmp_path, planned("run", "digest", ROUNDS, 20, RELEASE)) as ledger:
         assert not ledger.vocabulary_spent
         ledger.spend_vocabulary()
         assert ledger.vocabulary_spent
         ledger.spend(20)
-    with RunLedger.open(tmp_path, "run", "digest", ROUNDS, 20, RELEASE) as ledger:
+    with RunLedger.open(tmp_path, planned("run", "digest", ROUNDS, 20, RELEASE)) as ledger:
         assert ledger.vocabulary_spent
         assert ledger.left == 0
         before = (tmp_path / RUN_LEDGER).read_bytes()
@@ -376,7 +377,7 @@ def test_a_vocabulary_is_made_once(tmp_path):
 
 def test_a_vocabulary_that_was_not_planned_is_refused(tmp_path):
     with (
-        RunLedger.open(tmp_path, "run", "digest", ROUNDS, 20) as ledger,
+        RunLedger.open(tmp_path, planned("run", "digest", ROUNDS, 20)) as ledger,
         pytest.raises(UserError, match="no private vocabulary was planned"),
     ):
         ledger.spend_vocabulary()
@@ -387,43 +388,42 @@ def test_another_vocabulary_is_another_plan(tmp_path, other):
     make_run(tmp_path / "run")
     with (
         pytest.raises(UserError, match="planned differently"),
-        RunLedger.open(tmp_path / "run", "run", SHAPE.digest, ROUNDS, 20, other),
+        RunLedger.open(tmp_path / "run", planned("run", SHAPE.digest, ROUNDS, 20, other)),
     ):
         pass
     corpus = CorpusLedger(tmp_path)
-    corpus.reserve("run", "one", ROUNDS, 20, vocabulary=RELEASE)
+    corpus.reserve(planned("run", "one", ROUNDS, 20, RELEASE))
     with pytest.raises(UserError, match="reserved another plan"):
-        corpus.reserve("run", "one", ROUNDS, 20, vocabulary=other)
+        corpus.reserve(planned("run", "one", ROUNDS, 20, other))
 
 
 def test_the_corpus_pays_for_every_vocabulary(tmp_path):
     corpus = CorpusLedger(tmp_path)
     other = with_threshold(5.0, 8, 8, 1e-7)
-    corpus.reserve("first", "one", ROUNDS, 20, vocabulary=RELEASE)
-    corpus.reserve("second", "one", ROUNDS, 10)
-    corpus.reserve("third", "one", ROUNDS, 10, vocabulary=other)
-    corpus.reserve("elsewhere", "another", ROUNDS, 10, vocabulary=other)
+    corpus.reserve(planned("first", "one", ROUNDS, 20, RELEASE))
+    corpus.reserve(planned("second", "one", ROUNDS, 10))
+    corpus.reserve(planned("third", "one", ROUNDS, 10, other))
     expected = guarantee([(ROUNDS, 40), (RELEASE, 1), (other, 1)]).epsilon(DELTA)
-    assert corpus.epsilon("one", DELTA) == pytest.approx(expected, rel=1e-6)
+    assert corpus.epsilon(DELTA) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_budget_counts_the_vocabulary(tmp_path):
     corpus = CorpusLedger(tmp_path)
     budget = Budget(epsilon(ROUNDS, 20, DELTA) * 1.001, DELTA)
     with pytest.raises(UserError, match="budget"):
-        corpus.reserve("run", "one", ROUNDS, 20, budget, RELEASE)
-    corpus.reserve("run", "one", ROUNDS, 20, budget)
+        corpus.reserve(planned("run", "one", ROUNDS, 20, RELEASE), budget)
+    corpus.reserve(planned("run", "one", ROUNDS, 20), budget)
 
 
 def test_a_certificate_charges_it_and_verifies(tmp_path):
     folder = make_run(tmp_path / "run")
-    shown = issue(folder, DELTA, SHAPE, STATED)
+    shown = issue(folder)
     assert verify(folder) == shown == load(folder)
     assert shown.private
     assert shown.epsilon == epsilon(ROUNDS, 20, DELTA, (RELEASE, 1))
     users = UserLevel(ROUNDS.noise, ROUNDS.user_rate)
     assert shown.epsilon_user_alone == epsilon(users, 20, DELTA, (RELEASE.user_alone(), 1))
-    without = issue(make_run(tmp_path / "without", vocabulary=None), DELTA, SHAPE, STATED_PUBLIC)
+    without = issue(make_run(tmp_path / "without", vocabulary=None))
     for more, less in (
         (shown.epsilon, without.epsilon),
         (shown.epsilon_user_alone, without.epsilon_user_alone),
@@ -438,31 +438,33 @@ def test_a_certificate_charges_it_and_verifies(tmp_path):
     assert Certificate.model_validate(json.loads(shown.model_dump_json())) == shown
 
 
-STATED_PUBLIC = Setup(sentences_per_user=2)
-
-
 def test_a_user_level_certificate_charges_it_too(tmp_path):
     release = RELEASE.user_alone()
     folder = make_run(tmp_path / "run", UserLevel(2.0, 0.1), release)
-    shown = issue(folder, DELTA, SHAPE, STATED)
+    shown = issue(folder)
     assert shown.epsilon == epsilon(UserLevel(2.0, 0.1), 20, DELTA, (release, 1))
     assert shown.epsilon == shown.epsilon_user_alone
     verify(folder)
 
 
 @pytest.mark.parametrize(
-    ("vocabulary", "stated"),
-    [(RELEASE, "public"), (RELEASE, "from the corpus, not covered"), (None, PRIVATE_VOCABULARY)],
+    ("vocabulary", "stated"), [(RELEASE, "public"), (None, PRIVATE_VOCABULARY)]
 )
-def test_what_is_stated_of_it_must_agree_with_the_ledger(tmp_path, vocabulary, stated):
-    folder = make_run(tmp_path / "run", vocabulary=vocabulary)
+def test_what_is_stated_of_it_must_agree_with_the_plan(tmp_path, vocabulary, stated):
+    folder = make_run(tmp_path / "run", vocabulary=vocabulary, vocabulary_origin=stated)
     with pytest.raises(UserError, match=r"setup\.vocabulary"):
-        issue(folder, DELTA, SHAPE, Setup(vocabulary=stated))
+        issue(folder)
+
+
+def test_private_words_beside_others_of_the_corpus_are_not_private(tmp_path):
+    """What is charged covers the words it released, not a list that came with them."""
+    folder = make_run(tmp_path / "run", vocabulary_origin="from the corpus, not covered")
+    assert not issue(folder).private
 
 
 def test_tampering_with_it_is_found(tmp_path):
     folder = make_run(tmp_path / "run")
-    issue(folder, DELTA, SHAPE, STATED)
+    issue(folder)
     path = folder / certificates.CERTIFICATE
     whole = json.loads(path.read_text())
     for field, change in (

@@ -71,6 +71,23 @@ def test_coverage(run, tmp_path):
     assert "PERSON" in shown
 
 
+def test_coverage_of_a_corpus_as_it_is_can_be_put_on_record(run, tmp_path):
+    source = tmp_path / "m.jsonl"
+    row = {"user": "a", "text": "hi Ann", "marks": [{"start": 3, "end": 6, "label": "PERSON"}]}
+    source.write_text(json.dumps(row) + "\n")
+    made = tmp_path / "c"
+    run("detect", source, "--marks", "marks", "--detector", "patterns", "--out", made)
+    before = (made / "corpus.json").read_bytes()
+    shown = run("coverage", made)
+    assert "recall of patterns" in shown.out
+    assert (made / "corpus.json").read_bytes() == before
+    assert "leave out --detector" in run("coverage", made, "--record", "--detector", "labels").err
+    assert run("coverage", made, "--record").code == 0
+    recorded = json.loads((made / "corpus.json").read_text())
+    assert recorded["coverage"] == {"marks": 1, "sentences_found": 0, "sentences_complete": 0}
+    assert {**recorded, "coverage": None} == {**json.loads(before), "coverage": None}
+
+
 def test_deidentify(run, conll, tmp_path):
     run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", tmp_path / "c")
     made = run("deidentify", tmp_path / "c", "--out", tmp_path / "d")

@@ -5,8 +5,10 @@ import re
 
 import pytest
 
-from uedp.accounting.certificate import CERTIFICATE, Shape, issue, schema
-from uedp.accounting.ledger import RUN_LEDGER, RunLedger
+from tests.accounting.plans import planned
+from uedp.accounting.certificate import CERTIFICATE, issue, schema
+from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, RunLedger
+from uedp.accounting.model_files import model_files
 from uedp.accounting.proven import Rotation, epsilon
 
 PUBLISHED = (
@@ -169,9 +171,11 @@ def test_plan_from_a_corpus_with_a_plot(run, conll, tmp_path):
 def folder(tmp_path):
     made = tmp_path / "run"
     made.mkdir()
-    with RunLedger.open(made, "run-1", "d" * 64, Rotation(20.0, 0.5, 0.33), 20) as ledger:
+    (made / "config.json").write_text("{}")
+    with RunLedger.open(made, planned("run-1", "d" * 64, Rotation(20.0, 0.5, 0.33), 20)) as ledger:
         ledger.spend(20)
-    issue(made, 1e-5, Shape(digest="d" * 64, users=9, sentences=99, entities=5))
+        ledger.record_saved(model_files(made))
+    issue(made)
     return made
 
 
@@ -179,6 +183,8 @@ def test_certificate_show(run, folder):
     shown = run("certificate", "show", folder)
     assert shown.code == 0
     for words in (
+        "not verified: ",
+        "Caveat: which entities",
         "differentially private",
         "user alone",
         "missed in five sentences of five users",
@@ -194,9 +200,15 @@ def test_certificate_show(run, folder):
 
 
 def test_certificate_verify(run, folder):
-    assert run("certificate", "verify", folder).out.startswith("verified: ledger intact")
+    shown = run("certificate", "verify", folder).out
+    assert shown.startswith("consistent: ledger intact")
+    assert "verified" not in shown.splitlines()[0]
+    assert "Caveat: which entities were looked for" in shown
+    assert shown.splitlines()[-1].startswith("- ")
+    assert "Not checked:\n- who issued this" in shown
     found = answer(run, "certificate", "verify", folder)
-    assert found["verified"] is True
+    assert (found["verified"], found["consistent"]) == (False, True)
+    assert any("code which ran" in text for text in found["not_checked"])
     path = folder / CERTIFICATE
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "epsilon": 0.5}))
@@ -208,6 +220,97 @@ def test_certificate_verify(run, folder):
     ledger = folder / RUN_LEDGER
     ledger.write_bytes(ledger.read_bytes().replace(b'"count": 20', b'"count": 19'))
     assert "ledger was changed" in run("certificate", "verify", folder).err
+
+
+def test_only_a_signature_makes_it_verified(run, folder, tmp_path):
+    key = tmp_path / "key.pem"
+    made = run("certificate", "keygen", "--out", key)
+    assert made.code == 0
+    assert f"public key: {key}.pub" in made.out
+    assert "no signature" in run("certificate", "verify", folder, "--public-key", f"{key}.pub").err
+    assert run("certificate", "sign", folder, "--key", key).code == 0
+    shown = run("certificate", "verify", folder, "--public-key", f"{key}.pub")
+    assert shown.code == 0
+    assert shown.out.startswith(f"verified: signed by {key}.pub, ledger intact")
+    assert "who issued this" not in shown.out
+    assert answer(run, "certificate", "verify", folder, "--public-key", f"{key}.pub")["verified"]
+    assert run("certificate", "verify", folder).out.startswith("consistent: ")
+    (folder / "config.json").write_text('{"other": 1}')
+    refused = run("certificate", "verify", folder, "--public-key", f"{key}.pub")
+    assert (refused.code, refused.out) == (2, "")
+    assert "config.json: is not the file that was certified" in refused.err
+
+
+def test_what_does_not_agree_is_not_signed(run, folder, tmp_path):
+    run("certificate", "keygen", "--out", tmp_path / "key")
+    (folder / "model.safetensors").write_bytes(b"x")
+    assert run("certificate", "sign", folder, "--key", tmp_path / "key").code == 2
+    assert not (folder / "certificate.sig").exists()
+
+
+HOSTILE = "[bold red]verified[/bold red] \x1b[2J \u202egnp.exe [link=http://x]click[/link]"
+
+
+@pytest.mark.parametrize("field", ["statement", "adjacency", "method", "unit"])
+def test_a_hostile_certificate_is_shown_as_text(run, folder, field):
+    path = folder / CERTIFICATE
+    values = json.loads(path.read_text())
+    values[field] = HOSTILE
+    values["caveats"] = values["not_protected"] = [HOSTILE]
+    values["parameters"] |= {HOSTILE: 1}
+    values["files"] = {HOSTILE: HOSTILE}
+    path.write_text(json.dumps(values))
+    shown = run("certificate", "show", folder)
+    assert shown.code == 0
+    assert shown.out.startswith("not verified: ")
+    assert "\x1b" not in shown.out
+    assert "\u202e" not in shown.out
+    assert "[bold red]verified[/bold red]" in shown.out
+    assert "[link=http://x]" in shown.out
+
+
+# --- the ledger of a corpus -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def corpus(run, conll, tmp_path):
+    made = tmp_path / "corpus"
+    run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", made)
+    return made
+
+
+def test_the_ledger_of_a_corpus(run, corpus, tmp_path):
+    assert run("ledger", corpus).out == "no run was made on this corpus\n"
+    assert answer(run, "ledger", corpus)["runs"] == []
+    ledger, profile, made = CorpusLedger(corpus), Rotation(2.0, 0.1, 0.3), tmp_path / "stopped"
+    made.mkdir()
+    stopped = planned("stopped", "d", profile, 200)
+    ledger.reserve(planned("done", "d", profile, 10))
+    ledger.close("done", 10)
+    ledger.reserve(stopped)
+    with RunLedger.open(made, stopped, corpus) as opened:
+        opened.spend()
+    before = answer(run, "ledger", corpus)
+    assert before["epsilon"] == pytest.approx(epsilon(profile, 210, 1e-5), rel=1e-6)
+    assert [entry["closed"] for entry in before["runs"]] == [True, False]
+    shown = run("ledger", corpus).out
+    assert "open: counts what it planned" in shown
+    assert "all 2 runs together: epsilon" in shown
+    closed = run("ledger", corpus, "--close", made)
+    assert closed.code == 0
+    assert "closed: run stopped after 1 rounds" in closed.out
+    after = answer(run, "ledger", corpus)
+    assert after["epsilon"] == pytest.approx(epsilon(profile, 11, 1e-5), rel=1e-6)
+    assert after["runs"][1]["rounds_counted"] == 1
+    assert run("certificate", "verify", made).code == 0
+    ledger.reserve(planned("open", "d", None, 5, without_noise="noiseless"))
+    assert answer(run, "ledger", corpus)["epsilon"] is None
+    assert "no noise was added" in run("ledger", corpus).out
+
+
+def test_ledgers_that_are_none(run, corpus, tmp_path):
+    assert "not a corpus" in run("ledger", tmp_path).err
+    assert "no such ledger" in run("ledger", corpus, "--close", tmp_path).err
 
 
 def test_certificate_schema(run):

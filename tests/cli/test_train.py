@@ -77,6 +77,16 @@ def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run)
     assert verified.code == 0
     assert lines[0] in verified.out
     assert lines[1] in verified.out  # of the finished run, what was said of the plan
+    assert lines[2].startswith("Entities: found by labels (human marks); categories ")
+    assert lines[2] in verified.out
+    assert "Caveat: who chose the clip bounds" in verified.out
+    assert lines[2] in run("certificate", "show", "run").out
+    assert lines[2] in run("train", "run/config.yaml", "--dry-run").out
+    checked = run("certificate", "verify", "run", "--corpus", "corpus")
+    assert checked.code == 0
+    assert "--corpus" not in checked.out
+    other = run("certificate", "verify", "run", "--corpus", "held-out")
+    assert (other.code, other.out) == (2, "")
 
 
 def test_flags_are_fields(here):

@@ -173,12 +173,13 @@ def test_evaluate_finds_what_training_found(run, corpora):
 def test_a_classifier(corpora, tmp_path):
     every = list(sentences(2, 30))
     uedp.detect(every, tmp_path / "labelled", uedp.Detection(("labels",)))
+    uedp.detect(list(sentences(3, 30)), tmp_path / "others", uedp.Detection(("labels",)))
     outcome = uedp.train(
         tmp_path / "labelled",
         MODEL,
         8,
         tmp_path / "run",
-        evaluate=tmp_path / "labelled",
+        evaluate=tmp_path / "others",
         privacy=PRIVACY,
         task={"kind": "classification"},
     )
@@ -242,7 +243,7 @@ def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch,
     assert capsys.readouterr().out.strip() == issued.statement
     assert issued.rounds_spent == 10
     assert issued.epsilon <= 8
-    assert "my-run" in CorpusLedger(tmp_path / "corpus").runs(issued.incidence.digest)
+    assert "my-run" in CorpusLedger(tmp_path / "corpus").runs()
     assert json.loads((tmp_path / "my-run" / "certificate.json").read_text())["private"]
 
 

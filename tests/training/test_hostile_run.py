@@ -22,7 +22,7 @@ DEEP = b"[" * 100_000
 
 @pytest.fixture
 def train(tmp_path, saved, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_HOLDERS", (), raising=False)  # for speed
+    monkeypatch.setattr(certificates, "MISSED_CASES", (), raising=False)  # for speed
     config = worlds.config(saved(), privacy__rounds=1)
 
     def command(resume: bool = False) -> loop.Outcome:

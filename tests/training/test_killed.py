@@ -30,10 +30,12 @@ def spent(folder: Path):
 def check(folder: Path, corpus: Path, rounds: int):
     """All that must hold of a finished run, however it came about."""
     assert spent(folder) == [(number, 1) for number in range(rounds)]
-    certificate = certificates.verify(folder)
+    certificate = certificates.verify(folder, corpus=corpus)
+    assert certificate.files
     assert (certificate.rounds_planned, certificate.rounds_spent) == (rounds, rounds)
     reserved, _ = read(corpus / "ledger.jsonl")
     plans = [r for r in reserved if r["kind"] == "reserved"]
+    assert [r["rounds"] for r in reserved if r["kind"] == "closed"] == [rounds]
     assert [(plan["run"], plan["rounds"]) for plan in plans] == [(certificate.run, rounds)]
     assert [p.name for p in (folder / checkpoint.FOLDER).iterdir()] == [f"{rounds:08d}"]
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
@@ -51,7 +53,12 @@ def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(certificates, "MISSED_CASES", ())  # in this process: it is the last
     config = worlds.config(saved(), privacy__rounds=3, run__checkpoint_seconds=0)
     out, corpus = tmp_path / "run", tmp_path / "corpus"
-    often = point in ("before a round is spent", "spent, before the round", "in a checkpoint")
+    often = point in (
+        "before a round is spent",
+        "spent, before its mark",
+        "spent, before the round",
+        "in a checkpoint",
+    )
     killed = victim.process(config, out, corpus, False, point, 2 if often else 1)
     killed.join(60)
     assert killed.exitcode == -signal.SIGKILL

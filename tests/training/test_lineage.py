@@ -1,12 +1,15 @@
 """What a model has learned from before, and who may begin with it."""
 
 import json
+import shutil
 
+import numpy as np
 import pytest
 
 from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
+from uedp.incidence import Incidence
 from uedp.training import loop
 from uedp.training.lineage import FILE, Learned, of_model
 from uedp.training.material import Texts
@@ -66,6 +69,89 @@ def test_what_was_learned_from_other_text_is_a_caveat(train, tmp_path):
 def test_without_noise_anything_goes(train):
     first = train("first", "noiseless")
     assert train("second", "noiseless", begin_with=first).finished
+
+
+@pytest.fixture
+def word_model(tmp_path, monkeypatch):
+    """A new word-level model of one round; its words and its corpus are asked for."""
+    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+
+    def command(out, others=False, **changes):
+        users = worlds.USERS + (1 if others else 0)
+        material = worlds.material(
+            tmp_path / f"corpus-{users}",
+            train=Texts(worlds.texts(users), worlds.labels(users)),
+            incidence=worlds.incidence(users),
+        )
+        sizes = {"hidden_size": 6, "embedding_size": 4, "num_hidden_layers": 1}
+        config = worlds.config("awd-lstm", model__sizes=sizes, privacy__rounds=1, **changes)
+        return loop.run(config, tmp_path / out, material=material).certificate
+
+    return command
+
+
+@pytest.mark.parametrize("where", ["", "/tokenizer.json", "/vocabulary"])
+@pytest.mark.parametrize("field", ["model__tokenizer", "vocabulary__path"])
+def test_words_of_the_same_corpus_do_not_pass_as_public(word_model, tmp_path, where, field):
+    word_model("first", vocabulary__source="corpus")
+    taken = {field: f"{tmp_path / 'first'}{where}"}
+    if field == "vocabulary__path":
+        taken["vocabulary__source"] = "public"
+    found = word_model("second", **taken)
+    assert not found.private
+    assert found.setup.vocabulary == "from the corpus, not covered"
+    assert found.statement.startswith("This run has no privacy guarantee.")
+    assert any("made from this corpus" in caveat for caveat in found.caveats)
+    assert certificates.verify(tmp_path / "second") == found
+
+
+def test_words_that_were_copied_out_of_a_run_keep_their_lineage(word_model, tmp_path):
+    word_model("first", vocabulary__source="corpus")
+    shutil.copytree(tmp_path / "first" / "vocabulary", tmp_path / "words")
+    assert not word_model("second", model__tokenizer=str(tmp_path / "words")).private
+
+
+def test_nor_through_a_run_on_another_corpus(word_model, tmp_path):
+    word_model("first", vocabulary__source="corpus")
+    between = word_model("between", others=True, model__tokenizer=str(tmp_path / "first"))
+    assert between.private
+    assert between.setup.vocabulary == "from another corpus, not covered"
+    assert any("made from another corpus" in caveat for caveat in between.caveats)
+    third = word_model("third", model__tokenizer=str(tmp_path / "between"))
+    assert not third.private
+
+
+def test_a_public_tokenizer_stays_public_through_a_run(word_model, tmp_path):
+    word_model("first", model__tokenizer="bytes")
+    found = word_model("second", model__tokenizer=str(tmp_path / "first"))
+    assert found.private
+    assert found.setup.vocabulary == "public"
+
+
+def test_private_words_of_another_run_are_not_charged_here(word_model, tmp_path):
+    changes = {"privacy__noise": None, "privacy__epsilon": 50.0}
+    word_model(
+        "first",
+        vocabulary__source="private",
+        vocabulary__path=None,
+        vocabulary__words_per_user=4,
+        vocabulary__words_per_sentence=4,
+        **changes,
+    )
+    found = word_model("second", model__tokenizer=str(tmp_path / "first"))
+    assert not found.private
+
+
+def test_the_same_texts_detected_otherwise_are_known_in_their_folder(tmp_path, saved, monkeypatch):
+    """By the digest under the corpus's key, which outlives a new detection."""
+    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    config = worlds.config(saved(), privacy__method="noiseless", privacy__rounds=1)
+    loop.run(config, tmp_path / "first", material=worlds.material(tmp_path / "corpus"))
+    owners = worlds.incidence().sentence_user
+    none = Incidence.build(owners, np.zeros(0, int), np.zeros(0, int), worlds.USERS, 0)
+    again = worlds.material(tmp_path / "corpus", incidence=none)
+    with pytest.raises(UserError, match="has learned from this corpus already"):
+        loop.run(worlds.config(tmp_path / "first"), tmp_path / "second", material=again)
 
 
 def test_a_list_that_cannot_be_read_is_not_taken_for_none(tmp_path):

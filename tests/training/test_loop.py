@@ -21,16 +21,18 @@ from tests.models import tiny
 from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read
+from uedp.accounting.ledger import CorpusLedger, close_run
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
 from uedp.models.load import load
-from uedp.training import checkpoint, loop, methods, tasks, vectors
+from uedp.training import checkpoint, loop, methods, provenance, tasks, vectors
 from uedp.training.alg import UedpAlg
 from uedp.training.config import load as load_config
 from uedp.training.folder import CONFIG, IDENTITY
 from uedp.training.material import Texts
 from uedp.training.metrics import FILE, Metrics
 from uedp.training.plan import build as build_plan
+from uedp.training.plan import rounding_margin
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
 OPEN = ("noiseless", "deidentified")
@@ -158,7 +160,9 @@ def test_rotation_with_little_noise_learns(train, tmp_path):
     assert rows[19]["perplexity"] < rows[9]["perplexity"] < outcome.before["perplexity"]
     result = json.loads((tmp_path / "run" / loop.RESULT).read_text())
     assert result == {"before": outcome.before, "after": outcome.after, "rounds": 25}
-    assert train.said[1:] == [
+    said = outcome.certificate.statement.splitlines()
+    assert train.said[: len(said)] == said
+    assert train.said[len(said) :] == [
         f"before training: perplexity {outcome.before['perplexity']:.4g}",
         f"after training: perplexity {outcome.after['perplexity']:.4g}",
     ]
@@ -171,12 +175,13 @@ def test_private_methods_are_certified(method, train, tmp_path):
     assert outcome.certificate.private
     assert outcome.certificate.method == method
     assert (outcome.certificate.rounds_planned, outcome.certificate.rounds_spent) == (2, 2)
-    assert train.said[0] == outcome.certificate.statement
+    assert "\n".join(train.said).startswith(outcome.certificate.statement)
     assert spent(tmp_path / "run") == [(0, 1), (1, 1)]
-    reserved, _ = read(tmp_path / "corpus" / "ledger.jsonl")
-    assert [(r["kind"], r["rounds"], r["run"]) for r in reserved] == [
-        ("reserved", 2, outcome.certificate.run)
-    ]
+    (entry,) = CorpusLedger(tmp_path / "corpus").entries()
+    assert (entry.run, entry.planned, entry.counted) == (outcome.certificate.run, 2, 2)
+    assert entry.closed
+    total = outcome.certificate.corpus_total
+    assert (total.epsilon, total.runs) == (pytest.approx(outcome.certificate.epsilon), 1)
 
 
 @pytest.mark.parametrize("method", OPEN)
@@ -188,7 +193,11 @@ def test_methods_without_noise_get_no_certificate(method, train, tmp_path):
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert "ledger.jsonl" not in files
     assert certificates.CERTIFICATE not in files
-    assert not list((tmp_path / "corpus").iterdir())
+    (entry,) = CorpusLedger(tmp_path / "corpus").entries()
+    assert (entry.method, entry.exposed) == (method, "no noise was added")
+    assert CorpusLedger(tmp_path / "corpus").epsilon(1e-5) == math.inf
+    with pytest.raises(UserError, match="all runs on this corpus would come to inf"):
+        train("later", privacy__corpus_budget=1e6)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +325,10 @@ def test_a_new_model(train, tmp_path):
 
 def test_half_precision_on_a_cpu(train):
     outcome = train(run__precision="bfloat16", privacy__rounds=8, privacy__noise=0.1)
-    assert any("half precision" in caveat for caveat in outcome.certificate.caveats)
+    stated = outcome.certificate
+    assert stated.setup.precision == "bfloat16"
+    # how far rounding may move others is charged, not excepted
+    assert stated.parameters["rounding_margin"] > 100 * rounding_margin("float32", 10)
     assert outcome.after["perplexity"] < outcome.before["perplexity"] / 2
     assert all(p.dtype == torch.float32 for p in outcome.model.parameters())
 
@@ -462,8 +474,9 @@ def test_a_round_is_in_the_ledger_before_it_begins(method, train, tmp_path, monk
 def test_a_fixed_seed_is_not_private(train, tmp_path):
     outcome = train(privacy__seed=3, privacy__rounds=1)
     assert not outcome.certificate.private
-    assert outcome.certificate.statement == "This run has no privacy guarantee."
+    assert outcome.certificate.statement.startswith("This run has no privacy guarantee.\n")
     assert train.said[0] == "This run has no privacy guarantee."
+    assert CorpusLedger(tmp_path / "corpus").epsilon(1e-5) == math.inf
     assert any("fixed seed" in caveat for caveat in outcome.certificate.caveats)
     certificates.verify(tmp_path / "run")
 
@@ -586,10 +599,12 @@ def test_without_a_seed_a_resumed_run_has_noise_of_its_own(train, saved, tmp_pat
     monkeypatch.setattr(methods.Clipped, "round", spy)
     train("one", model=saved(dropout=0.2), progress=stopping_after(3))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
+    shutil.copytree(tmp_path / "corpus", tmp_path / "copy")  # or the second would be refused
     torch.manual_seed(0)
     train("one", model=saved(dropout=0.2), resume=True)
     torch.manual_seed(0)
-    train("two", model=saved(dropout=0.2), resume=True)
+    elsewhere = worlds.material(tmp_path / "copy")
+    train("two", model=saved(dropout=0.2), resume=True, material=elsewhere)
     (a, one), (b, two) = sums[-2:]
     assert a == b == 3
     assert not torch.equal(one, two)
@@ -720,7 +735,7 @@ def test_a_run_is_resumed_on_the_incidence_it_was_planned_for(train, tmp_path):
     other = worlds.material(
         tmp_path / "corpus", incidence=worlds.incidence(30, 4), train=Texts(["a b"] * 120, [])
     )
-    with pytest.raises(UserError, match="reserved another plan before; start a new run"):
+    with pytest.raises(UserError, match=r"this run was planned differently: shape\.digest is"):
         train(resume=True, material=other)
 
 
@@ -735,8 +750,136 @@ def test_a_ledger_that_lost_rounds_is_refused(train, tmp_path):
     train(progress=stopping_after(3))
     ledger = tmp_path / "run" / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(UserError, match="has 1 rounds, and is not the ledger that had 3"):
+        train(resume=True)
+    # nor if its mark was set back with it: then the checkpoint tells
+    (mark,) = (tmp_path / "corpus").glob("ledger-mark-*")
+    mark.write_text("".join(mark.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(UserError, match="3 rounds were done, but its ledger has 1"):
         train(resume=True)
+
+
+# --- resumed as it was ---------------------------------------------------------------------------
+
+
+def edited(folder: Path, section: str, **fields) -> None:
+    """As a person would, in the folder of the run."""
+    values = yaml.safe_load((folder / CONFIG).read_text())
+    values[section] |= fields
+    (folder / CONFIG).write_text(yaml.safe_dump(values))
+
+
+def test_a_seed_that_is_deleted_from_the_config_makes_no_run_private(train, tmp_path):
+    train(privacy__seed=3, progress=stopping_after(2))
+    edited(tmp_path / "run", "privacy", seed=None)
+    with pytest.raises(UserError, match=r"setup.noise_source is 'fixed seed', not 'cipher'"):
+        train(resume=True)
+    assert len(spent(tmp_path / "run")) == 2
+
+
+def test_half_precision_is_not_resumed_in_full(train, tmp_path):
+    train(run__precision="bfloat16", progress=stopping_after(2))
+    with pytest.raises(UserError, match=r"setup.precision is 'bfloat16', not 'float32'"):
+        train(run__precision="float32", resume=True)
+    found = train(run__precision="bfloat16", resume=True).certificate
+    assert found.setup.precision == "bfloat16"
+    assert found.setup.rounding_margin > 0
+    stretches = [r for r in read(tmp_path / "run" / "ledger.jsonl")[0] if r["kind"] == "resume"]
+    assert [r["setup"]["precision"] for r in stretches] == ["bfloat16"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train": Texts([*worlds.texts()[1:], "other"], worlds.labels())},
+        {"train": Texts(worlds.texts()[::-1], worlds.labels())},
+        {"train": Texts(worlds.texts(), ["named", *worlds.labels()[1:]])},
+    ],
+)
+def test_other_texts_or_labels_are_refused_though_the_incidence_is_the_same(
+    train, tmp_path, change
+):
+    train(progress=stopping_after(2))
+    before = everything(tmp_path / "run", tmp_path / "corpus")
+    with pytest.raises(UserError, match=r"setup\.texts is"):
+        train(resume=True, material=worlds.material(tmp_path / "corpus", **change))
+    assert everything(tmp_path / "run", tmp_path / "corpus") == before
+
+
+def test_another_detection_is_refused(train, tmp_path):
+    info = {"detectors": ["patterns"], "categories": ["person"], "propagated": True}
+    train(material=worlds.material(tmp_path / "corpus", info=info), progress=stopping_after(2))
+    other = worlds.material(tmp_path / "corpus", info={**info, "propagated": False})
+    with pytest.raises(UserError, match=r"setup\.entities\.propagated is True, not False"):
+        train(resume=True, material=other)
+
+
+def test_what_is_put_on_record_tells_nothing_of_the_texts(train, tmp_path):
+    """Who knows all texts but one could try what that one says against a plain hash."""
+    first = train("one", privacy__rounds=1).certificate
+    again = train("two", privacy__rounds=1).certificate
+    other = worlds.material(tmp_path / "elsewhere")
+    elsewhere = train("three", privacy__rounds=1, material=other).certificate
+    plain = other.text_digest
+    assert first.setup.texts == again.setup.texts != elsewhere.setup.texts
+    ledgers = [(tmp_path / run / "ledger.jsonl").read_text() for run in ("one", "two", "three")]
+    assert not any(plain in text for text in ledgers)
+
+
+# --- the certificate is about this model ---------------------------------------------------------
+
+
+def test_weights_of_a_run_without_noise_do_not_verify(train, tmp_path):
+    train("private", privacy__rounds=1)
+    train("open", privacy__method="noiseless", privacy__rounds=1)
+    certificates.verify(tmp_path / "private")
+    shutil.copy(tmp_path / "open" / "model.safetensors", tmp_path / "private")
+    with pytest.raises(UserError, match=r"model.safetensors: is not the file that was certified"):
+        certificates.verify(tmp_path / "private")
+
+
+@pytest.mark.parametrize("how", ["full", "lora"])
+def test_every_file_of_the_model_is_certified(how, train, tmp_path):
+    outcome = train(model__train=how, privacy__rounds=1)
+    files = outcome.certificate.files
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files)
+    assert ("adapter/adapter_model.safetensors" in files) == (how == "lora")
+    assert not {"ledger.jsonl", "metrics.jsonl", "lineage.json"} & set(files)
+    for name in files:
+        original = (tmp_path / "run" / name).read_bytes()
+        (tmp_path / "run" / name).write_bytes(original + b" ")
+        with pytest.raises(UserError, match="is not the file that was certified"):
+            certificates.verify(tmp_path / "run")
+        (tmp_path / "run" / name).write_bytes(original)
+    certificates.verify(tmp_path / "run", corpus=tmp_path / "corpus")
+
+
+def test_a_run_that_stopped_has_no_certified_model(train, tmp_path):
+    stopped = train(progress=stopping_after(2)).certificate
+    assert stopped.files == {}
+    certificates.verify(tmp_path / "run")
+    (tmp_path / "run" / "model.safetensors").write_bytes(b"from elsewhere")
+    with pytest.raises(UserError, match="no model was certified"):
+        certificates.verify(tmp_path / "run")
+    assert train(resume=True).certificate.files
+
+
+# --- what all runs come to -----------------------------------------------------------------------
+
+
+def test_a_run_counts_its_plan_until_it_is_closed(train, tmp_path):
+    corpus = CorpusLedger(tmp_path / "corpus")
+    planned = train(progress=stopping_after(1)).certificate
+    profile = build_plan(worlds.config("m"), worlds.incidence()).profile
+    assert corpus.epsilon(1e-5) == pytest.approx(planned.epsilon)
+    close_run(tmp_path / "run", corpus)
+    assert corpus.epsilon(1e-5) == pytest.approx(epsilon(profile, 1, 1e-5))
+    with pytest.raises(UserError, match=r"was closed"):
+        train(resume=True)
+    second = train("second", privacy__rounds=2).certificate.corpus_total
+    assert second.runs == 2
+    assert second.epsilon == pytest.approx(epsilon(profile, 3, 1e-5), rel=1e-6)
+    certificates.verify(tmp_path / "second", corpus=tmp_path / "corpus")
 
 
 def test_a_checkpoint_of_another_model_is_refused(train, tmp_path, saved):

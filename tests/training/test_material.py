@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from tests.conftest import marked
@@ -7,6 +9,7 @@ from uedp.corpus.store import Corpus
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
 from uedp.incidence import Incidence
+from uedp.training.api import preview
 from uedp.training.config import parse
 from uedp.training.material import Material, Texts, read
 
@@ -50,11 +53,32 @@ def test_held_out_users_are_another_corpus(corpora):
 
 
 def test_deidentified_texts_have_no_names_and_the_same_order(corpora):
-    elsewhere = str(corpora / "train")
+    others = [marked("z", "Zoe left", ("Zoe", "PER")), marked("y", "so did Max", ("Max", "PER"))]
+    detect(others, corpora / "others", Detection(("labels",)))
+    elsewhere = str(corpora / "others")
     found = read(config(corpora, "deidentified", evaluate=elsewhere))
     assert found.train.texts == ["[PERSON] wrote to [PERSON].", "[PERSON] called [ORG]", "nothing"]
     assert found.train.labels == ["mail", "call", None]
-    assert found.held_out.texts == [sentence.text for sentence in TRAIN]  # measured as they are
+    assert found.held_out.texts == ["Zoe left", "so did Max"]  # measured as they are
+
+
+def test_what_is_trained_on_is_not_what_is_measured_on(corpora, tmp_path):
+    (tmp_path / "link").symlink_to(corpora / "train")
+    detect(TRAIN, tmp_path / "anew", Detection(("labels",)))
+    detect(TRAIN, tmp_path / "otherwise", Detection(("labels",), frozenset({"org"})))
+    renamed = [replace(sentence, text=sentence.text.upper()) for sentence in TRAIN]
+    detect(renamed, tmp_path / "renamed", Detection(("labels",)))
+    for name, how in (
+        ("train", "is the corpus that is trained on"),
+        ("link", "is the corpus that is trained on"),
+        ("anew", "the same users and entities"),
+        ("otherwise", "the same texts"),
+        ("renamed", "the same users and entities"),
+    ):
+        with pytest.raises(UserError, match=f"data.evaluate .*{how}"):
+            read(config(corpora, evaluate=str(tmp_path / name)))
+        with pytest.raises(UserError, match=f"data.evaluate .*{how}"):
+            preview(config(corpora, evaluate=str(tmp_path / name)))  # nor in a dry run
 
 
 def changed(folder, **columns):

@@ -110,15 +110,17 @@ def test_the_sum_is_divided_by_what_is_expected_not_by_what_came():
 
 def test_the_guarantee_in_a_sentence():
     found = plan(privacy__noise=2.0)
-    assert found.statement == statement("rotation", found.epsilon, 1e-5, True)
+    sentence, *lines = found.statement.splitlines()
+    assert sentence == statement("rotation", found.epsilon, 1e-5, True)
     assert "one user together with one sensitive entity" in found.statement
-    assert plan(privacy__noise=0.0).statement == "This run has no privacy guarantee."
+    assert [line.split(":")[0] for line in lines] == ["Caveat"] * 2
+    assert plan(privacy__noise=0.0).statement.startswith("This run has no privacy guarantee.\n")
 
 
 def test_a_fixed_seed_is_not_private():
     found = plan(privacy__noise=2.0, privacy__seed=1)
     assert not found.private
-    assert found.statement == "This run has no privacy guarantee."
+    assert found.statement.splitlines()[0] == "This run has no privacy guarantee."
     assert found.setup().noise_source == "fixed seed"
 
 
@@ -150,6 +152,24 @@ def test_too_few_users_to_hide_among():
     with pytest.raises(UserError, match="corpus: 4 users are too few"):
         plan(worlds.incidence(4))
     plan(worlds.incidence(4), privacy__method="noiseless")  # which hides nobody
+
+
+@pytest.mark.parametrize("delta", [0.025, 0.1, 0.9])
+def test_a_delta_that_lets_a_user_go_is_refused(delta):
+    with pytest.raises(UserError, match=rf"privacy.delta {delta}: must be below .*, 0.025; choose"):
+        plan(privacy__delta=delta)
+    plan(privacy__delta=delta, privacy__method="noiseless")
+    plan(privacy__delta=0.024)
+
+
+def test_an_epsilon_that_says_little_is_doubted_and_a_caveat():
+    much = plan(privacy__noise=0.2)
+    assert much.epsilon > 20
+    assert any("says little" in doubt for doubt in much.doubts(10))
+    assert "Caveat: an epsilon above 20 says little" in much.statement
+    less = plan(privacy__noise=None, privacy__epsilon=19.9)
+    assert not any("says little" in doubt for doubt in less.doubts(10))
+    assert "says little" not in less.statement
 
 
 def test_a_corpus_without_users_is_refused():

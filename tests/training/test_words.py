@@ -48,6 +48,8 @@ def test_words_of_the_corpus_are_marked(tmp_path):
     assert len(words(out)) == 4 + 3
     assert any("vocabulary" in caveat for caveat in verify(out).caveats)
     assert found.certificate.setup.vocabulary == "from the corpus, not covered"
+    assert not found.certificate.private
+    assert found.certificate.statement.startswith("This run has no privacy guarantee.")
 
 
 def test_private_words_are_charged_once(tmp_path):
@@ -69,7 +71,7 @@ def test_private_words_are_charged_once(tmp_path):
     assert found.certificate.epsilon <= 50
     ledger = (out / "ledger.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["record"]["kind"] for line in ledger]
-    assert kinds == ["plan", "vocabulary", *["rounds"] * 4]
+    assert kinds == ["plan", "vocabulary", *["rounds"] * 4, "saved", "corpus"]
     assert "the" in words(out)
     before = (out / "ledger.jsonl").read_bytes()
     run(asked, out, material=held, resume=True)

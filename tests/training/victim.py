@@ -14,6 +14,7 @@ import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import CorpusLedger, RunLedger
+from uedp.accounting.marks import Mark
 from uedp.training import checkpoint, folder, loop, methods
 from uedp.training.config import Config
 
@@ -27,10 +28,14 @@ POINTS: dict[str, tuple[Any, str]] = {
     "before its ledger": (RunLedger, "open"),
     "before the first checkpoint": (checkpoint, "write"),
     "before a round is spent": (RunLedger, "spend"),
+    "spent, before its mark": (Mark, "advance"),
     "spent, before the round": (methods.Clipped, "round"),
     "in a checkpoint": (checkpoint, "sync"),
     "before older checkpoints go": (checkpoint.shutil, "rmtree"),
     "before the model": (loop, "save"),
+    "saved, before its files are entered": (RunLedger, "record_saved"),
+    "before it is closed": (CorpusLedger, "close"),
+    "before what all runs come to": (RunLedger, "record_corpus"),
     "in the certificate": (certificates, "_compute"),
     "before the result": (loop, "_write_json"),
 }

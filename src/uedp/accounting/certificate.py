@@ -1,9 +1,9 @@
 """The certificate: what a run guarantees, in words and numbers, checkable by a third party.
 
-Only proven numbers enter it. `delta`, `setup`, `versions`, `created` and the counts of `incidence`
-are stated by whoever issues it; all else follows from these and the run's ledger, and `verify`
-computes it anew. What is stated cannot be verified: a false statement that agrees with itself
-passes.
+Only proven numbers enter it. All of it but `versions` and `created` follows from the run's ledger,
+which holds what was decided (`uedp.accounting.decisions`), what was spent, and the hashes of the
+model's files; `verify` computes it anew and compares the files. The ledger itself is a chain that
+anybody could write: only a signature tells that it is the one its signatory saw.
 """
 
 import dataclasses
@@ -11,20 +11,57 @@ import datetime
 import decimal
 import json
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 import uedp
-from uedp.accounting.chain import read
-from uedp.accounting.ledger import RUN_LEDGER, from_record, planned_vocabulary, spent_rounds
+from uedp.accounting.chain import read, read_sealed
+from uedp.accounting.decisions import (
+    CORPUS_VOCABULARY,
+    FOREIGN_VOCABULARY,
+    PRIVATE_VOCABULARY,
+    Labels,
+    Origin,
+    Setup,
+    Shape,
+    Strict,
+    Users,
+)
+from uedp.accounting.ledger import (
+    RUN_LEDGER,
+    CorpusLedger,
+    Planned,
+    spent_rounds,
+    total_of,
+)
+from uedp.accounting.marks import check_mark
 from uedp.accounting.missed import MISSED_CASES, missed_epsilon, missed_words
+from uedp.accounting.model_files import refuse_other_files
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.signature import SIGNATURE, check_signature
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
+
+__all__ = [
+    "ADJACENCY",
+    "CERTIFICATE",
+    "PRIVATE_VOCABULARY",
+    "Certificate",
+    "Labels",
+    "Origin",
+    "Setup",
+    "Shape",
+    "issue",
+    "load",
+    "rounded",
+    "schema",
+    "statement",
+    "verify",
+]
 
 CERTIFICATE = "certificate.json"
 
@@ -35,6 +72,17 @@ UNIT = {
     "protected",
     "uedp-alg": "one user together with one sensitive entity that at most the stated number of "
     "other users mention",
+}
+# where nobody knows who wrote what, and sentences were put into groups by chance
+UNIT_OF_GROUPS = {
+    "rotation": "one group of texts put together at random, and one sensitive entity: all text of "
+    "the group, and all text that mentions the entity; a sentence with no detected entity counts "
+    "as one. Groups are not people: whoever wrote more than one group holds is protected less",
+    "user-level": "one group of texts put together at random. Groups are not people: whoever wrote "
+    "more than one group holds is protected less. Entities are not protected",
+    "uedp-alg": "one group of texts put together at random, and one sensitive entity that at most "
+    "the stated number of other groups mention. Groups are not people: whoever wrote more than one "
+    "group holds is protected less",
 }
 ADJACENCY = (
     "Compared with the same corpus with these texts emptied (replacing a text costs two steps)."
@@ -49,49 +97,16 @@ NOT_PROTECTED = (
     "facts about an entity in sentences that do not name it",
     "evaluation data",
     "what the model had learned before this run",
-    "what other runs on the same corpus add (the ledger of the corpus keeps the sum)",
+    "what later runs on the same corpus add (`corpus_total` is the sum so far)",
+    "coverage, where it is stated",
 )
 
-Origin = Literal["public", "from the corpus, not covered", "differentially private"]
-PRIVATE_VOCABULARY: Origin = "differentially private"
+MUCH = 20  # an epsilon from which on a guarantee says little
 
-Labels = Literal["none", "declared", "from the corpus, not covered"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Setup(_Strict):
-    """What cannot be recomputed and must be stated. What is not covered is a caveat."""
-
-    noise_source: Literal["cipher", "fixed seed"] = "cipher"
-    # differentially private exactly if one is in the ledger, where it is charged
-    vocabulary: Origin = "public"
-    # the names of what a classifier tells apart
-    labels: Labels = "none"
-    # of the passes; sums, norms, clip factors and noise are float32 or better
-    precision: Literal["float32", "bfloat16"] = "float32"
-    # of the model that the run began with
-    earlier_runs: Literal["none known", "on other corpora"] = "none known"
-    chosen_by: str = "clip bounds, rates and schedule: not stated"
-    # for missed mentions; null: nothing bounds the sentences, or the share is the larger of the
-    # entity's and that of a sentence without one
-    sentences_per_user: Annotated[int, Field(ge=1)] | None = None
-    sentence_share: Annotated[float, Field(gt=0, le=2)] | None = None
-
-
-class Shape(_Strict):
-    """The incidence the guarantee is about."""
-
-    digest: str
-    users: int
-    sentences: int
-    entities: int
-
-
-class MissedMention(_Strict):
+class MissedMention(Strict):
     """Epsilon for an entity that was missed in some sentences, which are emptied with the rest.
 
     `sentences_per_user` of null: all sentences of each of these users.
@@ -103,11 +118,24 @@ class MissedMention(_Strict):
     words: str
 
 
-class Certificate(_Strict):
-    """What a run guarantees. An epsilon of null means: none that is finite."""
+class Corpus(Strict):
+    """What all runs on the corpus came to when the certificate was issued."""
+
+    epsilon: float | None
+    delta: Probability
+    runs: int
+    unit: str
+    seal: str  # of the corpus's ledger
+
+
+class Certificate(Strict):
+    """What a run guarantees. An epsilon of null means: none that is finite.
+
+    `files` are those of the model, by SHA-256; there are none while rounds are left.
+    """
 
     kind: Literal["uedp certificate"] = "uedp certificate"
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     statement: str
     private: bool
     unit: str
@@ -118,6 +146,7 @@ class Certificate(_Strict):
     epsilon: float | None
     epsilon_user_alone: float | None
     missed_mentions: tuple[MissedMention, ...]
+    corpus_total: Corpus | None
     method: str
     parameters: dict[str, float | int | bool | None]
     rounds_planned: int
@@ -125,6 +154,7 @@ class Certificate(_Strict):
     setup: Setup
     incidence: Shape
     run: str
+    files: dict[str, str]
     ledger_seal: str
     versions: dict[str, str]
     created: str
@@ -135,13 +165,10 @@ class Certificate(_Strict):
         return missed_line(self.missed_mentions) if self.private else ""
 
 
-def issue(folder: Path, delta: float, shape: Shape, setup: Setup | None = None) -> Certificate:
+def issue(folder: Path) -> Certificate:
     """Certify the run in a folder from its ledger, and write `certificate.json` beside it."""
     certificate = _compute(
         folder,
-        delta,
-        shape,
-        setup or Setup(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions={
             "uedp": uedp.__version__,
@@ -153,6 +180,7 @@ def issue(folder: Path, delta: float, shape: Shape, setup: Setup | None = None) 
     partial = target.with_suffix(".partial")
     partial.write_text(certificate.model_dump_json(indent=2) + "\n")
     partial.replace(target)
+    (folder / SIGNATURE).unlink(missing_ok=True)  # it was under the one before
     return certificate
 
 
@@ -170,37 +198,79 @@ def load(folder: Path) -> Certificate:
         raise UserError(f"{path}: not UTF-8 text") from None
 
 
-def verify(folder: Path) -> Certificate:
+def verify(folder: Path, public_key: Path | None = None, corpus: Path | None = None) -> Certificate:
     """Recompute a certificate from the run's ledger; raises with the fields that differ.
 
     Guarantees:
-      - a change of any byte of the ledger, or of any field of the certificate that follows from
-        the ledger and what is stated, is found (of an epsilon: by more than a millionth)
-      - so is a change of `delta`, or of what `setup` says of noise, precision, words, labels (that
-        they came from the corpus) and sentences, unless every field that follows from it is
-        changed to agree
-      - `created`, `versions`, and the names and counts that nothing follows from (`chosen_by`,
-        the numbers of users, sentences and entities) are as stated
+      - a change of any byte of the ledger, or of any field of the certificate but `created` and
+        `versions`, is found (of an epsilon: by more than a millionth)
+      - a file of the model that was changed, removed, or added beside the certified ones is found
+      - with `public_key`, so is any byte of the certificate that was changed since it was signed
+      - with `corpus`, so is a ledger that was cut or replaced since, and a sum over the runs on the
+        corpus that its ledger does not give
     """
     claimed = load(folder)
-    true = _compute(
-        folder,
-        claimed.delta,
-        claimed.incidence,
-        claimed.setup,
-        created=claimed.created,
-        versions=claimed.versions,
-    )
+    if public_key is not None:
+        check_signature(folder / CERTIFICATE, public_key)
+    true = _compute(folder, created=claimed.created, versions=claimed.versions)
     wrong = [
-        f"{name} is {_brief(theirs)}, not {_brief(mine)}"
+        difference
         for name in type(claimed).model_fields
-        if not _alike(mine := getattr(true, name), theirs := getattr(claimed, name))
+        if (difference := _difference(name, getattr(true, name), getattr(claimed, name)))
     ]
     if wrong:
-        raise UserError(
-            f"{folder / CERTIFICATE}: by the ledger, at delta {claimed.delta:g}: {'; '.join(wrong)}"
-        )
+        raise UserError(f"{folder / CERTIFICATE}: by the ledger, {'; '.join(wrong)}")
+    refuse_other_files(folder, claimed.files)
+    if corpus is not None:
+        _compare_with_corpus(folder, claimed, corpus)
     return claimed
+
+
+def not_checked(certificate: Certificate, signed: bool, corpus: bool) -> tuple[str, ...]:
+    """What a verification leaves open, for the person who relies on it."""
+    unsigned = (
+        "who issued this: the ledger is a chain that anybody can write anew from its first line; "
+        "sign the certificate, and verify it with --public-key"
+    )
+    no_corpus = (
+        "whether rounds were made again with a ledger that was cut, and whether the corpus is the "
+        "one that is named: verify it with --corpus"
+    )
+    return (
+        *(() if signed else (unsigned,)),
+        *(() if corpus else (no_corpus,)),
+        *(() if certificate.files else ("a model: none is certified, the run is not finished",)),
+        "that the code which ran was unmodified, and that the weights are what its rounds made",
+        "that texts belong to the users they are said to belong to, and that entities were found",
+        "that rounding which depends on the batch stays within `rounding_margin`: the noise is "
+        "raised for it, but the margin was measured, not proven",
+        "what the model had learned before this run, beyond what its lineage says",
+        "runs on copies of the texts elsewhere",
+    )
+
+
+def _compare_with_corpus(folder: Path, claimed: Certificate, corpus: Path) -> None:
+    ledger = CorpusLedger(corpus)
+    if not ledger.path.is_file():
+        raise UserError(f"{ledger.path}: no such ledger; name the corpus the run was made on")
+    if claimed.run not in ledger.runs():
+        raise UserError(f"{ledger.path}: has no run {claimed.run}; was it made on another corpus?")
+    path = folder / RUN_LEDGER
+    records, seals = read_sealed(path)
+    check_mark(corpus, claimed.run, path, seals, spent_rounds(records))
+    total = claimed.corpus_total
+    if total is None:
+        return
+    entered, marks = read_sealed(ledger.path)
+    if total.seal not in marks:
+        raise UserError(
+            f"{ledger.path}: is not the ledger that corpus_total was computed from; it was cut or "
+            "replaced"
+        )
+    upto = marks.index(total.seal) + 1
+    true = _corpus_total(dataclasses.asdict(total_of(entered[:upto], total.seal, total.delta)))
+    if wrong := _difference("corpus_total", true, total):
+        raise UserError(f"{folder / CERTIFICATE}: by the ledger of the corpus, {wrong}")
 
 
 def schema() -> dict[str, Any]:
@@ -208,61 +278,106 @@ def schema() -> dict[str, Any]:
     return Certificate.model_json_schema()
 
 
-def _compute(
-    folder: Path, delta: float, shape: Shape, setup: Setup, created: str, versions: dict[str, str]
-) -> Certificate:
-    records, seal = read(folder / RUN_LEDGER)
+def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificate:
+    path = folder / RUN_LEDGER
+    records, seal = read(path)
     plan = next((record for record in records if record.get("kind") == "plan"), None)
     if plan is None:
-        raise UserError(f"{folder / RUN_LEDGER}: holds no plan; the run never began")
+        raise UserError(f"{path}: holds no plan; the run never began")
     try:
-        profile, rounds, spent = from_record(plan["profile"]), plan["rounds"], spent_rounds(records)
-        run, digest, vocabulary = plan["run"], plan["incidence"], planned_vocabulary(plan)
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder / RUN_LEDGER}: not the ledger of a run: {error}") from None
-    if digest != shape.digest:
-        raise UserError(f"{folder / CERTIFICATE}: incidence.digest is not the one in the ledger")
-    if spent > rounds:
-        raise UserError(f"{folder / RUN_LEDGER}: {spent} rounds spent, {rounds} planned")
-    if (setup.vocabulary == PRIVATE_VOCABULARY) != (vocabulary is not None):
-        planned = "no private vocabulary" if vocabulary is None else "a private vocabulary"
+        planned, spent = Planned.read(plan), spent_rounds(records)
+        changed = [
+            record
+            for record in records
+            if record["kind"] == "resume" and record["setup"] != plan["setup"]
+        ]
+        files = _saved_files(records)
+        total = _corpus_total(_last(records, "corpus"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
-            f"{folder / CERTIFICATE}: setup.vocabulary is {setup.vocabulary!r}, but the ledger has "
-            f"{planned}"
-        )
-    value = epsilon(profile, rounds, delta, *_once(vocabulary))
-    method = plan["profile"]["method"]
-    caveats = _caveats(setup)
-    private = value < float("inf") and setup.noise_source != "fixed seed"
+            f"{path}: not the ledger of a run: {' '.join(str(error).split())}"
+        ) from None
+    if changed:
+        raise UserError(f"{path}: rounds were computed with another setup than was planned")
+    profile, setup, rounds, delta = planned.profile, planned.setup, planned.rounds, planned.delta
+    assert profile is not None  # `Planned.read` needs one
+    if spent > rounds:
+        raise UserError(f"{path}: {spent} rounds spent, {rounds} planned")
+    if files and spent < rounds:
+        raise UserError(f"{path}: has a model, but {rounds - spent} rounds are left")
+    stated = setup.vocabulary
+    if (stated == PRIVATE_VOCABULARY) if planned.vocabulary is None else (stated == "public"):
+        has = "no private vocabulary" if planned.vocabulary is None else "a private vocabulary"
+        raise UserError(f"{path}: setup.vocabulary is {stated!r}, but the plan has {has}")
+    words, method = planned.vocabulary, planned.method
+    value = epsilon(profile, rounds, delta, *_once(words))
+    private = value < float("inf") and setup.exposed is None
     return Certificate(
-        statement=statement(method, value, delta, private),
+        statement=statement(method, value, delta, private, setup),
         private=private,
-        unit=UNIT[method],
+        unit=unit(method, setup.users),
         adjacency=ADJACENCY,
         not_protected=NOT_PROTECTED,
-        caveats=caveats,
+        caveats=caveats(method, setup, value),
         delta=delta,
         epsilon=_finite(value),
-        epsilon_user_alone=_finite(_user_alone(profile, rounds, delta, vocabulary)),
-        missed_mentions=missed_table(profile, rounds, delta, setup, vocabulary),
+        epsilon_user_alone=_finite(_user_alone(profile, rounds, delta, words)),
+        missed_mentions=missed_table(profile, rounds, delta, setup, words),
+        corpus_total=total,
         method=method,
         parameters=_parameters(plan),
         rounds_planned=rounds,
         rounds_spent=spent,
         setup=setup,
-        incidence=shape,
-        run=run,
+        incidence=planned.shape,
+        run=planned.run,
+        files=files,
         ledger_seal=seal,
         versions=versions,
         created=created,
     )
 
 
-def statement(method: str, value: float, delta: float, private: bool) -> str:
-    """The guarantee in one sentence."""
-    if not private:
-        return "This run has no privacy guarantee."
-    return f"The model is ({rounded(value)}, {delta:g})-differentially private for {UNIT[method]}."
+def _last(records: list[dict[str, Any]], kind: str) -> dict[str, Any] | None:
+    return next((record for record in reversed(records) if record["kind"] == kind), None)
+
+
+def _saved_files(records: list[dict[str, Any]]) -> dict[str, str]:
+    saved = _last(records, "saved")
+    return {} if saved is None else {str(name): str(seal) for name, seal in saved["files"].items()}
+
+
+def _corpus_total(record: Mapping[str, Any] | None) -> Corpus | None:
+    if record is None:
+        return None
+    fields = {name: record[name] for name in Corpus.model_fields}
+    if fields["epsilon"] is not None:
+        fields["epsilon"] = _finite(fields["epsilon"])
+    return Corpus(**fields)
+
+
+def unit(method: str, users: Users = "as given") -> str:
+    """Who or what is protected."""
+    return (UNIT_OF_GROUPS if users == "assigned at random" else UNIT)[method]
+
+
+def statement(
+    method: str, value: float, delta: float, private: bool, setup: Setup | None = None
+) -> str:
+    """The guarantee in one sentence; with a setup, lines follow: which entities, and caveats."""
+    users: Users = "as given" if setup is None else setup.users
+    sentence = (
+        f"The model is ({rounded(value)}, {delta:g})-differentially private for "
+        f"{unit(method, users)}."
+        if private
+        else "This run has no privacy guarantee."
+    )
+    if setup is None:
+        return sentence
+    lines = [sentence]
+    if private and method != "user-level" and setup.entities is not None:
+        lines.append(f"Entities: {setup.entities.describe()}.")
+    return "\n".join([*lines, *(f"Caveat: {text}." for text in caveats(method, setup, value))])
 
 
 def rounded(value: float, digits: int = 4, down: bool = False) -> str:
@@ -277,6 +392,7 @@ def _once(release: Profile | None) -> tuple[tuple[Profile, int], ...]:
 
 def _parameters(plan: dict[str, Any]) -> dict[str, float | int | bool | None]:
     rounds = {key: value for key, value in plan["profile"].items() if key != "method"}
+    rounds["rounding_margin"] = plan["setup"]["rounding_margin"]
     words = plan.get("vocabulary", {})
     # "words per user" says by itself what it is of
     return rounds | {k if "words" in k else f"vocabulary_{k}": v for k, v in words.items()}
@@ -327,28 +443,60 @@ def missed_line(table: Sequence[MissedMention]) -> str:
     return f"If the detector missed the entity {'; '.join(cases)}." if cases else ""
 
 
-def _caveats(setup: Setup) -> tuple[str, ...]:
-    caveats = []
+def caveats(method: str, setup: Setup, value: float) -> tuple[str, ...]:
+    """What the number does not cover, one sentence each."""
+    found = []
     if setup.noise_source == "fixed seed":
-        caveats.append("the noise came from a fixed seed: whoever knows it can remove the noise")
-    if setup.vocabulary == "from the corpus, not covered":
-        caveats.append("the vocabulary was taken from the corpus and is not covered")
-    if setup.precision == "bfloat16":
-        caveats.append("gradients were computed in half precision: its rounding is not covered")
+        found.append("the noise came from a fixed seed: whoever knows it can remove the noise")
+    if setup.vocabulary == CORPUS_VOCABULARY:
+        found.append(
+            "the vocabulary or the tokenizer was made from this corpus, outside of what is charged "
+            "here: which words are in it is not covered"
+        )
+    if setup.vocabulary == FOREIGN_VOCABULARY:
+        found.append(
+            "the vocabulary or the tokenizer was made from another corpus: what it tells of that "
+            "is not covered, also if the texts are in part the same"
+        )
+    if value == float("inf"):
+        found.append("with this noise and so many rounds there is no finite epsilon")
+    if MUCH < value < float("inf"):
+        found.append(
+            f"an epsilon above {MUCH} says little: it bounds odds by a factor of e^epsilon"
+        )
+    if setup.users == "assigned at random":
+        found.append(
+            "who wrote what is not known: users are groups of texts put together at random, and "
+            "people are not protected beyond the texts in one group"
+        )
+    if setup.entities is None and method != "user-level":
+        found.append("which entities were looked for, and by which detectors, is not stated")
     if setup.labels == "from the corpus, not covered":
-        caveats.append("which labels there are was taken from the corpus and is not covered")
+        found.append("which labels there are was taken from the corpus and is not covered")
     if setup.earlier_runs == "on other corpora":
-        caveats.append(
+        found.append(
             "the model went through other runs before, on other corpora: what it learned there is "
             "not covered, also if their texts are in part the same"
         )
     if setup.chosen_by == Setup.model_fields["chosen_by"].default:
-        caveats.append("who chose the clip bounds and rates, and on which data, is not stated")
-    return tuple(caveats)
+        found.append("who chose the clip bounds and rates, and on which data, is not stated")
+    return tuple(found)
 
 
 def _finite(value: float) -> float | None:
     return value if value < float("inf") else None
+
+
+def _difference(name: str, mine: object, theirs: object) -> str | None:
+    """What of a field is not as it should be, named down to the part that differs."""
+    if _alike(mine, theirs):
+        return None
+    if isinstance(mine, Setup | Shape | Corpus) and isinstance(theirs, type(mine)):
+        for inner in type(mine).model_fields:
+            found = _difference(f"{name}.{inner}", getattr(mine, inner), getattr(theirs, inner))
+            if found:
+                return found
+    return f"{name} is {_brief(theirs)}, not {_brief(mine)}"
 
 
 def _alike(mine: object, theirs: object) -> bool:
@@ -357,9 +505,10 @@ def _alike(mine: object, theirs: object) -> bool:
         return abs(mine - theirs) <= 1e-6 * max(abs(mine), abs(theirs))
     if isinstance(mine, tuple) and isinstance(theirs, tuple):
         return len(mine) == len(theirs) and all(map(_alike, mine, theirs))
-    if isinstance(mine, MissedMention) and isinstance(theirs, MissedMention):
-        same = mine.model_copy(update={"epsilon": theirs.epsilon}) == theirs
-        return same and _alike(mine.epsilon, theirs.epsilon)
+    if isinstance(mine, Strict) and isinstance(theirs, type(mine)):
+        return all(_alike(getattr(mine, n), getattr(theirs, n)) for n in type(mine).model_fields)
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(_alike(mine[k], theirs[k]) for k in mine)
     return mine == theirs
 
 

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,7 @@ from uedp.folders import private_opener
 
 Record = Mapping[str, Any]
 _FIRST_SEAL = "0" * 64
+_PAUSE = 0.05  # seconds between two looks at a file that somebody else has open
 
 
 class Chain:
@@ -32,12 +34,13 @@ class Chain:
       - two processes never hold the same file open
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, patience: float = 0.0) -> None:
+        """`patience` is how many seconds to wait for another process that has it open."""
         self.path = path
         self._file: IO[bytes] = open(path, "a+b", opener=private_opener)  # noqa: SIM115
         try:
-            _lock(self._file, path)
-            self.records, self.seal, torn = _read(self._file, path)
+            _lock(self._file, path, patience)
+            self.records, self.seals, torn = _read(self._file, path)
             _sync_folder(path.parent)  # the file may be new
             if torn:
                 self._file.truncate(self._file.seek(0, os.SEEK_END) - torn)
@@ -59,7 +62,12 @@ class Chain:
             self._file.close()
             raise
         self.records.append(dict(record))
-        self.seal = seal
+        self.seals.append(seal)
+
+    @property
+    def seal(self) -> str:
+        """The seal of the last record, which stands for all."""
+        return self.seals[-1] if self.seals else _FIRST_SEAL
 
     def close(self) -> None:
         self._file.close()
@@ -76,37 +84,47 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str]:
 
     A torn last line is passed over: it was never acknowledged.
     """
+    records, seals = read_sealed(path)
+    return records, seals[-1] if seals else _FIRST_SEAL
+
+
+def read_sealed(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The same with the seal of every record."""
     if not path.is_file():
         raise UserError(f"{path}: no such ledger")
     with path.open("rb") as file:
-        records, seal, _ = _read(file, path)
-    return records, seal
+        records, seals, _ = _read(file, path)
+    return records, seals
 
 
-def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], str, int]:
-    """Records, last seal, and how many bytes of a torn line stand at the end."""
+def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], list[str], int]:
+    """Records, their seals, and how many bytes of a torn line stand at the end."""
     file.seek(0)
     records: list[dict[str, Any]] = []
+    seals: list[str] = []
     seal = _FIRST_SEAL
     for number, line in enumerate(file, 1):
         record = _record(line, seal)
         if record is None:
             # a torn line is short of its end; one that has all but a wrong end was not torn
             if not line.endswith(b"\n") and _record(line[:-1] + b"\n", seal) is None:
-                return records, seal, len(line)
+                return records, seals, len(line)
             raise UserError(
                 f"{path}:{number}: the ledger was changed here; restore it from a copy, "
                 "or treat this run as without a guarantee"
             )
         records.append(record)
         seal = _seal(seal, record)
-    return records, seal, 0
+        seals.append(seal)
+    return records, seals, 0
 
 
 def _record(line: bytes, previous: str) -> dict[str, Any] | None:
     """The record of a line, if the line is byte for byte what `append` would have written."""
     try:
-        record: dict[str, Any] = json.loads(line)["record"]
+        record: Any = json.loads(line)["record"]
+        if not isinstance(record, dict):
+            return None
         return record if line == _line(record, _seal(previous, record)) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -122,13 +140,23 @@ def _seal(previous: str, record: Record) -> str:
     return hashlib.sha256(previous.encode() + text.encode()).hexdigest()
 
 
-def _lock(file: IO[bytes], path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(
-            f"{path}: another process is writing this ledger; wait for it, or stop it"
-        ) from None
+def _for_its_owner(path: str, flags: int) -> int:
+    """A ledger tells who ran what on whose text, and holds the key of a corpus."""
+    return os.open(path, flags, 0o600)
+
+
+def _lock(file: IO[bytes], path: Path, patience: float) -> None:
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() < until:
+                time.sleep(_PAUSE)
+                continue
+            raise UserError(
+                f"{path}: another process is writing this ledger; wait for it, or stop it"
+            ) from None
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,19 +2,26 @@
 
 A run first *reserves* its planned rounds in the ledger of its corpus, where a budget that they
 would exceed is refused. It then *spends* rounds in its own ledger, a block at a time and always
-before the block's noisy sums are used; more than was reserved is refused. What a run reserved
-stays reserved if it stops early: the plan is what is certified, because stopping may depend on
-the data. A plan may have a private vocabulary beside its rounds.
+before the block's noisy sums are used; more than was reserved is refused. An open run counts what
+it reserved; one that is *closed*, being finished or by somebody's word, counts what it spent, and
+spends no more. A run without a guarantee counts as infinite. A plan may have a private vocabulary
+beside its rounds.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from uedp.accounting.chain import Chain, read
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, guarantee
+from uedp.accounting.decisions import Setup, Shape
+from uedp.accounting.marks import Mark
+from uedp.accounting.proven import LEAST_NOISE, Alg, Profile, Rotation, UserLevel, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
@@ -25,6 +32,10 @@ _METHODS: Mapping[str, type[Rotation] | type[UserLevel] | type[Alg]] = {
     "user-level": UserLevel,
     "uedp-alg": Alg,
 }
+_INFINITE = float("inf")
+_PATIENCE = (
+    60.0  # seconds that a run waits for another to enter itself: it must not fail at its end
+)
 
 
 def to_record(profile: Profile) -> dict[str, Any]:
@@ -41,30 +52,111 @@ def from_record(record: Mapping[str, Any]) -> Profile:
     return profile
 
 
-def _planned(
-    kind: str,
-    run: str,
-    digest: str,
-    profile: Profile,
-    rounds: int,
-    vocabulary: VocabularyRelease | None,
-) -> dict[str, Any]:
-    if rounds < 1:
-        raise UserError(f"rounds {rounds}: a run has at least 1")
-    plan = {
-        "kind": kind,
-        "run": run,
-        "incidence": digest,
-        "profile": to_record(profile),
-        "rounds": rounds,
-    }
-    return plan if vocabulary is None else {**plan, "vocabulary": asdict(vocabulary)}
+@dataclass(frozen=True)
+class Planned:
+    """All that was decided before a run began: the first line of its ledger.
+
+    `lineage` lists the runs that its model and its words come from. A run without noise has no
+    `profile` and no ledger, only its entry in that of the corpus; `without_noise` is its method.
+
+    Guarantees:
+      - `read(record())` is equal to it
+    """
+
+    run: str
+    profile: Profile | None
+    rounds: int
+    delta: float
+    shape: Shape
+    setup: Setup = field(default_factory=Setup)
+    vocabulary: VocabularyRelease | None = None
+    lineage: tuple[Mapping[str, str], ...] = ()
+    without_noise: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise UserError(f"rounds {self.rounds}: a run has at least 1")
+
+    @property
+    def method(self) -> str:
+        if self.profile is None:
+            return self.without_noise or "noiseless"
+        return str(to_record(self.profile)["method"])
+
+    @property
+    def exposed(self) -> str | None:
+        """Why there is no guarantee, if there is none."""
+        if self.profile is None or self.profile.noise < LEAST_NOISE:
+            return "no noise was added"
+        return self.setup.exposed
+
+    def record(self) -> dict[str, Any]:
+        plan = {
+            "kind": "plan",
+            "run": self.run,
+            "profile": None if self.profile is None else to_record(self.profile),
+            "rounds": self.rounds,
+            "delta": self.delta,
+            "shape": self.shape.model_dump(mode="json"),
+            "setup": self.setup.model_dump(mode="json"),
+            "lineage": [dict(one) for one in self.lineage],
+        }
+        return plan if self.vocabulary is None else {**plan, "vocabulary": asdict(self.vocabulary)}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> "Planned":
+        """Raises KeyError, TypeError or ValueError for what is no such record."""
+        return cls(
+            run=record["run"],
+            profile=from_record(record["profile"]),
+            rounds=record["rounds"],
+            delta=record["delta"],
+            shape=Shape.model_validate(record["shape"]),
+            setup=Setup.model_validate(record["setup"]),
+            vocabulary=planned_vocabulary(record),
+            lineage=tuple(record["lineage"]),
+        )
+
+    def _reserved(self) -> dict[str, Any]:
+        entry = {
+            "kind": "reserved",
+            "run": self.run,
+            "method": self.method,
+            "incidence": self.shape.digest,
+            "texts": self.setup.texts,
+            "profile": None if self.profile is None else to_record(self.profile),
+            "rounds": self.rounds,
+            "exposed": self.exposed,
+        }
+        return (
+            entry if self.vocabulary is None else {**entry, "vocabulary": asdict(self.vocabulary)}
+        )
 
 
 def planned_vocabulary(record: Mapping[str, Any]) -> VocabularyRelease | None:
     """The private vocabulary of a plan or a reservation, if it has one."""
     fields = record.get("vocabulary")
     return None if fields is None else VocabularyRelease(**fields)
+
+
+def first_difference(old: Any, new: Any, name: str = "") -> str | None:
+    """The first field in which two plans differ, with both values."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in [*new, *(key for key in old if key not in new)]:
+            inner = f"{name}.{key}" if name else str(key)
+            found = first_difference(old.get(key), new.get(key), inner)
+            if found is not None:
+                return found
+        return None
+    return None if old == new else f"{name} is {_short(old)}, not {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# --- corpora -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -75,59 +167,188 @@ class Budget:
     delta: float
 
 
+@dataclass(frozen=True)
+class Entry:
+    """A run as the ledger of its corpus has it. `exposed` says why it counts as infinite."""
+
+    run: str
+    method: str
+    incidence: str
+    profile: Profile | None
+    planned: int
+    counted: int  # rounds: those that were spent if it is closed, else those that were planned
+    vocabulary: VocabularyRelease | None
+    exposed: str | None
+    closed: bool
+
+    @property
+    def releases(self) -> list[tuple[Profile, int]]:
+        rounds = [] if self.profile is None else [(self.profile, self.counted)]
+        return [*rounds, *([] if self.vocabulary is None else [(self.vocabulary, 1)])]
+
+    def epsilon(self, delta: float) -> float:
+        return _INFINITE if self.exposed else guarantee(self.releases).epsilon(delta)
+
+
+@dataclass(frozen=True)
+class CorpusTotal:
+    """What all runs on a corpus come to, and the seal of the ledger that says so."""
+
+    epsilon: float
+    delta: float
+    runs: int
+    unit: str
+    seal: str
+
+
 class CorpusLedger:
-    """Every run's reservation on one corpus, keyed by the digest of its incidence.
+    """Every run on one corpus folder, whatever was detected in it: it is the same people's text.
+
+    The ledger also keeps a secret key. What a run's own ledger says of texts and lists is a digest
+    under it, which tells nothing to those who do not have the corpus.
 
     Guarantees:
-      - runs on the same incidence add up; runs on another incidence are kept apart
+      - all runs of a folder add up
+      - a run without a guarantee counts as infinite
+      - a closed run counts the rounds that it spent, an open one those that it reserved
       - a reservation that would exceed the budget is refused and leaves no trace
       - reserving again for the same run and the same plan is the same reservation
+      - a run that was closed with rounds left reserves nothing more
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.path = folder / CORPUS_LEDGER
 
-    def reserve(
-        self,
-        run: str,
-        digest: str,
-        profile: Profile,
-        rounds: int,
-        budget: Budget | None = None,
-        vocabulary: VocabularyRelease | None = None,
-    ) -> None:
-        entry = _planned("reserved", run, digest, profile, rounds, vocabulary)
-        with Chain(self.path) as chain:
-            if entry in chain.records:
+    @cached_property
+    def key(self) -> str:
+        """Of the corpus; a new one, written down with the first reservation, if it has none."""
+        records = read(self.path)[0] if self.path.is_file() else []
+        return _key(records) or secrets.token_hex(32)
+
+    def keyed(self, digest: str) -> str:
+        """A digest that only those with the corpus can compare."""
+        return hmac.new(bytes.fromhex(self.key), digest.encode(), hashlib.sha256).hexdigest()
+
+    def reserve(self, planned: Planned, budget: Budget | None = None) -> None:
+        entry = planned._reserved()
+        with Chain(self.path, _PATIENCE) as chain:
+            if (known := _key(chain.records)) is not None and known != self.key:
+                raise UserError(f"{self.path}: another run began at the same time; begin again")
+            before = [
+                old
+                for old in chain.records
+                if old.get("run") == planned.run and old["kind"] == "reserved"
+            ]
+            if before:
+                if changed := first_difference(before[0], entry):
+                    raise UserError(
+                        f"run {planned.run} reserved another plan before ({changed}); start a new "
+                        "run"
+                    )
+                self._refuse_closed(chain.records, planned)
                 return
-            if any(old.get("run") == run for old in chain.records):
-                raise UserError(f"run {run} reserved another plan before; start a new run")
             if budget is not None:
-                total = self._epsilon([*chain.records, entry], digest, budget.delta)
+                total = _total(_entries([*chain.records, entry]), budget.delta)
                 if not total <= budget.epsilon:
+                    why = f" ({planned.exposed})" if planned.exposed else ""
                     raise UserError(
                         f"budget epsilon {budget.epsilon:g} (delta {budget.delta:g}): all runs on "
-                        f"this corpus would come to {total:.4g}; plan fewer rounds or more noise"
+                        f"this corpus would come to {total:.4g}{why}; plan fewer rounds or more "
+                        "noise"
                     )
+            if known is None:
+                chain.append({"kind": "key", "key": self.key})
             chain.append(entry)
 
-    def epsilon(self, digest: str, delta: float) -> float:
-        """What all runs reserved on an incidence come to."""
-        records, _ = read(self.path)
-        return self._epsilon(records, digest, delta)
+    def close(self, run: str, rounds: int, vocabulary: bool = False) -> None:
+        """Enter what a run has spent; it cannot spend more."""
+        entry = {"kind": "closed", "run": run, "rounds": rounds, "vocabulary": vocabulary}
+        with Chain(self.path, _PATIENCE) as chain:
+            if not any(entry.run == run for entry in _entries(chain.records)):
+                raise UserError(f"{self.path}: has no run {run}; was it made on another corpus?")
+            if entry not in chain.records:
+                chain.append(entry)
 
-    def runs(self, digest: str) -> list[str]:
-        records, _ = read(self.path)
-        return [r["run"] for r in records if r.get("incidence") == digest]
+    def entries(self) -> list[Entry]:
+        return _entries(read(self.path)[0]) if self.path.is_file() else []
+
+    def epsilon(self, delta: float) -> float:
+        """What all runs on the corpus come to."""
+        return _total(self.entries(), delta)
+
+    def total(self, delta: float) -> CorpusTotal:
+        records, seal = read(self.path)
+        return total_of(records, seal, delta)
+
+    def runs(self) -> list[str]:
+        return [entry.run for entry in self.entries()]
 
     @staticmethod
-    def _epsilon(records: list[dict[str, Any]], digest: str, delta: float) -> float:
-        ours = [record for record in records if record.get("incidence") == digest]
-        rounds: list[tuple[Profile, int]] = [
-            (from_record(record["profile"]), record["rounds"]) for record in ours
-        ]
-        vocabularies = [found for record in ours if (found := planned_vocabulary(record))]
-        return guarantee([*rounds, *((one, 1) for one in vocabularies)]).epsilon(delta)
+    def _refuse_closed(records: Sequence[Mapping[str, Any]], planned: Planned) -> None:
+        (ours,) = (entry for entry in _entries(records) if entry.run == planned.run)
+        if ours.closed and ours.counted < planned.rounds:
+            raise UserError(
+                f"run {planned.run}: was closed after {ours.counted} rounds, and cannot go on; "
+                "begin a new run"
+            )
+
+
+def total_of(records: Sequence[Mapping[str, Any]], seal: str, delta: float) -> CorpusTotal:
+    entries = _entries(records)
+    return CorpusTotal(_total(entries, delta), delta, len(entries), _unit(entries), seal)
+
+
+def _key(records: Sequence[Mapping[str, Any]]) -> str | None:
+    return next((record["key"] for record in records if record["kind"] == "key"), None)
+
+
+def _entries(records: Sequence[Mapping[str, Any]]) -> list[Entry]:
+    closed = {record["run"]: record for record in records if record["kind"] == "closed"}
+    found = []
+    for record in records:
+        if record["kind"] != "reserved":
+            continue
+        end, words = closed.get(record["run"]), planned_vocabulary(record)
+        profile = record["profile"]
+        found.append(
+            Entry(
+                run=record["run"],
+                method=record["method"],
+                incidence=record["incidence"],
+                profile=None if profile is None else from_record(profile),
+                planned=record["rounds"],
+                counted=record["rounds"] if end is None else end["rounds"],
+                vocabulary=words if end is None or end["vocabulary"] else None,
+                exposed=record["exposed"],
+                closed=end is not None,
+            )
+        )
+    return found
+
+
+def _total(entries: Sequence[Entry], delta: float) -> float:
+    """Runs of one method compose; over methods, which protect different things, epsilons add."""
+    if any(entry.exposed for entry in entries):
+        return _INFINITE
+    methods: dict[str, list[tuple[Profile, int]]] = {}
+    for entry in entries:
+        methods.setdefault(entry.method, []).extend(entry.releases)
+    try:
+        return sum(guarantee(rounds).epsilon(delta / len(methods)) for rounds in methods.values())
+    except UserError:  # more rounds together than this delta can be computed for
+        return _INFINITE
+
+
+def _unit(entries: Sequence[Entry]) -> str:
+    if any(entry.exposed for entry in entries):
+        return "nobody: a run without a guarantee is among them"
+    if any(entry.method == "user-level" for entry in entries):
+        return "one user; entities that several users mention are not protected"
+    return "one user together with one sensitive entity"
+
+
+# --- runs ----------------------------------------------------------------------------------------
 
 
 class RunLedger:
@@ -136,32 +357,37 @@ class RunLedger:
     Guarantees:
       - a block of rounds is on disk before `spend` returns
       - no more rounds are spent than were planned, nor a vocabulary twice
-      - opening an existing ledger continues it; a plan that differs is refused
+      - opening an existing ledger continues it; a plan that differs is refused, naming the field
+      - given its corpus, a ledger that was cut or replaced since is refused
+      - a ledger that was closed is not continued
     """
 
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
+    def __init__(self, chain: Chain, mark: Mark | None = None) -> None:
+        self._chain, self._mark = chain, mark
         self._plan = next(record for record in chain.records if record["kind"] == "plan")
 
     @classmethod
     @contextmanager
     def open(
-        cls,
-        folder: Path,
-        run: str,
-        digest: str,
-        profile: Profile,
-        rounds: int,
-        vocabulary: VocabularyRelease | None = None,
+        cls, folder: Path, planned: Planned, corpus: Path | None = None
     ) -> Iterator["RunLedger"]:
-        plan = _planned("plan", run, digest, profile, rounds, vocabulary)
+        """`corpus` is the folder that keeps the mark of how far this ledger has come."""
+        plan = planned.record()
+        marked = nullcontext(None) if corpus is None else Mark.open(corpus, planned.run)
         with Chain(folder / RUN_LEDGER) as chain:
-            planned = [record for record in chain.records if record["kind"] == "plan"]
-            if not planned:
-                chain.append(plan)
-            elif planned[0] != plan:
-                raise UserError(f"{chain.path}: this run was planned differently; start a new run")
-            yield cls(chain)
+            _refuse_another(chain.path, chain.records, plan)
+            with marked as mark:
+                spent = spent_rounds(chain.records)
+                if mark is not None:
+                    mark.check(chain.path, chain.seals, spent)
+                if any(record["kind"] == "plan" for record in chain.records):
+                    # what this stretch of rounds is computed with; `verify` compares it
+                    chain.append({"kind": "resume", "spent": spent, "setup": plan["setup"]})
+                else:
+                    chain.append(plan)
+                ledger = cls(chain, mark)
+                ledger._advance()
+                yield ledger
 
     @property
     def spent(self) -> int:
@@ -185,7 +411,7 @@ class RunLedger:
                 f"{self._chain.path}: {self.spent} of {self._plan['rounds']} planned rounds are "
                 "spent; no more may be run"
             )
-        self._chain.append({"kind": "rounds", "first": self.spent, "count": rounds})
+        self._enter({"kind": "rounds", "first": self.spent, "count": rounds})
 
     @property
     def vocabulary_spent(self) -> bool:
@@ -201,8 +427,81 @@ class RunLedger:
                 f"{self._chain.path}: the private vocabulary was made before, and making it again "
                 "would cost again; use the one that was saved, or start a new run"
             )
-        self._chain.append({"kind": "vocabulary"})
+        self._enter({"kind": "vocabulary"})
+
+    def record_saved(self, files: Mapping[str, str]) -> None:
+        """Enter the files of the model, by their hashes, once all rounds are spent."""
+        if self.left:
+            raise UserError(
+                f"{self._chain.path}: {self.left} rounds are left; only a finished run has a model"
+            )
+        self._chain.append({"kind": "saved", "files": dict(sorted(files.items()))})
+
+    def record_corpus(self, total: CorpusTotal) -> None:
+        """Enter what all runs on the corpus come to by now."""
+        finite = total.epsilon if total.epsilon < _INFINITE else None
+        self._chain.append({"kind": "corpus", **asdict(total), "epsilon": finite})
+
+    def _enter(self, record: Mapping[str, Any]) -> None:
+        # by chance, so that rounds made again after the ledger was cut do not get the same seals
+        self._chain.append({**record, "nonce": secrets.token_hex(8)})
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._mark is not None:
+            self._mark.advance(self.spent, self.seal)
 
 
-def spent_rounds(records: list[dict[str, Any]]) -> int:
+def refuse_another_plan(folder: Path, planned: Planned) -> None:
+    """Refuse to go on with a run that was planned otherwise; leaves everything as it is."""
+    path = folder / RUN_LEDGER
+    if path.is_file():
+        _refuse_another(path, read(path)[0], planned.record())
+
+
+def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
+    """End a run early, for good: what it has spent counts, and it cannot be resumed."""
+    path = folder / RUN_LEDGER
+    if not path.is_file():
+        raise UserError(f"{path}: no such ledger; only a run with noise can be closed")
+    with Chain(path) as chain:  # refused while the run is being trained
+        plan = next((record for record in chain.records if record["kind"] == "plan"), None)
+        if plan is None:
+            raise UserError(f"{path}: holds no plan; the run never began")
+        run = plan["run"]
+        if run not in corpus.runs():
+            raise UserError(f"{corpus.path}: has no run {run}; was it made on another corpus?")
+        spent = spent_rounds(chain.records)
+        with Mark.open(corpus.folder, run) as mark:
+            mark.check(path, chain.seals, spent)
+            if not _is_closed(chain.records):
+                chain.append({"kind": "closed", "spent": spent})
+            mark.advance(spent, chain.seal)
+        ledger = RunLedger(chain)
+        corpus.close(run, spent, ledger.vocabulary_spent)
+        ledger.record_corpus(corpus.total(plan["delta"]))
+    (entry,) = (entry for entry in corpus.entries() if entry.run == run)
+    return entry
+
+
+def spent_rounds(records: Sequence[Mapping[str, Any]]) -> int:
     return sum(record["count"] for record in records if record["kind"] == "rounds")
+
+
+def _is_closed(records: Sequence[Mapping[str, Any]]) -> bool:
+    return any(record["kind"] == "closed" for record in records)
+
+
+def _refuse_another(
+    path: Path, records: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]
+) -> None:
+    first = next((record for record in records if record["kind"] == "plan"), None)
+    if first is None:
+        return
+    if changed := first_difference(first, plan):
+        raise UserError(
+            f"{path}: this run was planned differently: {changed}; resume it as it was, or start "
+            "a new run"
+        )
+    if _is_closed(records):
+        raise UserError(f"{path}: this run was closed, and cannot go on; start a new run")

@@ -185,30 +185,45 @@ def inspect(
 
 def coverage(
     corpus: CorpusArgument,
-    detector: Detectors,
+    detector: Detectors = [],  # noqa: B006 - Typer copies it
     categories: Categories = "all",
     propagate: Propagate = True,
     workers: Workers = 1,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--record", help="Measure the corpus as it was detected; certificates then say it."
+        ),
+    ] = False,
     by_label: Annotated[
         bool, typer.Option("--by-label", help="Also a row per label of the marks.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare detectors with the human marks in a corpus."""
+    """Compare detectors, or what was detected already, with the human marks in a corpus."""
     from uedp.entities.coverage import coverage as compare
-    from uedp.entities.coverage import require_marks
+    from uedp.entities.coverage import record, require_marks
 
     opened = Corpus(corpus)
     require_marks(opened)
-    detection = Detection(
-        _split_commas(detector), expand(categories.split(",")), propagate=propagate, workers=workers
-    )
-    with scratch(opened.folder.resolve()) as folder:
-        found = detect_entities(
-            opened, folder / "found", detection, total=len(opened), progress=progress()
+    names = _split_commas(detector)
+    if keep and names:
+        raise UserError("--record: is for the corpus as it was detected; leave out --detector")
+    if not names:
+        found = compare(opened, progress())
+        if keep:
+            record(opened, found)
+        names, propagate = tuple(opened.info["detectors"]), bool(opened.info["propagated"])
+    else:
+        detection = Detection(
+            names, expand(categories.split(",")), propagate=propagate, workers=workers
         )
-        result = compare(found, progress())
-    result = {"detectors": list(detection.detectors), "propagated": propagate, **result}
+        with scratch(opened.folder.resolve()) as folder:
+            made = detect_entities(
+                opened, folder / "found", detection, total=len(opened), progress=progress()
+            )
+            found = compare(made, progress())
+    result = {"detectors": list(names), "propagated": propagate, **found}
     if as_json:
         typer.echo(json.dumps(result, indent=2))
         return

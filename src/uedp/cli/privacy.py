@@ -1,4 +1,4 @@
-"""Commands on guarantees: account, calibrate, plan, certificate."""
+"""Commands on guarantees: account, calibrate, plan, certificate, ledger."""
 
 import json
 from dataclasses import asdict
@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from uedp.accounting import certificate as certificates
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for, rounds_for, share_for
+from uedp.accounting.ledger import CorpusLedger, Entry, close_run
 from uedp.accounting.missed import MISSED_CASES, Neighbour, missed_words, neighbours
 from uedp.accounting.planning import FEW_USERS, Option, Supply, curves, options
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
-from uedp.cli.terminal import progress, show, table
+from uedp.accounting.signature import generate_key, sign_certificate
+from uedp.cli.terminal import plain, progress, show, table
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 
@@ -237,38 +240,145 @@ def certificate_show(
     if as_json:
         typer.echo(shown.model_dump_json(indent=2))
         return
+    typer.echo("not verified: this is what the file says; check it with `uedp certificate verify`")
+    _say_statement(shown)
+    typer.echo(f"{plain(shown.adjacency)}\n")
     rows = table("", "")
     rows.columns[1].justify = "left"
     rows.add_row("epsilon, user and entity", _number(shown.epsilon))
     rows.add_row("epsilon, user alone", _number(shown.epsilon_user_alone))
     for missed in shown.missed_mentions:
-        rows.add_row(f"epsilon, missed in {missed.words}", _number(missed.epsilon))
+        rows.add_row(_text(f"epsilon, missed in {missed.words}"), _number(missed.epsilon))
     rows.add_row("delta", f"{shown.delta:g}")
-    rows.add_row("method", shown.method)
+    if shown.corpus_total is not None:
+        total = shown.corpus_total
+        rows.add_row(f"epsilon, all {total.runs} runs on the corpus", _number(total.epsilon))
+    rows.add_row("method", _text(shown.method))
     rows.add_row("rounds planned, spent", f"{shown.rounds_planned:,}, {shown.rounds_spent:,}")
     for name, value in shown.parameters.items():
-        rows.add_row(name.replace("_", " "), str(value))
+        rows.add_row(_text(name.replace("_", " ")), _text(value))
     for name, text in (("not protected", shown.not_protected), ("caveats", shown.caveats)):
-        rows.add_row(name, "\n".join(text) or "none")
-    typer.echo(f"{shown.statement}\n{shown.adjacency}\n{shown.missed_line}\n")
+        rows.add_row(name, "\n".join(map(_text, text)) or "none")
+    for name, digest in shown.files.items():
+        rows.add_row(_text(name), _text(digest))
     show("", rows)
 
 
 @certificate.command("verify")
 def certificate_verify(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    public_key: Annotated[
+        Path | None, typer.Option(help="Of whoever signed it; without, nothing is `verified`.")
+    ] = None,
+    corpus: Annotated[
+        Path | None, typer.Option(help="The corpus of the run, for its curator: checks more.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Recompute a certificate from the run's ledger; says which field is wrong."""
-    checked = certificates.verify(run)
+    """Recompute a certificate from the run's ledger, and compare the model's files."""
+    checked = certificates.verify(run, public_key, corpus)
+    if corpus is not None:
+        from uedp.training.provenance import refuse_other_corpus
+
+        refuse_other_corpus(checked, corpus)
+    signed = public_key is not None
+    left_open = certificates.not_checked(checked, signed, corpus is not None)
     if as_json:
-        typer.echo(
-            json.dumps({"verified": True, "epsilon": checked.epsilon, "delta": checked.delta})
+        found = {
+            "verified": signed,
+            "consistent": True,
+            "private": checked.private,
+            "epsilon": checked.epsilon,
+            "delta": checked.delta,
+            "statement": checked.statement,
+            "caveats": checked.caveats,
+            "not_checked": left_open,
+        }
+        typer.echo(json.dumps(found, indent=2))
+        return
+    model = f"{len(checked.files)} files of the model" if checked.files else "no model"
+    word, by = ("verified", f"signed by {public_key}, ") if signed else ("consistent", "")
+    typer.echo(f"{word}: {plain(by)}ledger intact, every number recomputed, {model} compared")
+    _say_statement(checked)
+    typer.echo("Not checked:")
+    for text in left_open:
+        typer.echo(f"- {text}")
+
+
+@certificate.command("keygen")
+def certificate_keygen(
+    out: Annotated[Path, typer.Option(help="The file for the private key; .pub goes beside it.")],
+) -> None:
+    """Make a key to sign certificates with."""
+    public = generate_key(out)
+    typer.echo(f"private key: {plain(str(out))} (keep it)\npublic key: {plain(str(public))}")
+
+
+@certificate.command("sign")
+def certificate_sign(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    key: Annotated[Path, typer.Option(help="A private key, made by `uedp certificate keygen`.")],
+) -> None:
+    """Sign a certificate, and with it the ledger and the model's files; it is recomputed before."""
+    checked = certificates.verify(run)
+    written = sign_certificate(run / certificates.CERTIFICATE, key)
+    typer.echo(f"signature: {plain(str(written))}")
+    _say_statement(checked)
+
+
+def ledger(
+    corpus: Annotated[
+        Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
+    ],
+    close: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="End a run early, for good: its rounds so far count, not those it planned. That "
+            "holds if the text had no part in when it was ended.",
+        ),
+    ] = None,
+    delta: Delta = 1e-5,
+    as_json: AsJson = False,
+) -> None:
+    """What every run on a corpus spent, and all of them together."""
+    opened = CorpusLedger(Corpus(corpus).folder)
+    if close is not None:
+        ended = close_run(close, opened)
+        certificates.issue(close)
+        if not as_json:
+            typer.echo(f"closed: run {plain(ended.run)} after {ended.counted:,} rounds")
+    entries = opened.entries()
+    if not entries:
+        if as_json:
+            typer.echo(json.dumps({"runs": [], "epsilon": 0.0, "delta": delta, "unit": ""}))
+        else:
+            typer.echo("no run was made on this corpus")
+        return
+    total = opened.total(delta)
+    if as_json:
+        found = [_entry(entry, delta) for entry in entries]
+        finite = total.epsilon if total.epsilon < float("inf") else None
+        answer = {"runs": found, "epsilon": finite, "delta": delta, "unit": total.unit}
+        typer.echo(json.dumps(answer, indent=2))
+        return
+    rows = table("run", "method", "rounds", "", "epsilon", "")
+    rows.columns[3].justify = rows.columns[5].justify = "left"
+    for entry in entries:
+        fields = _entry(entry, delta)
+        rows.add_row(
+            _text(entry.run),
+            _text(entry.method),
+            f"{entry.counted:,} of {entry.planned:,}",
+            "closed" if entry.closed else "open: counts what it planned",
+            _number(fields["epsilon"]),
+            _text(entry.exposed or ""),
         )
-    else:
-        typer.echo(f"verified: ledger intact, every number recomputed. {checked.statement}")
-        if checked.missed_line:
-            typer.echo(checked.missed_line)
+    show("", rows)
+    value = _number(total.epsilon if total.epsilon < float("inf") else None)
+    typer.echo(
+        f"\nall {total.runs} runs together: epsilon {value} at delta {delta:g}, for {total.unit}"
+    )
 
 
 @certificate.command("schema")
@@ -280,8 +390,35 @@ def certificate_schema() -> None:
 def register(app: typer.Typer) -> None:
     app.command()(calibrate)
     app.command()(plan)
+    app.command()(ledger)
     app.add_typer(account, name="account")
     app.add_typer(certificate, name="certificate")
+
+
+def _say_statement(certificate: certificates.Certificate) -> None:
+    """The guarantee, and the lines that belong to it, as text and nothing else."""
+    sentence, *lines = certificate.statement.split("\n")
+    for line in (sentence, certificate.missed_line, *lines):
+        if line:
+            typer.echo(plain(line))
+
+
+def _text(value: object) -> str:
+    """What a file says, for a table: neither a terminal nor Rich finds anything in it to obey."""
+    return escape(plain(str(value)))
+
+
+def _entry(entry: Entry, delta: float) -> dict[str, Any]:
+    value = entry.epsilon(delta)
+    return {
+        "run": entry.run,
+        "method": entry.method,
+        "rounds_planned": entry.planned,
+        "rounds_counted": entry.counted,
+        "closed": entry.closed,
+        "epsilon": value if value < float("inf") else None,
+        "without_guarantee": entry.exposed,
+    }
 
 
 def _rotation(noise: float, rate: float, share: float, coin: float, extended: float) -> Profile:

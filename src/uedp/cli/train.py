@@ -114,7 +114,7 @@ def train(
     typer.echo(f"model: {plain(str(out))}")
     if outcome.certificate is not None:
         typer.echo(f"certificate: {plain(str(out / 'certificate.json'))}")
-        _say_sum(asked.data.train, outcome.certificate)
+        _say_sum(outcome.certificate)
 
 
 def evaluate(
@@ -206,27 +206,24 @@ def _say(line: str) -> None:
     print(plain(line), flush=True)
 
 
-def _say_sum(corpus: Path, own: "Certificate") -> None:
+def _say_sum(own: "Certificate") -> None:
     """What all runs on the corpus come to, if there were others."""
     from uedp.accounting.certificate import rounded
-    from uedp.accounting.ledger import CorpusLedger
 
-    ledger, digest = CorpusLedger(corpus), own.incidence.digest
-    if len(runs := ledger.runs(digest)) > 1:
-        total = ledger.epsilon(digest, own.delta)
-        typer.echo(
-            f"all {len(runs)} runs on this corpus together: epsilon "
-            f"{rounded(total) if total < float('inf') else 'none that is finite'}"
-        )
+    total = own.corpus_total
+    if total is not None and total.runs > 1:
+        value = "none that is finite" if total.epsilon is None else rounded(total.epsilon)
+        typer.echo(f"all {total.runs} runs on this corpus together: epsilon {value}")
 
 
 def _show_plan(found: "Preview") -> None:
     from uedp.accounting.proven import Rotation
     from uedp.cli.privacy import show_missed
 
-    typer.echo(found.plan.statement)
-    if found.plan.missed_line:
-        typer.echo(found.plan.missed_line)
+    sentence, *lines = found.plan.statement.splitlines()
+    for line in (sentence, found.plan.missed_line, *lines):
+        if line:
+            typer.echo(plain(line))
     rows = table("", "")
     for name, value in found.plan.describe().items():
         if value is not None:

@@ -4,6 +4,8 @@ A miss is a risk whatever the category, so a mark counts as found by any mention
 the category agrees is a column of its own.
 """
 
+import json
+import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -80,6 +82,25 @@ def coverage(corpus: Corpus, progress: Progress = SILENT) -> dict[str, Any]:
         "mentions": mentions,
         "extra": extra,
     }
+
+
+def record(corpus: Corpus, result: dict[str, Any]) -> None:
+    """Write what `coverage` found of the corpus itself into its `corpus.json`, for certificates."""
+    if "labels" in corpus.info.get("detectors", ()):
+        raise UserError(
+            f"{corpus.folder}: was detected by its own marks, which cannot measure themselves"
+        )
+    every = result["categories"]["all"]
+    found = {
+        "marks": every["marks"],
+        "sentences_found": every["sentence_recall"],
+        "sentences_complete": every["sentence_recall_complete"],
+    }
+    path = corpus.folder / "corpus.json"
+    partial = path.with_name("corpus.json.partial")
+    partial.write_text(json.dumps({**corpus.info, "coverage": found}, indent=2) + "\n")
+    shutil.copymode(path, partial)
+    partial.replace(path)
 
 
 def _with_rates(tallies: dict[str, Tally]) -> dict[str, dict[str, float]]:

@@ -15,12 +15,16 @@ from uedp.progress import SILENT, Progress
 from uedp.training import loop, tasks
 from uedp.training.config import Config, parse
 from uedp.training.config import load as load_config
+from uedp.training.lineage import of_model, of_words, origin_of_words
 from uedp.training.loop import CONFIG, Outcome
+from uedp.training.material import refuse_the_same_corpus
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan
+from uedp.training.provenance import Provenance, entities_of, users_of
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
+    from uedp.incidence import Incidence
 
 _ROOM = 1 << 13  # tokens evaluated at a time
 
@@ -84,7 +88,9 @@ def preview(config: Config) -> Preview:
     """
     from uedp.corpus.store import Corpus
 
-    plan = build_plan(config, Corpus(config.data.train).incidence)
+    incidence = Corpus(config.data.train).incidence
+    refuse_the_same_corpus(config, incidence)
+    plan = build_plan(config, incidence, _previewed(config, incidence))
     settings = config.model
     labels = len(config.task.labels) or 2  # how many is told by the corpus; a head is small
     loaded = load(
@@ -108,6 +114,23 @@ def preview(config: Config) -> Preview:
         trainable_layers(model)
     count = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Preview(plan, count, plan.doubts(count))
+
+
+def _previewed(config: Config, incidence: "Incidence") -> Provenance:
+    """What the plan of a run would put on record, as far as no text has to be read for it."""
+    from uedp.corpus.store import Corpus
+
+    info = Corpus(config.data.train).info
+    words = (*of_words(config.model.tokenizer), *of_words(config.vocabulary.path))
+    origin = origin_of_words(words, incidence.digest, "") if words else None
+    return Provenance(
+        entities=entities_of(info),
+        users=users_of(info),
+        precision=loop.precision_of(config),
+        words=None if config.vocabulary.source == "corpus" else origin,
+        model=of_model(config.model.name),
+        vocabulary=words,
+    )
 
 
 # --- a finished run ------------------------------------------------------------------------------

@@ -1,49 +1,79 @@
 """What a model has learned from before: no epsilon covers it, so it must not be the same corpus.
 
-A run leaves a list beside its weights: the incidences that it, and the runs before it, were trained
-on, by their digests, which hold neither text nor names. A run that begins with these weights reads
-it. The same text detected otherwise has another incidence: that it is the same, nobody can tell
-from here, so whatever was learned before is a caveat of the certificate.
+A run leaves a list beside its weights: the corpora that it and the runs before it learned from, by
+digests that hold neither text nor names, and where each run's words came from. A run that begins
+with these weights reads it, and so does one that takes its tokenizer or its word list from there.
+Texts that were detected anew in the same folder are still known, by a digest under the key of the
+corpus; elsewhere nobody can tell that they are the same, so whatever was learned before is a caveat
+of the certificate.
 """
 
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Origin
 from uedp.errors import UserError
 from uedp.strict import parse_json
 from uedp.training import folder
 
 FILE = "lineage.json"
+_PUBLIC = "public"
 
 
 @dataclass(frozen=True)
 class Learned:
-    """One run that a model went through."""
+    """One run that a model, or its words, went through; `words` tells where its words are from."""
 
     run: str
     method: str
     incidence: str
+    texts: str = ""  # under the key of the corpus
+    words: str = "not known"
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(value, str) for value in asdict(self).values()):
+            raise TypeError("a lineage is made of names and digests")
+
+    def is_of(self, incidence: str, texts: str) -> bool:
+        return self.incidence == incidence or (self.texts != "" and self.texts == texts)
 
 
 def of_model(name: str) -> tuple[Learned, ...]:
     """The runs that a model went through, none if it is not known to come from any."""
-    path = Path(name).expanduser() / FILE
-    if not path.is_file():
+    return _read(Path(name).expanduser() / FILE)
+
+
+def of_words(name: str | None) -> tuple[Learned, ...]:
+    """The runs whose texts a tokenizer or a word list was made from, as far as is known.
+
+    It may be a file of a run, the run's folder, or the folder of words in it.
+    """
+    if name is None:
         return ()
-    try:
-        found = tuple(Learned(**entry) for entry in parse_json(path.read_bytes()))
-        if not all(isinstance(value, str) for one in found for value in asdict(one).values()):
-            raise TypeError
-    except (ValueError, TypeError):
-        raise UserError(f"{path}: damaged; what the model learned from is not known") from None
-    return found
+    path = Path(name).expanduser()
+    nearest = path if path.is_dir() else path.parent
+    if not path.exists():
+        return ()
+    for place in (nearest, nearest.resolve().parent):
+        if (place / FILE).is_file():
+            return tuple(one for one in _read(place / FILE) if one.words != _PUBLIC)
+    return ()
 
 
-def refuse_the_same(before: tuple[Learned, ...], incidence: str, model: str) -> None:
+def origin_of_words(words: tuple[Learned, ...], incidence: str, texts: str) -> Origin:
+    """What the certificate has to say of words with this lineage."""
+    if any(one.is_of(incidence, texts) for one in words):
+        return CORPUS_VOCABULARY
+    return FOREIGN_VOCABULARY if words else "public"
+
+
+def refuse_the_same(
+    before: tuple[Learned, ...], incidence: str, model: str, texts: str = ""
+) -> None:
     """An epsilon for one more run on a corpus says nothing of what a model has of it already."""
     for learned in before:
-        if learned.incidence == incidence:
+        if learned.is_of(incidence, texts):
             raise UserError(
                 f"model {model!r}: has learned from this corpus already (run {learned.run}, "
                 f"{learned.method}), which the epsilon of another run would not cover; begin with "
@@ -53,3 +83,12 @@ def refuse_the_same(before: tuple[Learned, ...], incidence: str, model: str) -> 
 
 def write(out: Path, learned: tuple[Learned, ...]) -> None:
     folder.write(out / FILE, json.dumps([asdict(one) for one in learned], indent=2) + "\n")
+
+
+def _read(path: Path) -> tuple[Learned, ...]:
+    if not path.is_file():
+        return ()
+    try:
+        return tuple(Learned(**entry) for entry in parse_json(path.read_bytes()))
+    except (ValueError, TypeError):
+        raise UserError(f"{path}: damaged; what the model learned from is not known") from None

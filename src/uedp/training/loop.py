@@ -19,7 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from uedp.accounting import certificate as certificates
-from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
+from uedp.accounting.decisions import Precision
+from uedp.accounting.ledger import (
+    Budget,
+    CorpusLedger,
+    Planned,
+    RunLedger,
+    refuse_another_plan,
+)
+from uedp.accounting.model_files import model_files
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -30,7 +38,16 @@ from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
 from uedp.strict import parse_json
-from uedp.training import checkpoint, folder, lineage, methods, optimise, tasks, vocabulary
+from uedp.training import (
+    checkpoint,
+    folder,
+    lineage,
+    methods,
+    optimise,
+    provenance,
+    tasks,
+    vocabulary,
+)
 from uedp.training.config import PRIVATE, Config
 from uedp.training.material import Material, Texts
 from uedp.training.material import read as read_material
@@ -98,6 +115,9 @@ def run(
       - a run killed at any moment and resumed spends the rounds of its plan, each once
       - two processes are never at work in one folder
       - a private run does not begin with a model that has learned from the same corpus
+      - a run is resumed with the noise source, precision, texts and detection that it began with
+      - every run is in the corpus's ledger, one without a guarantee as infinite
+      - the files of a finished run's model are in its ledger and its certificate, by their hashes
       - resuming a finished run does nothing
     """
     with folder.alone(out) as identity:
@@ -106,28 +126,39 @@ def run(
             say("this run is finished; nothing is left to do")
             return _finished(out, config)
         material = material or read_material(config)
-        plan = build_plan(config, material.incidence)
-        before = lineage.of_model(config.model.name)
+        corpus = CorpusLedger(material.ledger)
+        known = provenance.gather(config, material, corpus, precision_of(config))
+        plan = build_plan(config, material.incidence, known)
         if plan.private:
-            lineage.refuse_the_same(before, plan.shape.digest, config.model.name)
-        say(plan.statement)
-        if plan.missed_line:
-            say(plan.missed_line)
+            lineage.refuse_the_same(known.model, plan.shape.digest, config.model.name, known.texts)
+        sentence, *lines = plan.statement.splitlines()
+        for line in (sentence, plan.missed_line, *lines):
+            if line:
+                say(line)
         words = config.vocabulary.source != "tokenizer"
         # before anything is begun; a stand-in for words that are still to be found
         trainer = _Trainer(plan, material, out, progress, say, watch, BYTES if words else None)
         begun = name is not None
         name = name or folder.begin(identity)
+        planned = plan.planned(name)
         try:
-            _reserve(plan, name, material.ledger)
+            refuse_another_plan(out, planned)
+            corpus.reserve(planned, _budget(config))
         except UserError:
             if not begun:
                 identity.truncate(0)
             raise
         folder.write(out / CONFIG, config.to_yaml())
-        own = lineage.Learned(name, config.privacy.method, plan.shape.digest)
-        lineage.write(out, (*before, own))
-        with _ledger(plan, out, name) as ledger:
+        own = lineage.Learned(
+            name,
+            config.privacy.method,
+            plan.shape.digest,
+            known.texts,
+            planned.setup.vocabulary,
+        )
+        learned = (*known.lineage, own)
+        lineage.write(out, learned)
+        with _ledger(planned, out, material.ledger) as ledger:
             if words:
                 tokenizer = vocabulary.prepare(
                     config.vocabulary,
@@ -137,8 +168,9 @@ def run(
                     plan.vocabulary,
                     ledger,
                 )
+                lineage.write(tokenizer, learned)  # whoever copies the words takes it along
                 trainer = _Trainer(plan, material, out, progress, say, watch, str(tokenizer))
-            return trainer.run(ledger)
+            return trainer.run(ledger, corpus, name)
 
 
 # --- before the rounds, and after ----------------------------------------------------------------
@@ -160,29 +192,24 @@ def _finished(out: Path, config: Config) -> Outcome:
     )
 
 
-def _reserve(plan: Plan, name: str, corpus: Path) -> None:
-    """Enter the plan in the ledger of the corpus, unless that would exceed its budget."""
-    if plan.profile is not None:
-        privacy = plan.config.privacy
-        budget = privacy.corpus_budget
-        CorpusLedger(corpus).reserve(
-            name,
-            plan.shape.digest,
-            plan.profile,
-            plan.rounds,
-            None if budget is None else Budget(budget, privacy.delta),
-            plan.vocabulary,
-        )
+def _budget(config: Config) -> Budget | None:
+    budget = config.privacy.corpus_budget
+    return None if budget is None else Budget(budget, config.privacy.delta)
 
 
 @contextmanager
-def _ledger(plan: Plan, out: Path, name: str) -> Iterator[RunLedger | None]:
-    if plan.profile is None:
+def _ledger(planned: Planned, out: Path, corpus: Path) -> Iterator[RunLedger | None]:
+    if planned.profile is None:
         yield None
         return
-    digest = plan.shape.digest
-    with RunLedger.open(out, name, digest, plan.profile, plan.rounds, plan.vocabulary) as ledger:
+    with RunLedger.open(out, planned, corpus) as ledger:
         yield ledger
+
+
+def precision_of(config: Config) -> Precision:
+    """What the passes are computed in, on the device that the config comes to."""
+    half = _half(config.run.precision, _device(config.run.device))
+    return "bfloat16" if half else "float32"
 
 
 # --- the rounds ----------------------------------------------------------------------------------
@@ -203,8 +230,7 @@ class _Trainer:
         self._ledger: RunLedger | None = None
         config = plan.config
         self._device = _device(config.run.device)
-        self._half = _half(config.run.precision, self._device)
-        self._precision = _precision(self._half, self._device)
+        self._precision = _precision(plan.provenance.precision == "bfloat16", self._device)
         names: list[str] = []
         if config.task.kind == "classification":
             names = list(config.task.labels) or material.label_names()
@@ -271,9 +297,9 @@ class _Trainer:
         self._spent_at: dict[int, float] = {}  # rounds to epsilon
         self._stop = False
 
-    def run(self, ledger: RunLedger | None) -> Outcome:
+    def run(self, ledger: RunLedger | None, corpus: CorpusLedger, name: str) -> Outcome:
         """Train, from wherever an earlier process came to."""
-        self._ledger = ledger
+        self._ledger, self._corpus, self._name = ledger, corpus, name
         checkpoint.clear(self._out)
         with _training(self._model, self._plan.config.task.kind):
             done, before = self._restored()
@@ -293,6 +319,9 @@ class _Trainer:
             self._say(f"stopped after round {done}; go on with --resume")
             return self._outcome(before, {}, done)
         save(self._model, self._out, self._tokenizer)
+        if ledger is not None:
+            ledger.record_saved(model_files(self._out))
+        corpus.close(name, done, ledger is not None and ledger.vocabulary_spent)
         if after:
             self._say(f"after training: {_brief(after)}")
         outcome = self._outcome(before, after, done)
@@ -439,15 +468,8 @@ class _Trainer:
     ) -> Outcome:
         issued = None
         if self._ledger is not None:
-            plan = self._plan
-            *before_this, _ = lineage.of_model(str(self._out))
-            setup = plan.setup().model_copy(
-                update={
-                    "precision": "bfloat16" if self._half else "float32",
-                    "earlier_runs": "on other corpora" if before_this else "none known",
-                }
-            )
-            issued = certificates.issue(self._out, plan.config.privacy.delta, plan.shape, setup)
+            self._ledger.record_corpus(self._corpus.total(self._plan.config.privacy.delta))
+            issued = certificates.issue(self._out)
         finished = done >= self._plan.rounds
         return Outcome(
             self._out, self._model, self._tokenizer, issued, before, after, done, finished

@@ -1,9 +1,9 @@
 """What a run reads: texts, labels, and the incidence that says whose they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,14 +29,16 @@ class Material:
     """Everything a run reads from disk but the model.
 
     `ledger` is the folder whose ledger keeps what all runs on this corpus spent. For the method
-    `deidentified`, the texts are those without names. `text_digest` is a hash of who wrote what,
-    labels included; it is computed unless it is given.
+    `deidentified`, the texts are those without names. `info` is what `corpus.json` says of how the
+    corpus was made. `text_digest` is a hash of who wrote what, labels included; it is computed
+    unless it is given.
     """
 
     train: Texts
     incidence: Incidence
     ledger: Path
     held_out: Texts | None = None
+    info: Mapping[str, Any] | None = None
     text_digest: str = ""
 
     def __post_init__(self) -> None:
@@ -46,7 +48,8 @@ class Material:
                 f"{self.incidence.sentences:,} sentences; detect the corpus anew"
             )
         if not self.text_digest:
-            made = text_digest(self.incidence.sentence_user, self.train.texts, self.train.labels)
+            labels = self.train.labels or [None] * len(self.train.texts)
+            made = text_digest(self.incidence.sentence_user, self.train.texts, labels)
             object.__setattr__(self, "text_digest", made)
 
     def label_names(self) -> list[str]:
@@ -74,13 +77,40 @@ def read(config: Config) -> Material:
     train = _texts(corpus)
     if config.privacy.method == "deidentified":
         train = Texts(deidentified_texts(corpus), train.labels)
-    held_out = None
+    incidence, held_out = Incidence.of(config.data.train), None
     if config.data.evaluate is not None:
+        refuse_the_same_corpus(config, incidence)
         every = _texts(Corpus(config.data.evaluate))
         most = config.data.evaluate_sentences
         held_out = Texts(every.texts[:most], every.labels[:most])
     digest = "" if config.privacy.method == "deidentified" else corpus.text_digest
-    return Material(train, corpus.incidence, corpus.folder, held_out, digest)
+    return Material(train, corpus.incidence, corpus.folder, held_out, corpus.info, digest)
+
+
+def of_corpus(corpus: "Corpus") -> Material:
+    """The texts of a corpus as they are, with nothing held out."""
+    return Material(_texts(corpus), corpus.incidence, corpus.folder, None, corpus.info)
+
+
+def refuse_the_same_corpus(config: Config, incidence: Incidence) -> None:
+    """What is measured is shown as it is, so it must not be measured on whom the noise protects."""
+    from uedp.corpus.store import Corpus
+
+    if config.data.evaluate is None:
+        return
+    corpus, others = Corpus(config.data.train), Corpus(config.data.evaluate)
+    if corpus.folder.resolve() == others.folder.resolve():
+        how = "is the corpus that is trained on"
+    elif others.incidence.digest == incidence.digest:
+        how = "has the same users and entities as the corpus that is trained on"
+    elif len(corpus) == len(others) and _texts(corpus).texts == _texts(others).texts:
+        how = "has the same texts as the corpus that is trained on"
+    else:
+        return
+    raise UserError(
+        f"data.evaluate {str(config.data.evaluate)!r}: {how}; name a corpus of other users, or "
+        "leave it out"
+    )
 
 
 def _texts(corpus: "Corpus") -> Texts:

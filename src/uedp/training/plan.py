@@ -6,21 +6,23 @@ profile the ledger and the certificate are made from.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 import torch
 
 from uedp.accounting import certificate as certificates
+from uedp.accounting import decisions
 from uedp.accounting.calibrate import noise_for
+from uedp.accounting.ledger import Planned
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.draw import Floats, Sampling
 from uedp.mechanism.release import Clips
-from uedp.training.config import PRIVATE, Config, Run
+from uedp.training.config import PRIVATE, Config
+from uedp.training.provenance import Provenance
 
 _TOO_FEW, _FEW = 5, 20  # users a round: refused below the one, doubted below the other
 _FAINT = 0.05  # signal to noise over a whole run, from which on little is learned
@@ -41,8 +43,9 @@ class Plan:
     sampling: Sampling
     clips: Clips
     weights: Floats
-    shape: certificates.Shape
+    shape: decisions.Shape
     vocabulary: VocabularyRelease | None = None
+    provenance: Provenance = field(default_factory=Provenance)
 
     @property
     def beside(self) -> tuple[tuple[Profile, int], ...]:
@@ -61,11 +64,7 @@ class Plan:
     @property
     def private(self) -> bool:
         """Whether there is a guarantee to state."""
-        return (
-            self.profile is not None
-            and self.epsilon < math.inf
-            and self.config.privacy.seed is None
-        )
+        return self.profile is not None and self.epsilon < math.inf and self.setup().exposed is None
 
     @property
     def expected_weight(self) -> float:
@@ -74,11 +73,13 @@ class Plan:
 
     @property
     def statement(self) -> str:
-        """The guarantee in one sentence."""
+        """The guarantee in one sentence; lines that say which entities, and caveats, follow."""
         privacy = self.config.privacy
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
-        return certificates.statement(privacy.method, self.epsilon, privacy.delta, self.private)
+        return certificates.statement(
+            privacy.method, self.epsilon, privacy.delta, self.private, self.setup()
+        )
 
     @property
     def missed_line(self) -> str:
@@ -123,6 +124,11 @@ class Plan:
                 f"a round draws about {users:.2g} users: the noise hides one among them, so with "
                 f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
             )
+        if certificates.MUCH < self.epsilon < math.inf:
+            found.append(
+                f"epsilon {self.epsilon:.3g} says little, being above {certificates.MUCH}; lower "
+                "privacy.epsilon, or raise privacy.noise"
+            )
         if (ratio := self.signal_to_noise(parameters)) < _FAINT:
             found.append(
                 f"the noise will drown what is learned: at best signal to noise is {ratio:.2g} "
@@ -145,43 +151,49 @@ class Plan:
             "update clip": self.clips.update,
         }
 
-    def setup(self) -> certificates.Setup:
-        """What the certificate has to be told."""
-        privacy = self.config.privacy
-        stated = certificates.Setup(
+    def setup(self) -> decisions.Setup:
+        """What is put on record before the first round."""
+        privacy, known = self.config.privacy, self.provenance
+        stated = decisions.Setup(
             noise_source="cipher" if privacy.seed is None else "fixed seed",
-            vocabulary=_ORIGINS[self.config.vocabulary.source],
+            precision=known.precision,
+            rounding_margin=self.clips.margin,
+            texts=known.texts,
+            entities=known.entities,
+            users=known.users,
+            vocabulary=known.words or _ORIGINS[self.config.vocabulary.source],
             labels=self._labels(),
+            earlier_runs="on other corpora" if known.model else "none known",
             sentences_per_user=privacy.sentences_per_user,
         )
         if privacy.chosen_by:
             stated = stated.model_copy(update={"chosen_by": privacy.chosen_by})
         return stated
 
-    def _labels(self) -> certificates.Labels:
+    def planned(self, run: str) -> Planned:
+        """The first line of the ledger of a run by this plan."""
+        return Planned(
+            run=run,
+            profile=self.profile,
+            rounds=self.rounds,
+            delta=self.config.privacy.delta,
+            shape=self.shape,
+            setup=self.setup(),
+            vocabulary=self.vocabulary,
+            lineage=tuple(asdict(one) for one in self.provenance.lineage),
+            without_noise=self.config.privacy.method if self.profile is None else None,
+        )
+
+    def _labels(self) -> decisions.Labels:
         if self.config.task.kind != "classification":
             return "none"
         return "declared" if self.config.task.labels else "from the corpus, not covered"
 
 
-Precision = Literal["float32", "bfloat16"]
-
-
-def precision_of(run: Run) -> Precision:
-    """What the passes of a run are computed in: half precision on an accelerator, if not told."""
-    if run.precision != "auto":
-        return run.precision
-    return "bfloat16" if accelerated(run) and torch.cuda.is_bf16_supported() else "float32"
-
-
-def accelerated(run: Run) -> bool:
-    return torch.cuda.is_available() and run.device.split(":")[0] in ("auto", "cuda")
-
-
 # How far one text can move what others add by how rows are laid out and rounded, in update clips
 # per root of the users that others are: two to three times what `benchmarks/rounding.py` finds.
 # A CPU multiplies halves in another order for every shape.
-_MARGIN: Mapping[tuple[Precision, bool], float] = {
+_MARGIN: Mapping[tuple[decisions.Precision, bool], float] = {
     ("float32", False): 2e-5,
     ("float32", True): 2e-5,
     ("bfloat16", False): 6e-3,
@@ -189,12 +201,14 @@ _MARGIN: Mapping[tuple[Precision, bool], float] = {
 }
 
 
-def rounding_margin(precision: Precision, users: float, accelerated: bool = False) -> float:
+def rounding_margin(
+    precision: decisions.Precision, users: float, accelerated: bool = False
+) -> float:
     """What the noise is raised by, in units of the update clip, for so many users a round."""
     return _MARGIN[precision, accelerated] * math.sqrt(max(users, 1.0))
 
 
-def build(config: Config, incidence: Incidence) -> Plan:
+def build(config: Config, incidence: Incidence, provenance: Provenance | None = None) -> Plan:
     """Calibrate, and refuse what cannot work, before anything is loaded or trained."""
     privacy = config.privacy
     private = privacy.method in PRIVATE
@@ -211,6 +225,12 @@ def build(config: Config, incidence: Incidence) -> Plan:
             f"draw {incidence.users * privacy.user_rate:.2g}, too few to hide among; choose at "
             f"least {math.ceil(1e3 * _TOO_FEW / incidence.users) / 1e3:g}"
         )
+    if private and privacy.delta * incidence.users >= 1:
+        # with this delta, giving away one user's text whole would count as private
+        raise UserError(
+            f"privacy.delta {privacy.delta:g}: must be below one over the number of users, "
+            f"{1 / incidence.users:.2g}; choose {0.1 / incidence.users:.1g} or less"
+        )
     share = privacy.entity_share if privacy.method == "rotation" else 2.0
 
     def profile(noise: float) -> Profile:
@@ -222,9 +242,9 @@ def build(config: Config, incidence: Incidence) -> Plan:
             return UserLevel(noise, privacy.user_rate)
         return Alg(noise, privacy.user_rate, incidence.users, _other_holders(incidence))
 
-    margin = rounding_margin(
-        precision_of(config.run), privacy.user_rate * incidence.users, accelerated(config.run)
-    )
+    accelerated = torch.cuda.is_available() and config.run.device.split(":")[0] in ("auto", "cuda")
+    precision = Provenance().precision if provenance is None else provenance.precision
+    margin = rounding_margin(precision, privacy.user_rate * incidence.users, accelerated)
     words = _vocabulary(config)
     beside: tuple[tuple[Profile, int], ...] = () if words is None else ((words, 1),)
     described: Profile | None = None
@@ -252,6 +272,7 @@ def build(config: Config, incidence: Incidence) -> Plan:
         weights=_weights(incidence),
         shape=_shape(incidence),
         vocabulary=words,
+        provenance=provenance or Provenance(),
     )
 
 
@@ -260,8 +281,8 @@ def _weights(incidence: Incidence) -> Floats:
     return np.ones(incidence.users)
 
 
-def _shape(incidence: Incidence) -> certificates.Shape:
-    return certificates.Shape(
+def _shape(incidence: Incidence) -> decisions.Shape:
+    return decisions.Shape(
         digest=incidence.digest,
         users=incidence.users,
         sentences=incidence.sentences,
@@ -269,11 +290,11 @@ def _shape(incidence: Incidence) -> certificates.Shape:
     )
 
 
-_ORIGINS: Mapping[str, certificates.Origin] = {
+_ORIGINS: Mapping[str, decisions.Origin] = {
     "tokenizer": "public",
     "public": "public",
-    "private": certificates.PRIVATE_VOCABULARY,
-    "corpus": "from the corpus, not covered",
+    "private": decisions.PRIVATE_VOCABULARY,
+    "corpus": decisions.CORPUS_VOCABULARY,
 }
 
 

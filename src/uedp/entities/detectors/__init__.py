@@ -1,11 +1,14 @@
 """Detectors: what in a sentence must be protected. One file each, one registry.
 
 A detector is named `kind` or `kind:argument` (`patterns`, `spacy:en_core_web_sm`). To add one,
-write a module with a class that follows `Detector` and enter its `load` in `_LOADERS`.
+write a module with a class that follows `Detector`, enter it in `_LOADERS`, and give it `load` and
+`version`.
 """
 
 import importlib
 from collections.abc import Iterator, Sequence
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
 from typing import Protocol
 
 from uedp.corpus.sentence import Sentence, Span
@@ -26,7 +29,8 @@ class Detector(Protocol):
         """The spans found in each sentence, in order; one list per sentence, empty ones too."""
 
 
-# kind -> (module with `load(argument)`, what the argument is or None if it takes none)
+# kind -> (module with `load(argument)` and `version(argument)`,
+#          what the argument is, or None if it takes none)
 _LOADERS: dict[str, tuple[str, str | None]] = {
     "labels": ("labels", None),
     "patterns": ("patterns", "REGION"),
@@ -52,3 +56,24 @@ def load(name: str) -> Detector:
     loader = importlib.import_module(f"uedp.entities.detectors.{module}")
     detector: Detector = loader.load(argument or None)
     return detector
+
+
+def version(name: str) -> str:
+    """What the detector called `name` is, exactly: its library and its model, with versions.
+
+    Loads no model: workers may do that elsewhere.
+    """
+    kind, _, argument = name.partition(":")
+    if kind not in _LOADERS:  # somebody's own, put in place of `load`
+        return "version unknown"
+    loader = importlib.import_module(f"uedp.entities.detectors.{_LOADERS[kind][0]}")
+    found: str = loader.version(argument or None)
+    return found
+
+
+def package(name: str) -> str:
+    """An installed package and its version."""
+    try:
+        return f"{name} {installed(name)}"
+    except PackageNotFoundError:
+        return f"{name}, version unknown"

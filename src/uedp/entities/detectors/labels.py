@@ -14,5 +14,9 @@ class Labels:
         return (list(sentence.marks) for sentence in sentences)
 
 
+def version(argument: None = None) -> str:
+    return "human marks"
+
+
 def load(argument: None = None) -> Labels:
     return Labels()

@@ -12,6 +12,7 @@ from functools import partial
 import phonenumbers
 
 from uedp.corpus.sentence import Sentence, Span
+from uedp.entities.detectors import package
 from uedp.entities.detectors.forms import (
     BLANK,
     Finder,
@@ -112,6 +113,12 @@ class _Page:
             last = end
             self.spans.append(Span(start, end, label))
         self.text = "".join(pieces) + self.text[last:]
+
+
+def version(argument: str | None) -> str:
+    import uedp
+
+    return f"uedp {uedp.__version__}, {package('phonenumbers')}"
 
 
 def load(argument: str | None = None) -> Patterns:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.categories import category_of
-from uedp.entities.detectors.spacy import load_pipeline, texts
+from uedp.entities.detectors import package
+from uedp.entities.detectors.spacy import load_pipeline, pipeline_version, texts
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -78,6 +79,11 @@ class Presidio:
             score_threshold=self._threshold,
         ):
             yield result.start, result.end, result.entity_type, result.score
+
+
+def version(argument: str | None) -> str:
+    pipeline = pipeline_version(argument or DEFAULT_PIPELINE)
+    return f"{package('presidio-analyzer')}, {package('spacy')}, {pipeline}"
 
 
 def load(argument: str | None = None) -> Presidio:

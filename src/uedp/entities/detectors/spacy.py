@@ -1,5 +1,6 @@
 """The `spacy` detector: what a spaCy pipeline puts in `doc.ents`."""
 
+import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uedp.corpus.sentence import Sentence, Span
+from uedp.entities.detectors import package
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -65,6 +67,20 @@ def load(argument: str | None) -> Spacy:
             "--detector 'spacy': name a pipeline or its folder; write e.g. `spacy:en_core_web_sm`"
         )
     return Spacy(load_pipeline(argument, kind="spacy"))
+
+
+def version(argument: str | None) -> str:
+    return f"{package('spacy')}, {pipeline_version(argument or '')}"
+
+
+def pipeline_version(name: str) -> str:
+    """A pipeline and its version, as its package or the `meta.json` in its folder says."""
+    folder = Path(name).expanduser()
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        return f"{meta['lang']}_{meta['name']} {meta['version']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return package(name)
 
 
 def texts(nlp: "Language", sentences: Sequence[Sentence]) -> Iterator[str]:

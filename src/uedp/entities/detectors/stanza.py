@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from uedp.corpus.sentence import Sentence, Span
+from uedp.entities.detectors import package
 from uedp.errors import UserError
 
 # Texts are joined and processed as one batch; beyond this, memory grows and speed does not.
@@ -26,6 +27,11 @@ class Stanza:
             documents = iter(self._pipeline.bulk_process([text for text in texts if text.strip()]))
             for text in texts:
                 yield _spans(next(documents)) if text.strip() else []
+
+
+def version(argument: str | None) -> str:
+    # its models have no version but that of the list they were downloaded from
+    return f"{package('stanza')}, language {argument}"
 
 
 def load(argument: str | None) -> Stanza:

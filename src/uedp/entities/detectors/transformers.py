@@ -1,5 +1,6 @@
 """The `transformers` detector: a token classification model of Hugging Face Transformers."""
 
+import hashlib
 import re
 import unicodedata
 import warnings
@@ -12,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uedp.corpus.sentence import Sentence, Span
+from uedp.entities.detectors import package
 from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
 from uedp.hub import ask_hub, most_tokens
@@ -129,6 +131,25 @@ class Transformers:
             logits = self._model(input_ids=ids.to(device), attention_mask=mask.to(device)).logits
         predicted: Indices = logits.argmax(-1).cpu().numpy()
         return predicted
+
+
+def version(argument: str | None) -> str:
+    """The library, and of the model its revision in the cache, or a hash of its weights."""
+    folder = Path(argument or "").expanduser()
+    if not folder.is_dir():
+        try:
+            revision = Path(_cached(argument or "")).name
+        except OSError:
+            return f"{package('transformers')}, revision unknown"
+        return f"{package('transformers')}, revision {revision[:12]}"
+    state = hashlib.sha256()
+    for path in sorted(
+        [*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    ):
+        state.update(path.name.encode())
+        with path.open("rb") as file:
+            state.update(hashlib.file_digest(file, "sha256").digest())
+    return f"{package('transformers')}, files {state.hexdigest()[:12]}"
 
 
 def load(argument: str | None) -> Transformers:

@@ -1,0 +1,131 @@
+"""What is decided before a run begins, and cannot be computed from its rounds.
+
+All of it goes into the first line of the run's ledger. A certificate reads it there, so that nobody
+can state it differently afterwards, and a run that is resumed with anything else is refused.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+NoiseSource = Literal["cipher", "fixed seed"]
+Precision = Literal["float32", "bfloat16"]
+Origin = Literal[
+    "public",
+    "from the corpus, not covered",
+    "from another corpus, not covered",
+    "differentially private",
+]
+PRIVATE_VOCABULARY: Origin = "differentially private"
+CORPUS_VOCABULARY: Origin = "from the corpus, not covered"
+FOREIGN_VOCABULARY: Origin = "from another corpus, not covered"
+Labels = Literal["none", "declared", "from the corpus, not covered"]
+EarlierRuns = Literal["none known", "on other corpora"]
+Users = Literal["as given", "assigned at random"]
+
+_LIST_NAMES = {"public": "allow-list", "sensitive": "deny-list", "aliases": "alias list"}
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Coverage(Strict):
+    """How much of what people marked the detection found, as `uedp coverage --record` measured."""
+
+    marks: int
+    sentences_found: Annotated[float, Field(ge=0, le=1)]
+    sentences_complete: Annotated[float, Field(ge=0, le=1)]
+
+
+class EntityList(Strict):
+    """A person's own list, by its length and a digest under the key of the corpus.
+
+    The digest is keyed because a list may hold names: a plain hash of a short one can be guessed.
+    """
+
+    entries: int
+    digest: str
+
+
+class Entities(Strict):
+    """Which entities were looked for: what an epsilon for "an entity" is about."""
+
+    detectors: dict[str, str]  # name to version
+    categories: tuple[str, ...]
+    propagated: bool
+    lists: dict[str, EntityList] = {}
+    coverage: Coverage | None = None
+
+    @property
+    def names_sought(self) -> bool:
+        """Whether anything looks for names; patterns know forms such as numbers and addresses."""
+        return any(name.partition(":")[0] != "patterns" for name in self.detectors)
+
+    def describe(self) -> str:
+        """One line for people."""
+        by = ", ".join(f"{name} ({version})" for name, version in sorted(self.detectors.items()))
+        parts = [f"found by {by}", f"categories {', '.join(self.categories)}"]
+        if not self.names_sought:
+            listed = "sensitive" in self.lists
+            parts.insert(0, "no names are looked for" + (" but those listed" if listed else ""))
+        parts.append(
+            "one hit of a model counts wherever the same words stand"
+            if self.propagated
+            else "a hit counts only where it was made (no propagation)"
+        )
+        for name, held in sorted(self.lists.items()):  # as a ledger has them
+            by_hash = f", {held.digest[:12]}" if held.digest else ""
+            parts.append(f"{_LIST_NAMES.get(name, name)} ({held.entries} entries{by_hash})")
+        if self.coverage is None:
+            parts.append("coverage not measured")
+        else:
+            parts.append(
+                f"of the marked sentences {self.coverage.sentences_found:.1%} found, "
+                f"{self.coverage.sentences_complete:.1%} complete"
+            )
+        return " ".join("; ".join(parts).split())  # on one line, whatever a file calls a version
+
+
+class Setup(Strict):
+    """What was decided. What is not covered becomes a caveat."""
+
+    noise_source: NoiseSource = "cipher"
+    # of the passes; sums, norms, clip factors and noise are float32 or better
+    precision: Precision = "float32"
+    # the noise that is added is the noise multiplier times one plus this
+    rounding_margin: Annotated[float, Field(ge=0)] = 0.0
+    # of owners, texts and labels, under the key of the corpus: a plain hash would let anybody who
+    # knows all texts but one test what that one says
+    texts: str = ""
+    # null: not stated
+    entities: Entities | None = None
+    users: Users = "as given"
+    # differentially private exactly if one is in the ledger, where it is charged
+    vocabulary: Origin = "public"
+    # the names of what a classifier tells apart
+    labels: Labels = "none"
+    # of the model that the run began with
+    earlier_runs: EarlierRuns = "none known"
+    chosen_by: str = "clip bounds, rates and schedule: not stated"
+    # for missed mentions; null: nothing bounds the sentences, or the share is the entity's
+    sentences_per_user: Annotated[int, Field(ge=1)] | None = None
+    sentence_share: Annotated[float, Field(gt=0, le=2)] | None = None
+
+    @property
+    def exposed(self) -> str | None:
+        """Why there is no guarantee whatever the noise, if that is so."""
+        if self.noise_source == "fixed seed":
+            return "the noise came from a fixed seed"
+        if self.vocabulary == CORPUS_VOCABULARY:
+            return "the words or the tokenizer were made from the corpus"
+        return None
+
+
+class Shape(Strict):
+    """The incidence the guarantee is about."""
+
+    digest: str
+    users: int
+    sentences: int
+    entities: int

@@ -1,0 +1,77 @@
+"""The files that make up a model, by their hashes: what a certificate is about.
+
+All that stands in a run's folder is part of the model, unless it is known to be something else: a
+loader may prefer a file that nobody thought of, such as a `model.safetensors` beside shards or an
+`adapter_config.json` that changes what the others mean.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from uedp.errors import UserError
+
+# What else a run leaves in its folder; no loader reads any of these.
+_RECORDS = frozenset(
+    [
+        "certificate.json",
+        "certificate.sig",
+        "config.yaml",
+        "ledger.jsonl",
+        "lineage.json",
+        "metrics.jsonl",
+        "result.json",
+        "run.json",
+    ]
+)
+_FOLDERS = frozenset({"checkpoints", "tensorboard", "vocabulary"})
+_PROSE = frozenset({".md", ".partial"})
+
+
+def model_files(folder: Path) -> dict[str, str]:
+    """The SHA-256 of every file of the model in a folder, by its path within.
+
+    Guarantees:
+      - every file counts but those that a run writes beside its model, hidden ones and `.md`
+    """
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        within = path.relative_to(folder)
+        if not _belongs(within):
+            continue
+        if path.is_file():
+            found[within.as_posix()] = _sha256(path)
+        elif path.is_symlink():  # what a folder elsewhere holds is not looked at, nor certified
+            found[within.as_posix()] = "a link"
+    return found
+
+
+def refuse_other_files(folder: Path, certified: Mapping[str, str]) -> None:
+    """Raise unless a folder holds the certified files and no more that could be of a model."""
+    here = model_files(folder)
+    if missing := sorted(set(certified) - set(here)):
+        raise UserError(f"{folder / missing[0]}: missing, but certified as part of the model")
+    for name in certified:
+        if here[name] != certified[name]:
+            raise UserError(
+                f"{folder / name}: is not the file that was certified (SHA-256 {here[name][:12]}, "
+                f"not {certified[name][:12]})"
+            )
+    if more := sorted(set(here) - set(certified)):
+        what = "is not part of the certified model" if certified else "no model was certified"
+        raise UserError(
+            f"{folder / more[0]}: {what}, and a loader could take it for one; move it away"
+        )
+
+
+def _belongs(within: Path) -> bool:
+    if any(part.startswith(".") for part in within.parts) or within.suffix in _PROSE:
+        return False
+    if len(within.parts) == 1:
+        return within.name not in _RECORDS
+    return within.parts[0] not in _FOLDERS
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,103 @@
+"""A signature under a certificate: that it is the one its signatory saw.
+
+Ed25519 over the bytes of `certificate.json` after a line that says what is signed. A certificate
+names the last seal of its ledger and the hashes of the model's files, so that the signature covers
+these too.
+"""
+
+import base64
+import binascii
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from uedp.errors import UserError
+
+SIGNATURE = "certificate.sig"
+_CONTEXT = b"uedp certificate, Ed25519, version 1\n"
+_NO_KEY = (ValueError, TypeError, UnsupportedAlgorithm)
+
+
+def generate_key(path: Path) -> Path:
+    """A new private key at `path`, readable by its owner alone, and its public key beside it.
+
+    Guarantees:
+      - nothing is overwritten
+    """
+    public = path.with_name(f"{path.name}.pub")
+    key = Ed25519PrivateKey.generate()
+    private_text = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    public_text = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    for target in (path, public):
+        if os.path.lexists(target):
+            raise UserError(f"{target}: exists already; choose another name")
+    _write_new(path, private_text, 0o600)
+    _write_new(public, public_text, 0o644)
+    return public
+
+
+def sign_certificate(certificate: Path, key: Path) -> Path:
+    """Write the signature beside a certificate."""
+    private = _private_key(key)
+    signature = private.sign(_CONTEXT + certificate.read_bytes())
+    target = certificate.with_name(SIGNATURE)
+    partial = target.with_name(f"{SIGNATURE}.partial")
+    partial.write_bytes(base64.b64encode(signature) + b"\n")
+    partial.replace(target)
+    return target
+
+
+def check_signature(certificate: Path, public_key: Path) -> None:
+    """Raise unless the certificate's signature was made with this key, over these very bytes."""
+    key, path = _public_key(public_key), certificate.with_name(SIGNATURE)
+    if not path.is_file():
+        raise UserError(f"{path}: no signature; sign it with `uedp certificate sign`")
+    try:
+        signature = base64.b64decode(path.read_bytes().strip(), validate=True)
+        key.verify(signature, _CONTEXT + certificate.read_bytes())
+    except (binascii.Error, InvalidSignature):
+        raise UserError(
+            f"{path}: not a signature of {public_key} over this certificate; one of the three was "
+            "changed, or it was signed with another key"
+        ) from None
+
+
+def _private_key(path: Path) -> Ed25519PrivateKey:
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except _NO_KEY:
+        raise UserError(
+            f"{path}: not a private key without a password; make one with `uedp certificate keygen`"
+        ) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise UserError(f"{path}: not an Ed25519 key; make one with `uedp certificate keygen`")
+    return key
+
+
+def _public_key(path: Path) -> Ed25519PublicKey:
+    try:
+        key = serialization.load_pem_public_key(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except _NO_KEY:
+        raise UserError(f"{path}: not a public key; name the .pub file of the key") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise UserError(f"{path}: not an Ed25519 key; name the .pub file of the key")
+    return key
+
+
+def _write_new(path: Path, content: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
