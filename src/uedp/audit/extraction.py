@@ -94,6 +94,8 @@ def likelihood(scorer: Scorer, secrets: Sequence[Secret]) -> Floats:
     Guarantees:
       - the same as scoring each secret on its own
     """
+    if not secrets:
+        return np.empty(0)
     told = scorer.tokens([f"{secret.prompt} {secret.secret}" for secret in secrets])
     questions = []
     for row, prompt in zip(told, scorer.tokens([s.prompt for s in secrets]), strict=True):
@@ -101,7 +103,7 @@ def likelihood(scorer: Scorer, secrets: Sequence[Secret]) -> Floats:
         cut = len(prompt) if cut is None else cut  # the last word may be tokenized differently
         questions.append(Question(row[:cut], Endings.of([row[cut:]])))
     found = [answer for some in _chunks(questions, 1024) for answer in scorer.answer(some)]
-    return np.concatenate(found) if found else np.empty(0)
+    return np.concatenate(found)
 
 
 def written(scorer: Scorer, secrets: Sequence[Secret], beams: int = 1) -> list[bool]:
