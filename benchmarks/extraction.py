@@ -373,7 +373,7 @@ def table(folder: Path, plot: Path | None = None) -> None:
     by_group(
         "True positives at 0.1% false positives",
         groups,
-        lambda row, name: _interval(row["membership"]["groups"][name]["at"][0]["true_positives"]),
+        lambda row, name: _rates(row["membership"]["groups"][name])[1],
     )
     by_group(
         "Written by the model after the prompt",
