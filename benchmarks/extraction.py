@@ -233,6 +233,8 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
+    if device == "cuda":
+        torch.cuda.empty_cache()  # what training held, for runs beside this one
 
     def scorer(where: Path) -> Scorer:
         loaded = load(where)

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import runpy
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -560,6 +562,38 @@ def test_gaps_are_repeatable_and_about_as_many_as_asked_for(corpora: tuple[Any, 
     assert len(few) == 16
     with pytest.raises(UserError, match="hold out more users"):
         entity_gaps(corpora[0], corpora[0])
+
+
+# --- the benchmark -------------------------------------------------------------------------------
+
+
+def test_the_benchmark_plants_a_thousand_and_leaves_enough_out() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "extraction.py"
+    benchmark = runpy.run_path(str(path))
+    _, secrets = plant(
+        NOTES,
+        repeats=benchmark["REPEATS"],
+        each=benchmark["EACH"],
+        left_out=benchmark["LEFT_OUT"],
+        mask=benchmark["MASK"],
+    )
+    counts = Counter(secret.repeats for secret in secrets)
+    assert counts == {1: 640, 4: 240, 16: 80, 64: 40, 0: 20_000}
+    epsilons = {}
+    for name, values in benchmark["RUNS"].items():
+        if values is not None:
+            config = parse({**values, "data": {"train": "corpus"}})
+            assert name.startswith(config.privacy.method)
+            assert config.privacy.seed is None  # a fixed seed has no certificate
+            epsilons[name] = config.privacy.epsilon
+    assert epsilons == {
+        "rotation-8": 8,
+        "user-level-8": 8,
+        "noiseless": None,
+        "rotation-2": 2,
+        "user-level-2": 2,
+        "deidentified": None,
+    }
 
 
 # --- trained models ------------------------------------------------------------------------------
