@@ -5,15 +5,18 @@
     python benchmarks/extraction.py score --material FOLDER --model FOLDER --out FOLDER
     python benchmarks/extraction.py table FOLDER [--plot FILE]
 
-`prepare` plants phone numbers in CoNLL's training part, each told by 1 to 64 new users who say
-nothing else, and leaves others out; entities are the human marks, names and numbers of the planted
-sentences among them. It writes plain files that a machine without Arrow can read.
+`prepare` plants 1,000 phone numbers in CoNLL's training part, each told by 1 to 64 new users who
+say nothing else, and leaves 20,000 out that are drawn alike; entities are the human marks, names
+and numbers of the planted sentences among them. It writes plain files that a machine without Arrow
+can read.
 
 `train` trains a model by each method, several at once, through the same loop as `uedp train`, and
-attacks it: every number of the form is ranked, and CoNLL's own entities against others of their
-category, with the model before training as reference. What is finished is not done again. `score`
-attacks again the models that `train --keep` left. Settings are those of `experiments.settings`;
-nothing was chosen by what is shown here.
+attacks it. Membership: by how much training raised the likelihood of a number after its prompt,
+planted numbers against those left out. Extraction: whether the model writes the number. Exposure:
+the rank of the number among others of its form, for some of each group. With `prepare --entities`,
+CoNLL's own entities are ranked against others of their category too. Finished runs are kept,
+interrupted ones resumed. `score` attacks again the models that `train --keep` left. Settings are
+those of `experiments.settings`; nothing was chosen by what is shown here.
 """
 
 import argparse
@@ -23,24 +26,46 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from uedp.experiments import processes
+from uedp.experiments import markdown, processes
 from uedp.experiments.data_sets import DATA_SETS
 from uedp.experiments.material import texts, write_texts
-from uedp.experiments.settings import FINE_TUNING, config
+from uedp.experiments.settings import CORPORA, FINE_TUNING, NOISELESS_RATE, config
 
-CONLL = DATA_SETS["conll"].files
+CONLL, SETTINGS = DATA_SETS["conll"].files, CORPORA["conll"]
 
-RUNS: dict[str, dict[str, dict[str, Any]] | None] = {
-    "noiseless": config(FINE_TUNING, "noiseless"),
-    "rotation-8": config(FINE_TUNING, "rotation", 8),
-    "user-level-8": config(FINE_TUNING, "user-level", 8),
-    "deidentified": config(FINE_TUNING, "deidentified"),
-    "rotation-2": config(FINE_TUNING, "rotation", 2),
-    "user-level-2": config(FINE_TUNING, "user-level", 2),
+# Each entry stands for `--each` secrets: 640 told by one user, 240 by 4, 80 by 16, 40 by 64.
+REPEATS = [1] * 16 + [4] * 6 + [16] * 2 + [64]
+EACH, LEFT_OUT = 40, 20_000
+MASK = "212-55#-####"  # 100,000 numbers: room for all that are left out
+
+_Config = dict[str, dict[str, Any]]
+
+
+def _private(method: str, epsilon: float) -> _Config:
+    drawn: dict[str, Any] = {"privacy__user_rate": SETTINGS.user_level}
+    if method == "rotation":  # as many users in a round as the others
+        drawn = {"privacy__entity_share": SETTINGS.share, **SETTINGS.rotation_too["users-0.1"]}
+    return config(FINE_TUNING, method, epsilon, **{**SETTINGS.flat, **drawn})
+
+
+def _plain(method: str) -> _Config:
+    return config(
+        FINE_TUNING, method, privacy__user_rate=SETTINGS.plain, optimiser__rate=NOISELESS_RATE
+    )
+
+
+RUNS: dict[str, _Config | None] = {
+    "rotation-8": _private("rotation", 8),
+    "user-level-8": _private("user-level", 8),
+    "noiseless": _plain("noiseless"),
+    "rotation-2": _private("rotation", 2),
+    "user-level-2": _private("user-level", 2),
+    "deidentified": _plain("deidentified"),
     "untrained": None,
 }
 
@@ -93,106 +118,198 @@ def prepare(options: argparse.Namespace) -> None:
             write_texts(folder, name, found, [None] * len(found))
         shutil.rmtree(folder / "incidence", ignore_errors=True)
         shutil.copytree(train.folder / "incidence", folder / "incidence")
-        gaps = entity_gaps(
-            plain, validation, most=options.entities, others=options.others, seed=options.seed
-        )
+        gaps = []
+        if options.entities:
+            gaps = entity_gaps(
+                plain, validation, most=options.entities, others=options.others, seed=options.seed
+            )
     with gzip.open(folder / "gaps.json.gz", "wt") as written:
         json.dump([vars(gap) for gap in gaps], written)
     print(f"{len(gaps):,} entities to rank, half of them held out")
 
 
-def train(name: str, options: argparse.Namespace) -> None:
+def one(name: str, options: argparse.Namespace) -> None:
     """One run and the attack on it, in this process."""
-    from uedp.incidence import Incidence
-    from uedp.training.config import parse
-    from uedp.training.loop import run
-    from uedp.training.material import Material
-
-    settings, folder, began = RUNS[name], options.out / name, time.time()
+    settings, folder = RUNS[name], options.out / name
     measured: dict[str, Any] = {"name": name, "method": name, "epsilon": None}
-    if settings is not None and not (options.scored and (folder / "result.json").exists()):
-        values = {section: dict(fields) for section, fields in settings.items()}
-        values["data"] = {"train": str(options.material), "evaluate": str(options.material)}
-        values["model"]["name"] = str(options.model)
-        config = parse(
-            values, changes=[f"privacy.rounds={options.rounds}"] if options.rounds else []
-        )
-        source = "deidentified" if config.privacy.method == "deidentified" else "train"
-        ledger = options.out / f"{name}.corpus"  # of its own: these runs do not add up to one
-        ledger.mkdir(parents=True, exist_ok=True)
-        held = Material(
-            texts(options.material, source),
-            Incidence.load(options.material / "incidence"),
-            ledger,
-            texts(options.material, "validation", 50 if options.dry else None),
-        )
-        found = run(config, folder, material=held, say=lambda line: print(f"{name}: {line}"))
-        lines = (folder / "metrics.jsonl").read_text().splitlines()
-        measured |= {
-            "method": config.privacy.method,
-            "config": config.model_dump(mode="json", exclude={"data": True, "model": {"name"}}),
-            "epsilon": None if found.certificate is None else found.certificate.epsilon,
-            "noise": None if found.certificate is None else found.certificate.parameters["noise"],
-            "before": found.before,
-            "after": found.after,
-            "mean_update": sum(json.loads(line)["mean_update"] for line in lines) / len(lines),
-            "training_seconds": time.time() - began,
-        }
-        (options.out / f"{name}.training.json").write_text(json.dumps(measured, indent=1) + "\n")
+    trained = options.out / f"{name}.training.json"
+    if settings is not None and options.scored:
+        measured = json.loads(trained.read_text())
     elif settings is not None:
-        measured = json.loads((options.out / f"{name}.training.json").read_text())
+        measured |= train(name, settings, options)
+        trained.write_text(json.dumps(measured, indent=1) + "\n")
     began = time.time()
-    measured |= attack(folder if settings is not None else Path(options.model), options)
+    measured |= attack(None if settings is None else folder, options)
     measured["attack_seconds"] = time.time() - began
     (options.out / f"{name}.json").write_text(json.dumps(measured, indent=1) + "\n")
     if settings is not None and not options.keep:
         shutil.rmtree(folder)  # half a gigabyte each
         shutil.rmtree(options.out / f"{name}.corpus")
-    print(_row(measured), flush=True)
+        trained.unlink()
+    print(" ".join(_row(measured)), flush=True)
 
 
-def attack(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str, Any]:
+    """Train one model, or go on with it; what the certificate says stands beside the numbers."""
+    from uedp.incidence import Incidence
+    from uedp.training.config import parse
+    from uedp.training.loop import CONFIG, run
+    from uedp.training.material import Material
+
+    folder, began = options.out / name, time.time()
+    values = {section: dict(fields) for section, fields in settings.items()}
+    source = "deidentified" if values["privacy"]["method"] == "deidentified" else "train"
+    values["data"] = {
+        "train": str(options.material / source),
+        "evaluate": str(options.material / "validation"),
+    }
+    values["model"]["name"] = str(options.model)
+    values["run"]["checkpoint_seconds"] = 60
+    rounds = [f"privacy.rounds={options.rounds}"] if options.rounds else []
+    parsed = parse(values, changes=[*rounds, *options.set])
+    ledger = options.out / f"{name}.corpus"  # of its own: these runs do not add up to one
+    ledger.mkdir(parents=True, exist_ok=True)
+    material = Material(
+        texts(options.material, source),
+        Incidence.load(options.material / "incidence"),
+        ledger,
+        texts(options.material, "validation", 50 if options.dry else None),
+    )
+    found = run(
+        parsed,
+        folder,
+        material=material,
+        resume=(folder / CONFIG).exists(),
+        say=lambda line: print(f"{name}: {line}", flush=True),
+    )
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        "method": parsed.privacy.method,
+        "config": parsed.model_dump(mode="json", exclude={"data": True, "model": {"name"}}),
+        **_certified(folder),
+        "before": found.before,
+        "after": found.after,
+        "rounds": len(rows),
+        "sentences": sum(row["sentences"] for row in rows),
+        "mean_update": sum(row["mean_update"] for row in rows) / len(rows),
+        "training_seconds": time.time() - began,
+    }
+
+
+def _certified(folder: Path) -> dict[str, Any]:
+    """The whole certificate of a run, if it has one, and whether it agrees with its ledger."""
+    from uedp.accounting import certificate
+    from uedp.errors import UserError
+
+    path = folder / certificate.CERTIFICATE
+    if not path.exists():
+        return {"epsilon": None, "certificate": None}
+    issued = json.loads(path.read_text())
+    try:
+        certificate.verify(folder)
+        checked = "passed"
+    except UserError as error:
+        checked = str(error)
+    return {
+        "epsilon": issued["epsilon"],
+        "delta": issued["delta"],
+        "statement": issued["statement"],
+        "noise": issued.get("parameters", {}).get("noise"),
+        "certificate_check": checked,
+        "certificate": issued,
+    }
+
+
+def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
+    """Attack the model in a folder; without one, the model before training."""
     import torch
 
-    from uedp.audit.extraction import rank_entities, rank_secrets
+    from uedp.audit.extraction import likelihood, rank_entities, rank_secrets, written
     from uedp.audit.gaps import Gap
-    from uedp.audit.ranks import summary
+    from uedp.audit.ranks import Roc, membership, summary
     from uedp.audit.scoring import Scorer
     from uedp.audit.secrets import load as load_secrets
     from uedp.models.load import load
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
+    if device == "cuda":
+        torch.cuda.empty_cache()  # what training held, for runs beside this one
 
-    def scorer(where: Path) -> Any:
+    def scorer(where: Path) -> Scorer:
         loaded = load(where)
-        model = loaded.model.to(device)
-        return Scorer(model, loaded.tokenizer, loaded.max_tokens)
+        return Scorer(loaded.model.to(device), loaded.tokenizer, loaded.max_tokens)
 
-    attacked = scorer(folder)
+    attacked = scorer(folder or options.model)
+    before = None if folder is None else scorer(options.model)
     secrets = load_secrets(options.material / "secrets.json")
+    told = sorted((s for s in secrets if s.planted), key=lambda s: s.repeats)
+    left_out = [s for s in secrets if not s.planted]
     with gzip.open(options.material / "gaps.json.gz", "rt") as file:
         gaps = [Gap(**values) for values in json.load(file)]
     if options.dry:
-        secrets = [s for s in secrets if s.planted][:6] + [s for s in secrets if not s.planted][:6]
-        gaps = gaps[:5] + gaps[-5:]
-    else:
-        told = [secret for secret in secrets if secret.planted]
-        secrets = told + [secret for secret in secrets if not secret.planted][: options.controls]
-    found = rank_secrets(attacked, secrets, alternatives=options.alternatives, beams=options.beams)
+        told, left_out, gaps = told[:: len(told) // 12], left_out[:200], gaps[:5] + gaps[-5:]
+    clock = _Clock()
+
+    groups = [str(secret.repeats) for secret in told]
+    scores = likelihood(attacked, told + left_out)
+    if before is not None:
+        scores = scores - likelihood(before, told + left_out)
+    curve = Roc(scores[: len(told)], scores[len(told) :])
     result: dict[str, Any] = {
-        "alternatives": options.alternatives,
-        "beams": options.beams,
-        "secrets": summary(found),
-        "ranked_secrets": _items(found),
+        "score": "log-likelihood of the number after its prompt"
+        + ("" if before is None else ", less that of the model before training"),
+        "membership": membership(curve, groups),
     }
-    if Path(folder) != Path(options.model):
-        entities = rank_entities(attacked, gaps, scorer(Path(options.model)))
-        result |= {
-            "entities": summary(entities),
-            "ranked_entities": _items(entities),
-        }
+    clock("membership")
+
+    controls = left_out[: options.controls]
+    right = written(attacked, told + controls)
+    result["greedy"] = _greedy(right, groups + ["left out"] * len(controls))
+    clock("greedy")
+
+    ranked = [s for _, some in _by_repeats(told) for s in some[: options.ranked]]
+    ranked += controls[: options.ranked]
+    found = rank_secrets(attacked, ranked, alternatives=options.alternatives, beams=options.beams)
+    result |= {"alternatives": options.alternatives, "beams": options.beams}
+    result["secrets"] = summary(found)
+    clock("exposure")
+    if gaps and before is not None:
+        entities = rank_entities(attacked, gaps, before)
+        result |= {"entities": summary(entities), "ranked_entities": _items(entities)}
+        clock("entities")
+    result["seconds"] = clock.parts
     return result
+
+
+class _Clock:
+    """How long each part of an attack took."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, float] = {}
+        self._last = time.time()
+
+    def __call__(self, part: str) -> None:
+        now = time.time()
+        self.parts[part], self._last = now - self._last, now
+
+
+def _by_repeats(secrets: Iterable[Any]) -> Iterable[tuple[int, list[Any]]]:
+    found: dict[int, list[Any]] = {}
+    for secret in secrets:
+        found.setdefault(secret.repeats, []).append(secret)
+    return sorted(found.items())
+
+
+def _greedy(right: list[bool], groups: list[str]) -> dict[str, Any]:
+    from uedp.audit.ranks import share
+
+    found = {
+        name: [hit for hit, group in zip(right, groups, strict=True) if group == name]
+        for name in dict.fromkeys(groups)
+    }
+    found["planted"] = [h for name, hits in found.items() if name != "left out" for h in hits]
+    return {name: {"count": len(hits), **share(hits)} for name, hits in found.items()}
 
 
 def _items(found: Any) -> list[dict[str, Any]]:
@@ -221,93 +338,106 @@ def _attackable(name: str, options: argparse.Namespace) -> bool:
 
 def _start(name: str, options: argparse.Namespace, again: bool) -> processes.Process:
     command = [sys.executable, "-W", "ignore", __file__, "one", name]
-    for flag in ("material", "model", "out", "rounds", "alternatives", "beams", "controls"):
+    for flag in ("material", "model", "out", "rounds", *_ATTACK):
         if getattr(options, flag) is not None:
             command += [f"--{flag}", str(getattr(options, flag))]
+    for change in options.set:
+        command += ["--set", change]
     command += ["--keep"] if options.keep or again else []
     command += ["--scored"] if again else []
     command += ["--dry"] if options.dry else []
     return processes.start(name, command, options.out)
 
 
+# --- tables and the figure, from the JSON files --------------------------------------------------
+
+
 def table(folder: Path, plot: Path | None = None) -> None:
-    found = list(processes.results(RUNS, folder).values())
-    if not found:
+    rows = list(processes.results(RUNS, folder).values())
+    if not rows:
         raise SystemExit(f"{folder}: no results")
-    secrets = found[0]["secrets"]
+    found = rows[0]["membership"]
     print(
-        f"\n{secrets['membership']['members']} secrets planted, "
-        f"{secrets['membership']['others']} left out; {secrets['candidates']:,} numbers tried for "
-        f"each: exposure is at most {secrets['largest_exposure']:.1f} bits, "
-        f"{secrets['exposure_by_chance']:.1f} on average by chance\n"
+        f"{found['members']:,} secrets planted, {found['others']:,} left out; intervals are "
+        "Clopper and Pearson's at 95%\n"
     )
-    before = next((row["before"]["perplexity"] for row in found if row.get("before")), None)
+    before = next((row["before"]["perplexity"] for row in rows if row.get("before")), None)
     if before:
         print(f"perplexity before training: {before:.4g}\n")
-    print(_HEAD)
-    for row in found:
-        print(_row(row))
-    told = [name for name in secrets["groups"] if name not in ("planted", "left out")]
-    print("\nmean exposure (and share written greedily), by how many users told a secret")
-    print(f"{'run':14}" + "".join(f"{name:>15}" for name in [*told, "left out"]))
-    for row in found:
-        groups = row["secrets"]["groups"]
-        cells = (
-            f"{groups[name]['mean_exposure']:>8.1f} ({groups[name]['extracted']['share']:>4.0%})"
-            for name in [*told, "left out"]
-            if name in groups
-        )
-        print(f"{row['name']:14}" + "".join(f"{cell:>15}" for cell in cells))
-    if plot is not None:
-        from uedp.audit.ranks import Ranked
-        from uedp.report.extraction_plots import extraction_figure
+    print(markdown.table(_HEAD, map(_row, rows)))
+    groups = list(found["groups"])
 
-        extraction_figure(
-            {
-                row["name"]: [
-                    Ranked(**{k: v for k, v in item.items() if k != "exposure"})
-                    for item in row["ranked_secrets"]
-                ]
-                for row in found
-                if row["name"] != "untrained"
-            },
-            plot,
-        )
+    def by_group(title: str, names: list[str], cell: Callable[[Any, str], str]) -> None:
+        print(f"\n{title}, by the number of users who hold a secret:\n")
+        cells = ([row["name"], *(cell(row, name) for name in names)] for row in rows)
+        print(markdown.table(["run", *names], cells))
 
-
-_HEAD = (
-    f"{'run':14} {'epsilon':>7} {'perplexity':>10} {'exposure':>8} {'greedy':>7} {'beams':>6} "
-    f"{'first':>6} {'area':>5} {'TPR .001':>8} {'.01':>5} {'.1':>5}   "
-    f"{'entities: in':>12} {'out':>5} {'area':>5} {'TPR .001':>8} {'.01':>5} {'.1':>5}"
-)
-
-
-def _row(row: dict[str, Any]) -> str:
-    perplexity = row.get("after", {}).get("perplexity")
-    planted = row["secrets"]["groups"]["planted"]
-    epsilon = f"{row['epsilon']:.3g}" if row["epsilon"] else "-"
-    line = (
-        f"{row['name']:14} {epsilon:>7} "
-        f"{f'{perplexity:.4g}' if perplexity else '-':>10} {planted['mean_exposure']:>8.2f} "
-        f"{planted['extracted']['share']:>7.1%} {planted['in_beams']['share']:>6.1%} "
-        f"{planted['ranked_first']['share']:>6.1%} {_membership(row['secrets'])}"
+    by_group(
+        "True positives at 0.1% false positives",
+        groups,
+        lambda row, name: _rates(row["membership"]["groups"][name])[1],
     )
-    if "entities" in row:
-        groups = row["entities"]["groups"]
-        line += (
-            f"   {groups['held in']['mean_exposure']:>12.2f} "
-            f"{groups['held out']['mean_exposure']:>5.2f} {_membership(row['entities'])}"
+    by_group(
+        "Written by the model after the prompt",
+        [*groups, "left out"],
+        lambda row, name: _interval(row["greedy"][name]),
+    )
+    secrets = rows[0]["secrets"]
+    by_group(
+        f"Mean exposure in bits among {secrets['candidates']:,} numbers (at most "
+        f"{secrets['largest_exposure']:.1f}, by chance {secrets['exposure_by_chance']:.1f})",
+        [*groups, "left out"],
+        lambda row, name: _exposure(row["secrets"]["groups"], name),
+    )
+    if any("entities" in row for row in rows):
+        print("\nCoNLL's own entities, told from those held out:\n")
+        cells = ([r["name"], *_rates(r["entities"]["membership"])] for r in rows if "entities" in r)
+        print(markdown.table(["run", *_RATES], cells))
+    for row in rows:
+        if row.get("certificate"):
+            print(f"\n{row['name']}: {row['statement']} Check: {row['certificate_check']}.")
+    if plot is not None:
+        from uedp.report.extraction_plots import membership_figure
+
+        membership_figure(
+            {row["name"]: row["membership"] for row in rows if row["name"] != "untrained"}, plot
         )
-    return line
 
 
-def _membership(found: dict[str, Any]) -> str:
-    rates = found["membership"]["at"]
-    cells = [
-        f"{rate['true_positives']['share']:.3f}".lstrip("0") if rate["resolved"] else "-"
-        for rate in rates
+_RATES = ["area", "TPR at 0.1% FPR", "at 1%", "at 10%"]
+_HEAD = ["run", "epsilon", "delta", "noise", "perplexity", *_RATES, "written"]
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    return [
+        row["name"],
+        markdown.epsilon(row["epsilon"]),
+        f"{row['delta']:g}" if row.get("delta") else "-",
+        f"{row['noise']:.3g}" if row.get("noise") else "-",
+        f"{row['after']['perplexity']:.4g}" if row.get("after") else "-",
+        *_rates(row["membership"]),
+        f"{row['greedy']['planted']['share']:.1%}",
     ]
-    return f"{found['membership']['area']:>5.3f} {cells[0]:>8} {cells[1]:>5} {cells[2]:>5}"
+
+
+def _rates(found: dict[str, Any]) -> list[str]:
+    """A dash where too few were left out to tell such a rate from none at all."""
+    return [
+        f"{found['area']:.3f}",
+        *(_interval(at["true_positives"]) if at["resolved"] else "-" for at in found["at"]),
+    ]
+
+
+def _interval(found: dict[str, float]) -> str:
+    return f"{found['share']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
+
+
+def _exposure(groups: dict[str, Any], name: str) -> str:
+    group = groups.get(name if name == "left out" else f"{name} users")
+    return f"{group['mean_exposure']:.1f}" if group else "-"
+
+
+_ATTACK = {"alternatives": 1000, "beams": 10, "controls": 1000, "ranked": 40}
 
 
 def main() -> None:
@@ -316,12 +446,12 @@ def main() -> None:
     making = commands.add_parser("prepare")
     making.add_argument("--data", type=Path, required=True)
     making.add_argument("--material", type=Path, required=True)
-    making.add_argument("--repeats", type=int, nargs="+", default=[1, 4, 16, 64])
-    making.add_argument("--each", type=int, default=15, help="secrets for each entry of --repeats")
-    making.add_argument("--left-out", type=int, default=1000)
-    making.add_argument("--mask", default="212-555-####", help="a # is a digit drawn at random")
+    making.add_argument("--repeats", type=int, nargs="+", default=REPEATS)
+    making.add_argument("--each", type=int, default=EACH, help="secrets for each entry above")
+    making.add_argument("--left-out", type=int, default=LEFT_OUT)
+    making.add_argument("--mask", default=MASK, help="a # is a digit drawn at random")
     making.add_argument("--holders", choices=["new", "existing"], default="new")
-    making.add_argument("--entities", type=int, default=1000, help="to rank, of each corpus")
+    making.add_argument("--entities", type=int, default=0, help="to rank, of each corpus")
     making.add_argument("--others", type=int, default=100, help="that an entity is ranked among")
     making.add_argument("--seed", type=int, default=0)
     for name in ("train", "score", "one"):
@@ -337,10 +467,10 @@ def main() -> None:
         running.add_argument("--model", type=Path, required=True)
         running.add_argument("--out", type=Path, required=True)
         running.add_argument("--rounds", type=int, help="in place of 200")
+        running.add_argument("--set", action="append", default=[], help="section.field=value")
         running.add_argument("--dry", action="store_true", help="attack a few secrets only")
-        running.add_argument("--alternatives", type=int, default=10_000)
-        running.add_argument("--beams", type=int, default=10)
-        running.add_argument("--controls", type=int, default=200, help="left-out secrets ranked")
+        for flag, number in _ATTACK.items():
+            running.add_argument(f"--{flag}", type=int, default=number, help=_HELP.get(flag))
         running.add_argument("--keep", action="store_true", help="leave the models, to score again")
     shown = commands.add_parser("table")
     shown.add_argument("folder", type=Path)
@@ -349,11 +479,17 @@ def main() -> None:
     if options.command == "prepare":
         prepare(options)
     elif options.command == "one":
-        train(options.name, options)
+        one(options.name, options)
     elif options.command == "table":
         table(options.folder, options.plot)
     else:
         schedule(options, again=options.command == "score")
+
+
+_HELP = {
+    "controls": "left-out secrets that the model is asked to write",
+    "ranked": "secrets of each group that exposure is measured on",
+}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import runpy
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,16 +21,16 @@ from torch import Tensor, nn
 import uedp
 from tests.conftest import marked
 from uedp.audit import scoring
-from uedp.audit.extraction import extract, rank_entities, rank_secrets
+from uedp.audit.extraction import extract, likelihood, rank_entities, rank_secrets, written
 from uedp.audit.gaps import Gap, entity_gaps
-from uedp.audit.ranks import Ranked, Roc, by_chance, rank, roc, summary
+from uedp.audit.ranks import Ranked, Roc, by_chance, membership, rank, roc, share, summary
 from uedp.audit.scoring import Completions, Endings, Question, Scorer, likelihoods
 from uedp.audit.secrets import Secret, drawn, filled, load, plant, save, size, write
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors.patterns import load as patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
-from uedp.report.extraction_plots import extraction_figure
+from uedp.report.extraction_plots import extraction_figure, membership_figure
 from uedp.training.config import parse
 from uedp.training.loop import run
 
@@ -372,6 +374,31 @@ def test_a_sample_of_alternatives_caps_exposure_and_leaves_other_secrets_out() -
     assert not summary(found)["exact"]
 
 
+def test_many_likelihoods_are_those_of_each_alone(model: Any) -> None:
+    _, secrets = plant(NOTES, repeats=(1, 4), each=3, left_out=5, mask="9-###", prompt="{name}")
+    secrets.append(Secret("A much longer prompt than the others", "9-123", "9-###", 1, True))
+    scorer = Scorer(model, TOKENIZER, 128, room=200)
+    found = likelihood(scorer, secrets)
+    for secret, own in zip(secrets, found, strict=True):
+        ids = [TOKENIZER.bos_token_id, *TOKENIZER(f"{secret.prompt} {secret.secret}")["input_ids"]]
+        begin = 1 + len(TOKENIZER(secret.prompt)["input_ids"])
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        alone = sum(float(logits[i - 1, ids[i]]) for i in range(begin, len(ids)))
+        assert own == pytest.approx(alone, abs=1e-3)
+    assert len(likelihood(scorer, [])) == 0
+
+
+def test_the_likelihood_is_of_the_secret_not_of_its_prompt() -> None:
+    known = Secret("Call Ann at", "12345", "#####", 1, True)
+    other = Secret("Call Ann at", "54321", "#####", 0, False)
+    unknown_prompt = Secret("Ask Bob at", "12345", "#####", 0, False)
+    found = likelihood(knowing(["Call Ann at 12345"]), [known, other, unknown_prompt])
+    assert found[0] > found[1] + 9
+    assert found[0] > found[2] + 9
+    assert written(knowing(["Call Ann at 12345"]), [known, other]) == [True, False]
+
+
 def test_an_extraction_needs_the_whole_secret() -> None:
     secret = Secret("Call Ann at", "12345", "#####", 1, True)
     for text, right in (("Call Ann at 12345 .", True), ("Call Ann at 12344 .", False)):
@@ -423,6 +450,73 @@ def test_a_rate_that_too_few_others_can_show_is_marked() -> None:
         roc(found[:3])
 
 
+@given(scores, scores, st.sampled_from([0.0, 0.001, 0.1, 0.5, 1.0]))
+def test_hits_follow_from_how_many_others_are_above(
+    members: list[float], others: list[float], rate: float
+) -> None:
+    own = Roc(np.array(members), np.array(others))
+    above = own.above()
+    assert above.tolist() == [sum(o >= m for o in others) for m in members]
+    assert own.hits(rate) == np.count_nonzero(above <= rate * len(others) + 1e-9)
+
+
+def test_groups_are_judged_by_one_threshold() -> None:
+    others = np.arange(10_000.0)
+    # the 11th best of the others is 9,989: ten are above it, one in a thousand
+    members = np.array([9_989.0, 9_989.5, 10_001.0, 10_002.0, 5_000.0, 0.5])
+    found = membership(Roc(members, others), ["few", "few", "many", "many", "many", "few"])
+    assert (found["members"], found["others"]) == (6, 10_000)
+    first = found["at"][0]
+    assert (first["false_positives"], first["resolved"]) == (0.001, True)
+    assert first["true_positives"]["share"] == pytest.approx(3 / 6)
+    few, many = found["groups"]["few"], found["groups"]["many"]
+    assert few["at"][0]["true_positives"]["share"] == pytest.approx(1 / 3)
+    assert many["at"][0]["true_positives"]["share"] == pytest.approx(2 / 3)
+    assert few["above"] == [10, 11, 9_999]
+    assert many["above"] == [0, 0, 5_000]
+    for part in (found, few, many):
+        rate = part["at"][0]["true_positives"]
+        hits = round(rate["share"] * part["members"])
+        assert rate == share([True] * hits + [False] * (part["members"] - hits))
+
+
+def test_membership_can_be_computed_again_from_counts() -> None:
+    chance = np.random.default_rng(0)
+    members, others = chance.normal(0.5, 1, 300), chance.normal(0, 1, 4_000)
+    found = membership(Roc(members, others), ["1"] * 100 + ["4"] * 200)
+    above = np.concatenate([group["above"] for group in found["groups"].values()])
+    for rate in found["at"]:
+        caught = np.mean(above <= rate["false_positives"] * found["others"])
+        assert rate["true_positives"]["share"] == pytest.approx(caught)
+    assert found["area"] == pytest.approx(1 - above.mean() / len(others))
+
+
+def test_the_interval_of_a_share() -> None:
+    found = share([False] * 40)
+    assert found == {"share": 0.0, "low": 0.0, "high": pytest.approx(1 - 0.025 ** (1 / 40))}
+    found = share([True] * 3 + [False] * 7)  # as tables of Clopper and Pearson have it
+    assert (found["low"], found["high"]) == (
+        pytest.approx(0.0667, abs=1e-4),
+        pytest.approx(0.6525, abs=1e-4),
+    )
+
+
+@pytest.mark.slow
+def test_the_interval_covers_the_true_rate() -> None:
+    """Members score like others, so 1% are above the threshold that 1% of the others are above.
+
+    With 100,000 others the threshold is almost the true one; of 500 intervals at 95%, more than 45
+    misses have a chance below 1e-4.
+    """
+    chance, misses = np.random.default_rng(0), 0
+    others = chance.normal(0, 1, 100_000)
+    for _ in range(500):
+        found = membership(Roc(chance.normal(0, 1, 1_000), others), ["all"] * 1_000)
+        rate = found["at"][1]["true_positives"]
+        misses += not rate["low"] <= 0.01 <= rate["high"]
+    assert misses <= 45
+
+
 # --- entities of two corpora ---------------------------------------------------------------------
 
 
@@ -468,6 +562,38 @@ def test_gaps_are_repeatable_and_about_as_many_as_asked_for(corpora: tuple[Any, 
     assert len(few) == 16
     with pytest.raises(UserError, match="hold out more users"):
         entity_gaps(corpora[0], corpora[0])
+
+
+# --- the benchmark -------------------------------------------------------------------------------
+
+
+def test_the_benchmark_plants_a_thousand_and_leaves_enough_out() -> None:
+    path = Path(__file__).parents[2] / "benchmarks" / "extraction.py"
+    benchmark = runpy.run_path(str(path))
+    _, secrets = plant(
+        NOTES,
+        repeats=benchmark["REPEATS"],
+        each=benchmark["EACH"],
+        left_out=benchmark["LEFT_OUT"],
+        mask=benchmark["MASK"],
+    )
+    counts = Counter(secret.repeats for secret in secrets)
+    assert counts == {1: 640, 4: 240, 16: 80, 64: 40, 0: 20_000}
+    epsilons = {}
+    for name, values in benchmark["RUNS"].items():
+        if values is not None:
+            config = parse({**values, "data": {"train": "corpus"}})
+            assert name.startswith(config.privacy.method)
+            assert config.privacy.seed is None  # a fixed seed has no certificate
+            epsilons[name] = config.privacy.epsilon
+    assert epsilons == {
+        "rotation-8": 8,
+        "user-level-8": 8,
+        "noiseless": None,
+        "rotation-2": 2,
+        "user-level-2": 2,
+        "deidentified": None,
+    }
 
 
 # --- trained models ------------------------------------------------------------------------------
@@ -558,3 +684,14 @@ def test_the_figure_shows_runs_beside_each_other(tmp_path: Path) -> None:
         path = tmp_path / f"{count}.png"
         extraction_figure({f"run {n}": found for n in range(count)}, path)
         assert imread(path).std() > 0
+
+
+def test_the_figure_of_membership_is_drawn_from_what_is_stored(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    others = chance.normal(0, 1, 2_000)
+    found = {
+        name: membership(Roc(chance.normal(shift, 1, 40), others), ["1"] * 20 + ["64"] * 20)
+        for name, shift in (("noiseless", 4.0), ("rotation-8", 0.0))
+    }
+    membership_figure(json.loads(json.dumps(found)), tmp_path / "found.png")
+    assert imread(tmp_path / "found.png").std() > 0

@@ -17,7 +17,7 @@ import torch
 
 from uedp.audit.gaps import ENTITIES, OTHERS, Gap, entity_gaps
 from uedp.audit.ranks import Ranked, rank, summary
-from uedp.audit.scoring import Completions, Floats, Scorer
+from uedp.audit.scoring import Completions, Endings, Floats, Question, Scorer
 from uedp.audit.secrets import Secret, drawn, size
 from uedp.errors import UserError
 from uedp.models.load import Loaded, load
@@ -53,7 +53,7 @@ def rank_secrets(
         among them, and cannot exceed `log2(alternatives + 1)`
       - a secret is not ranked against other secrets, unless all numbers are tried
     """
-    written = _written(scorer, secrets, 1), _written(scorer, secrets, beams)
+    extracted, in_beams = written(scorer, secrets), written(scorer, secrets, beams)
     found: dict[int, Ranked] = {}
     with progress.stage("ranking secrets", len(secrets), "secrets") as meter:
         for mask in sorted({secret.format for secret in secrets}):
@@ -77,14 +77,35 @@ def rank_secrets(
                         among=len(others) + 1,
                         space=size(mask),
                         confidence=confidence,
-                        extracted=written[0][i],
-                        in_beams=written[1][i],
+                        extracted=extracted[i],
+                        in_beams=in_beams[i],
                     )
                 meter.advance(len(some))
     return [found[i] for i in range(len(secrets))]
 
 
-def _written(scorer: Scorer, secrets: Sequence[Secret], beams: int) -> list[bool]:
+def likelihood(scorer: Scorer, secrets: Sequence[Secret]) -> Floats:
+    """The log-likelihood of each secret given its prompt, batched; no alternatives are scored.
+
+    The difference to the model before training is the membership score: what training on the
+    corpus added, whatever digits and names were likely already.
+
+    Guarantees:
+      - the same as scoring each secret on its own
+    """
+    if not secrets:
+        return np.empty(0)
+    told = scorer.tokens([f"{secret.prompt} {secret.secret}" for secret in secrets])
+    questions = []
+    for row, prompt in zip(told, scorer.tokens([s.prompt for s in secrets]), strict=True):
+        cut = next((i for i, (a, b) in enumerate(zip(row, prompt, strict=False)) if a != b), None)
+        cut = len(prompt) if cut is None else cut  # the last word may be tokenized differently
+        questions.append(Question(row[:cut], Endings.of([row[cut:]])))
+    found = [answer for some in _chunks(questions, 1024) for answer in scorer.answer(some)]
+    return np.concatenate(found)
+
+
+def written(scorer: Scorer, secrets: Sequence[Secret], beams: int = 1) -> list[bool]:
     """Whether the model goes on with the secret after its prompt."""
     if not secrets:
         return []
@@ -140,9 +161,9 @@ def _answers(scorer: Scorer, gaps: Sequence[Gap]) -> list[Floats]:
     )
 
 
-def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+def _chunks(items: Sequence[T], together: int = _TOGETHER) -> Iterator[Sequence[T]]:
     """A few questions at a time, to fill batches."""
-    return (items[i : i + _TOGETHER] for i in range(0, len(items), _TOGETHER))
+    return (items[i : i + together] for i in range(0, len(items), together))
 
 
 # --- a finished run ------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 from uedp.audit.bounds import at_least, at_most
 from uedp.audit.scoring import Floats
 from uedp.errors import UserError
+from uedp.incidence import Ints
 
 FALSE_POSITIVES = (0.001, 0.01, 0.1)
 
@@ -65,6 +66,7 @@ class Roc:
       - both rates of the curve rise from 0 to 1
       - `hits(x)` counts the members above a threshold that at most a share `x` of the others is
         above, the lowest such
+      - `hits(x)` is the number of members with at most `x * len(others)` others `above` them
     """
 
     members: Floats
@@ -91,6 +93,11 @@ class Roc:
             return len(self.members)
         threshold = np.sort(self.others)[::-1][allowed]
         return int(np.count_nonzero(self.members > threshold))
+
+    def above(self) -> Ints:
+        """For each member, the number of others that score at least as high."""
+        places = np.searchsorted(np.sort(self.others), self.members, "left")
+        return np.asarray(len(self.others) - places)
 
 
 def roc(found: Sequence[Ranked]) -> Roc:
@@ -119,13 +126,26 @@ def summary(found: Sequence[Ranked]) -> dict[str, Any]:
         "largest_exposure": math.log2(most),
         "exposure_by_chance": by_chance(most),
         "groups": {name: _of_group(items) for name, items in groups.items()},
-        "membership": {
-            "members": len(curve.members),
-            "others": len(curve.others),
-            "area": curve.area(),
-            "at": [_at(curve, rate) for rate in FALSE_POSITIVES],
-        },
+        "membership": {"others": len(curve.others), **_told_apart(curve)},
     }
+
+
+def membership(curve: Roc, groups: Sequence[str]) -> dict[str, Any]:
+    """Membership inference, overall and by group: `groups` names the group of each member.
+
+    Guarantees:
+      - at a false positive rate, every group is judged by the same threshold
+      - intervals are Clopper and Pearson's (1934) at 95%, given that threshold
+      - `above` is `Roc.above`, sorted: every other number here can be recomputed from it
+    """
+    above = curve.above()
+    found: dict[str, Any] = {"others": len(curve.others), **_told_apart(curve), "groups": {}}
+    for name in dict.fromkeys(groups):
+        inside = np.array([group == name for group in groups])
+        found["groups"][name] = _told_apart(Roc(curve.members[inside], curve.others)) | {
+            "above": np.sort(above[inside]).tolist()
+        }
+    return found
 
 
 def by_chance(among: int) -> float:
@@ -148,12 +168,20 @@ def _of_group(items: Sequence[Ranked]) -> dict[str, Any]:
         "count": len(items),
         "mean_exposure": float(exposures.mean()),
         "median_exposure": float(np.median(exposures)),
-        "ranked_first": _share([item.rank == 1 for item in items]),
+        "ranked_first": share([item.rank == 1 for item in items]),
     }
     for name in ("extracted", "in_beams"):
         if all(getattr(item, name) is not None for item in items):
-            found[name] = _share([getattr(item, name) for item in items])
+            found[name] = share([getattr(item, name) for item in items])
     return found
+
+
+def _told_apart(curve: Roc) -> dict[str, Any]:
+    return {
+        "members": len(curve.members),
+        "area": curve.area(),
+        "at": [_at(curve, rate) for rate in FALSE_POSITIVES],
+    }
 
 
 def _at(curve: Roc, rate: float) -> dict[str, Any]:
@@ -162,11 +190,11 @@ def _at(curve: Roc, rate: float) -> dict[str, Any]:
     return {
         "false_positives": rate,
         "resolved": len(curve.others) * rate >= 1,
-        "true_positives": _share([True] * hits + [False] * (len(curve.members) - hits)),
+        "true_positives": share([True] * hits + [False] * (len(curve.members) - hits)),
     }
 
 
-def _share(found: Sequence[bool]) -> dict[str, float]:
+def share(found: Sequence[bool]) -> dict[str, float]:
     """A share, and where it may lie with 95% confidence (Clopper and Pearson 1934)."""
     hits, alpha = np.array([sum(found)]), (1 - _CONFIDENCE) / 2
     return {
