@@ -25,7 +25,7 @@ from uedp.accounting.ledger import CorpusLedger, close_run
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
 from uedp.models.load import load
-from uedp.training import checkpoint, loop, methods, provenance, tasks, vectors
+from uedp.training import checkpoint, loop, methods, tasks, vectors
 from uedp.training.alg import UedpAlg
 from uedp.training.config import load as load_config
 from uedp.training.folder import CONFIG, IDENTITY
