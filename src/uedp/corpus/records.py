@@ -120,14 +120,14 @@ def user_name(name: str) -> str:
 def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:
     if name not in fields:
         raise UserError(
-            f"{where}: no column {name!r}; the columns are {_listed(fields)}; "
+            f"{where}: no column {name!r}; the columns are {listed(fields)}; "
             f"choose one with {option}" + _no_user_hint(option)
         )
     return fields[name]
 
 
-def _listed(names: Iterable[str], most: int = 20) -> str:
-    """Names of columns on one line, whatever stands in a header."""
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names on one line, whatever stands in them."""
     shown = [name if name.isprintable() else repr(name) for name in names]
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 

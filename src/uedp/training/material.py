@@ -46,7 +46,8 @@ class Material:
                 f"{self.incidence.sentences:,} sentences; detect the corpus anew"
             )
         if not self.text_digest:
-            made = text_digest(self.incidence.sentence_user, self.train.texts, self.train.labels)
+            labels = self.train.labels or [None] * len(self.train.texts)
+            made = text_digest(self.incidence.sentence_user, self.train.texts, labels)
             object.__setattr__(self, "text_digest", made)
 
     def label_names(self) -> list[str]:
