@@ -103,7 +103,7 @@ def user_name(name: str) -> str:
       - equal for names that differ only in Unicode composition or compatibility forms, in
         characters that are not shown (zero-width, format, control characters, variation
         selectors), or in how much white space stands around or inside them
-      - of what it gives, it gives the same; what it gives is blank only if the name is
+      - of what it gives, it gives the same; of a blank name it gives a blank one
     """
     if name.isascii() and name.isprintable() and "  " not in name and name == name.strip():
         return name
