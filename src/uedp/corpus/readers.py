@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from uedp.corpus.records import Columns, blank, json_value, sentence_from, wanted
+from uedp.corpus.records import Columns, blank, json_value, listed, sentence_from, wanted
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.source import Source
 from uedp.errors import UserError
@@ -162,18 +162,20 @@ def _hf_files(folder: Path) -> list[Path]:
     problem = f"{folder}: not a data set saved with save_to_disk"
     if (folder / "dataset_dict.json").is_file():
         splits = _hf_json(problem, folder / "dataset_dict.json").get("splits")
-        known = ", ".join(map(str, splits)) if isinstance(splits, list) else ""
+        known = listed(map(str, splits)) if isinstance(splits, list) else "of a data set"
         raise UserError(f"{folder}: holds the splits {known}; give one of the folders inside")
     state = _hf_json(problem, folder / "state.json")
-    listed = state.get("_data_files")
-    if not isinstance(listed, list) or state.get("_indices_data_files"):
+    entries = state.get("_data_files")
+    if not isinstance(entries, list) or state.get("_indices_data_files"):
         raise UserError(f"{problem} (state.json names no data files)")
-    names = [entry.get("filename") if isinstance(entry, dict) else None for entry in listed]
-    for name in names:
+    files = []
+    for entry in entries:
+        name = entry.get("filename") if isinstance(entry, dict) else None
         # only what lies in the folder: a name could lead anywhere on the disk
         if not isinstance(name, str) or Path(name).name != name or not _is_file(folder / name):
             raise UserError(f"{problem} (no file {reprlib.repr(name)} in it)")
-    return [folder / name for name in names]
+        files.append(folder / name)
+    return files
 
 
 def _hf_json(problem: str, path: Path) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def user_name(name: str) -> str:
       - equal for names that differ only in Unicode composition or compatibility forms, in
         characters that are not shown (zero-width, format, control characters, variation
         selectors), or in how much white space stands around or inside them
-      - of what it gives, it gives the same; what it gives is blank only if the name is
+      - of what it gives, it gives the same; of a blank name it gives a blank one
     """
     if name.isascii() and name.isprintable() and "  " not in name and name == name.strip():
         return name
@@ -120,14 +120,14 @@ def user_name(name: str) -> str:
 def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:
     if name not in fields:
         raise UserError(
-            f"{where}: no column {name!r}; the columns are {_listed(fields)}; "
+            f"{where}: no column {name!r}; the columns are {listed(fields)}; "
             f"choose one with {option}" + _no_user_hint(option)
         )
     return fields[name]
 
 
-def _listed(names: Iterable[str], most: int = 20) -> str:
-    """Names of columns on one line, whatever stands in a header."""
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """Names on one line, whatever stands in them."""
     shown = [name if name.isprintable() else repr(name) for name in names]
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
