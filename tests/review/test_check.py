@@ -1,0 +1,160 @@
+"""Models that carry one sentence's text to others, or share chance, and pass `Engine.check`.
+
+Every one passes the check and a round on this tree; each test fails, for nothing is refused.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from uedp.errors import UserError
+from uedp.mechanism.clip import Engine
+
+WORDS, WIDTH = 20, 16
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.plain = torch.zeros(WIDTH)
+        self.chance = np.random.default_rng(0)
+
+    def between(self, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = torch.tanh(self.layer(self.embed(ids)))
+        h = self.between(h) if self.training else h
+        logits = self.head(h).transpose(1, 2)
+        return nn.functional.cross_entropy(logits, ids.roll(-1, 1), reduction="none").mean(1)
+
+
+class StateThroughData(Model):
+    """As codebooks of VQ layers are kept: `.data` has a version counter of its own."""
+
+    def between(self, h: Tensor) -> Tensor:
+        self.mean.data.mul_(0.99).add_(0.01 * h.detach().mean((0, 1)))
+        return h - self.mean.clone()
+
+
+class StateInAnAttribute(Model):
+    def between(self, h: Tensor) -> Tensor:
+        self.plain = 0.99 * self.plain + 0.01 * h.detach().mean((0, 1))
+        return h - self.plain
+
+
+class NoiseScaledByTheBatch(Model):
+    """Noise is replaced by its mean, zero, and what it was multiplied by is gone with it."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h + torch.randn_like(h) * h.std(0, unbiased=False)
+
+
+class StatisticsOfLargerBatches(Model):
+    """The check tries four sentences."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h - h.mean((0, 1)) if len(h) > 8 else h
+
+
+class LockedDropout(Model):
+    """One mask for all sentences, drawn anew for every chunk: no `SharedMask`, so nobody holds it."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * nn.functional.dropout(torch.ones(1, 1, h.shape[2]), 0.5)
+
+
+class SharedUniforms(Model):
+    def between(self, h: Tensor) -> Tensor:
+        return h * (torch.rand(1, 1, h.shape[2]) < 0.7)
+
+
+class OneBernoulli(Model):
+    """A single number for all sentences: refused from `torch.rand`, not from `torch.bernoulli`."""
+
+    def between(self, h: Tensor) -> Tensor:
+        return h * torch.bernoulli(torch.full((1,), 0.5))
+
+
+class ChanceOfNumpy(Model):
+    def between(self, h: Tensor) -> Tensor:
+        return h + 0.02 * torch.from_numpy(self.chance.standard_normal(h.shape[2])).float()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        StateThroughData,
+        StateInAnAttribute,
+        NoiseScaledByTheBatch,
+        StatisticsOfLargerBatches,
+        LockedDropout,
+        SharedUniforms,
+        OneBernoulli,
+        ChanceOfNumpy,
+    ],
+)
+def test_what_mixes_sentences_or_shares_chance_is_refused(kind):
+    torch.manual_seed(0)
+    model = kind().train()
+    engine = Engine(model)
+    ids = torch.randint(WORDS, (12, 7))
+
+    def losses(order):
+        return model(ids[list(order)])
+
+    with pytest.raises(UserError):  # noqa: PT012
+        engine.check(losses, 4)
+        with engine.one_round():
+            engine.clipped_sum(losses, list(range(12)), torch.full((12,), 0.1), 1.0, torch.ones(12))
+
+
+@pytest.mark.parametrize("kind", [StateThroughData, StateInAnAttribute])
+def test_a_text_does_not_move_who_comes_after_it(kind):
+    """After 200 chunks of one user's text another's clipped gradient has moved by 0.8 of its clip."""
+    torch.manual_seed(0)
+    ids = torch.randint(WORDS, (1, 7))
+
+    def added(before: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        model = kind().train()
+        engine = Engine(model)
+        with engine.one_round():
+            for tokens in (*[before] * 200, ids):
+                found = engine.clipped_sum(
+                    lambda _, tokens=tokens: model(tokens),
+                    [0],
+                    torch.tensor([0.1]),
+                    1.0,
+                    torch.ones(1),
+                )
+        return torch.cat([part.flatten() for part in found.gradients.values()])
+
+    moved = added(torch.full((1, 7), 3)) - added(torch.full((1, 7), 11))
+    assert float(moved.norm()) <= 1e-3 * 0.1
+
+
+class TokensAndFirst(nn.Module):
+    """A layer for every token, and one for the first token of the same tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.tokens = nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        h = self.embed(ids)
+        return self.tokens(h).square().sum((1, 2)) + self.first(h[:, 0]).square().sum(1)
+
+
+def test_a_layer_that_reads_the_first_token_is_not_taken_for_one_that_reads_all():
+    """They have the same address. A RuntimeError about sizes, not clipped and not refused."""
+    torch.manual_seed(0)
+    model, ids = TokensAndFirst(), torch.randint(WORDS, (4, 6))
+    Engine(model).check(lambda order: model(ids[list(order)]), 4)
