@@ -128,7 +128,7 @@ def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
     moved = max(float((total(first) - empty).norm()) for first in texts.long())
     with (
         mock.patch.object(rules, "of_sum", return_value=0.0),
-        mock.patch.object(rules, "of_scaling", return_value=0.0),
+        mock.patch.object(rules, "OF_SCALING", 0.0),
     ):
         unbounded = total("")
     precision = "bfloat16" if half else "float32"

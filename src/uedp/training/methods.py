@@ -133,12 +133,16 @@ class Clipped:
         self._drawing = Drawing(plan, incidence)
         task.pack_for(model)
         try:
-            self._engine.check(self._losses_of_some(), len(_QUANTILES))
+            self._check()
         except UserError:
             if not task.packed:
                 raise
             task.packed = False  # some layers can be followed in rows of their own only
-            self._engine.check(self._losses_of_some(), len(_QUANTILES))
+            self._check()
+
+    def _check(self) -> None:
+        half = self._plan.provenance.precision == "bfloat16"
+        self._engine.check(self._losses_of_some(), len(_QUANTILES), half)
 
     def _losses(self, sentences: Ints) -> Tensor | Packed:
         with self._precision():

@@ -161,7 +161,7 @@ def test_the_cheapest_way_follows_the_sizes():
         inputs = torch.zeros(users * each, tokens, width)
         record = Record(inputs, torch.zeros(users * each, tokens, out))
         return engine._cheapest(
-            [engine._Layer(nn.Parameter(torch.zeros(1)), record, False)], layout
+            [engine._Layer(nn.Parameter(torch.zeros(out, width)), record, False)], layout
         )
 
     assert way(2, 4, 24, 768, 768) == "grams"
@@ -526,7 +526,7 @@ class SkipsByChance(nn.Module):
         (KeepsStatistics, "norm.running_mean changes in the forward pass"),
         (Renormed, "embed.weight changes in the forward pass"),
         (SkipsLayers, r"SkipsLayers.layerdrop is 0.1"),
-        (SkipsByChance, "one random number for all sentences"),
+        (SkipsByChance, "random numbers that the sentences of a pass share"),
     ],
 )
 def test_what_a_model_does_in_training_mode_is_tried_too(net, why):

@@ -13,22 +13,24 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from uedp.errors import UserError
+from uedp.mechanism.clip.shared import SharedMask
 from uedp.modes import modes_kept
 
 
 @contextmanager
-def training_without_chance(model: nn.Module) -> Iterator[None]:
+def training_without_chance(model: nn.Module) -> Iterator["WithoutChance"]:
     """In training mode, dropping nothing; afterwards every module is in the mode it was in.
 
     Guarantees:
       - dropout, by layer, by function or within attention, passes everything
-      - other random numbers are replaced by their means
-      - a pass that draws a single number for all of its sentences is refused: it would differ
-        from chunk to chunk of a round
+      - PyTorch's other random numbers are replaced by one that is not zero, so that what they are
+        multiplied by still shows
+      - a pass that draws fewer masks than it has sentences (`of`) is refused: masks that sentences
+        share differ from chunk to chunk of a round, unless a `SharedMask` holds them
     """
-    with modes_kept(model), _WithoutChance():
+    with modes_kept(model), WithoutChance() as chance:
         model.train()
-        yield
+        yield chance
 
 
 def refuse_layer_drop(model: nn.Module) -> None:
@@ -42,6 +44,36 @@ def refuse_layer_drop(model: nn.Module) -> None:
                 )
 
 
+def kept_by(model: nn.Module) -> dict[str, Any]:
+    """Copies of all tensors and numbers that a model's modules hold, but for held masks."""
+    found: dict[str, Any] = dict(model.state_dict(keep_vars=True))
+    for path, module in model.named_modules():
+        if not isinstance(module, SharedMask):
+            held = {**vars(module), **module._buffers}
+            found |= {f"{path}.{name}".lstrip("."): value for name, value in held.items()}
+    return {
+        name: value.detach().clone() if isinstance(value, Tensor) else value
+        for name, value in found.items()
+        if isinstance(value, Tensor | int | float)
+    }
+
+
+def refuse_kept(model: nn.Module, before: Mapping[str, Any]) -> None:
+    """Raise if a model holds something else than before its passes."""
+    for name, value in kept_by(model).items():
+        old = before.get(name)
+        same = (
+            isinstance(old, Tensor) and torch.equal(old, value)
+            if isinstance(value, Tensor)
+            else old == value
+        )
+        if not same:
+            raise UserError(
+                f"{name} changes in the forward pass, which would carry text from one user to "
+                "another; use a layer that keeps no statistics and leaves weights alone"
+            )
+
+
 _DROPOUT = {
     nn.functional.dropout,
     nn.functional.dropout1d,
@@ -53,17 +85,23 @@ _DROPOUT = {
     torch.alpha_dropout,
     torch.feature_dropout,
 }
-_UNIFORM = {torch.rand, torch.rand_like}
-_NORMAL = {torch.randn, torch.randn_like}
-_BERNOULLI = {torch.bernoulli}
-_IN_PLACE: dict[Callable[..., Any], float] = {
-    Tensor.uniform_: 0.5,
-    Tensor.normal_: 0.0,
-    Tensor.bernoulli_: 1.0,
-}
+_DRAWN = {torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.normal}
+_DRAWN_IN_PLACE = {Tensor.uniform_, Tensor.normal_, Tensor.exponential_}
+_COINS = {torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_}
+_ANYTHING = 0.5
 
 
-class _WithoutChance(TorchFunctionMode):
+class WithoutChance(TorchFunctionMode):
+    """Random numbers of a pass over `sentences`, held still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sentences = 1
+
+    def of(self, sentences: int) -> None:
+        """How many sentences the next pass has."""
+        self.sentences = sentences
+
     def __torch_function__(
         self,
         func: Callable[..., Any],
@@ -73,26 +111,22 @@ class _WithoutChance(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         if func in _DROPOUT:
-            return args[0] if args else named["input"]
+            return self._own(args[0] if args else named["input"])
         if func is nn.functional.scaled_dot_product_attention:
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
             named.pop("dropout_p", None)
             return func(*args, **named)
         found = func(*args, **named)
-        if func in _UNIFORM:
-            return _shared_by_none(found).fill_(0.5)
-        if func in _NORMAL:
-            return _shared_by_none(found).zero_()
-        if func in _BERNOULLI:
-            return torch.ones_like(found)
-        return _shared_by_none(found).fill_(_IN_PLACE[func]) if func in _IN_PLACE else found
+        if func in _DRAWN or func in _DRAWN_IN_PLACE:
+            return self._own(found).fill_(_ANYTHING)
+        return self._own(found).fill_(1.0) if func in _COINS else found
 
-
-def _shared_by_none(drawn: Tensor) -> Tensor:
-    if drawn.numel() == 1:
-        raise UserError(
-            "the model draws one random number for all sentences of a pass, as skipping layers by "
-            "chance does; turn that off"
-        )
-    return drawn
+    def _own(self, drawn: Tensor) -> Tensor:
+        rows = drawn.numel() // drawn.shape[-1] if drawn.dim() and drawn.shape[-1] else 1
+        if rows < self.sentences:
+            raise UserError(
+                "the model draws random numbers that the sentences of a pass share, as skipping "
+                "layers by chance does; turn that off, or draw them by a `SharedMask`"
+            )
+        return drawn

@@ -18,7 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.mechanism.clip.deterministic import refuse_layer_drop, training_without_chance
+from uedp.mechanism.clip.deterministic import (
+    kept_by,
+    refuse_kept,
+    refuse_layer_drop,
+    training_without_chance,
+)
 from uedp.mechanism.clip.kernels import norm_gradients
 from uedp.mechanism.clip.kinds import PRODUCTS, epsilon_of, kind_of, trainable_layers
 from uedp.mechanism.clip.layout import Allowances, Grams, Layout
@@ -159,35 +164,57 @@ class Engine:
                 result = summed({n: record.without(broken) for n, record in made.records.items()})
         return result
 
-    def check(self, losses: Losses, sentences: int) -> None:
+    def check(self, losses: Losses, sentences: int, half: bool = False) -> None:
         """Try a few sentences, with nothing left to chance, before they are trusted to the rules.
 
-        In evaluation mode, and in training mode, in which some layers do something else.
+        In evaluation mode, and in training mode, in which some layers do something else; one by
+        one, together, and many times over. `half` says that passes are in half precision.
 
         Guarantees:
           - a loss of one sentence that depends on others is refused
           - a model in which a sentence's gradient is taken for another's is refused
           - a model in which a weight is also used outside its layer is refused, by its name
-          - a model that skips layers by chance is refused
+          - a model that skips layers by chance, draws random numbers that sentences share, or
+            keeps something of what it has read is refused
         """
         refuse_layer_drop(self._model)
         with evaluating(self._model):
-            self._try(losses, sentences)
-        with training_without_chance(self._model), self.one_round():
-            self._try(losses, sentences)
+            self._try(losses, sentences, lambda count: None, half)
+        with training_without_chance(self._model) as chance, self.one_round():
+            self._try(losses, sentences, chance.of, half)
 
-    def _try(self, losses: Losses, sentences: int) -> None:
-        before = self._state()
-        together = values(losses(range(sentences)))
-        each = [values(losses([i])) for i in range(sentences)]
+    def _try(
+        self, losses: Losses, sentences: int, announce: Callable[[int], None], half: bool
+    ) -> None:
+        half = half or any(p.dtype in _HALVES for p in self._model.parameters())
+        close = 0.02 if half else 2e-3
+
+        def computed(order: Sequence[int]) -> Tensor:
+            announce(len(order))
+            return values(losses(order))
+
+        computed(range(sentences))  # what a model keeps of its first pass is not a text's
+        before, kept = self._state(), kept_by(self._model)
+        together = computed(range(sentences))
+        each = [computed([i]) for i in range(sentences)]
+        with torch.no_grad():
+            again, many = computed(range(sentences)), computed([*range(sentences)] * _CROWD)
         self._refuse_changes(before)
+        refuse_kept(self._model, kept)
         true_norms = torch.stack([self._norm(loss) for loss in each])
         alone = torch.cat(each).detach()
-        if not torch.allclose(together, alone, rtol=0.02, atol=0.02):
+        if not torch.allclose(again, together, rtol=1e-3, atol=1e-3):
             raise UserError(
-                "the loss of a sentence changes with the sentences beside it; it must depend "
-                "on that sentence and the weights alone"
+                "the loss of a sentence changes from one pass to the next: the model draws random "
+                "numbers of its own, or keeps something of what it has read"
             )
+        for found, true in ((together, alone), (many, alone.repeat(_CROWD))):
+            if not torch.allclose(found, true, rtol=close, atol=close):
+                raise UserError(
+                    "the loss of a sentence changes with the sentences beside it; it must depend "
+                    "on that sentence and the weights alone"
+                )
+        announce(sentences)
         expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
         unclipped = torch.full((sentences,), torch.inf)
         clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))
@@ -257,7 +284,7 @@ class Engine:
         rules: list[Rule] = []
         explicit = Explicit()
         tied: dict[nn.Parameter, list[Lookup | MatrixProducts]] = defaultdict(list)
-        readers: dict[tuple[int, int], list[_Layer]] = defaultdict(list)
+        readers: dict[tuple[Any, ...], list[_Layer]] = defaultdict(list)
         for name, module in self._layers.items():
             if name not in records:
                 continue
@@ -271,7 +298,8 @@ class Engine:
             mask = mask_of(module)
             multiplies = mask is None and kind in (*PRODUCTS, "masked")
             if multiplies and self._uses[weight] == 1:
-                readers[record.source].append(_Layer(weight, record, kind == "conv1d"))
+                formed = weight.numel() <= _FORMED
+                readers[*record.source, formed].append(_Layer(weight, record, kind == "conv1d"))
                 continue
             found = record.unpacked()
             if mask is not None:
@@ -306,6 +334,10 @@ class Engine:
                 else:
                     rules.append(one)
         return [*rules, explicit]
+
+
+_HALVES = (torch.bfloat16, torch.float16)
+_CROWD = 16  # times over that the sentences of a try are computed together
 
 
 class _Layer(NamedTuple):
@@ -368,8 +400,8 @@ def _tied(parts: Sequence[Lookup | MatrixProducts]) -> Rule:
 _TRAFFIC = {"cuda": 500, "cpu": 20}
 _START = {"cuda": 5e9, "cpu": 5e5}
 
-# Entries of weights that read one input, up to which a gradient per sentence is formed. Decided by
-# the layer alone: what is allowed for rounding differs, and must not change with the batch.
+# Entries of a weight up to which a gradient per sentence is formed. Decided by the weight alone:
+# what is allowed for rounding differs, and must not change with the batch.
 _FORMED = 1 << 15
 
 # Inputs of a layer larger than this, in bytes, keep a device busy by themselves; more in a stack
@@ -384,7 +416,7 @@ def _cheapest(group: Sequence[_Layer], layout: Layout) -> Way:
     """How to get norms of the gradients of weights that read one input, for the average user."""
     (_, each), width = group[0].record.shape, group[0].widths[0]
     outputs = sum(layer.widths[1] for layer in group)
-    if width * outputs <= _FORMED:
+    if group[0].weight.numel() <= _FORMED:  # as those it is grouped with
         return "explicit"
     tokens = layout.sentences / len(layout.users) * each
     device = group[0].record.grads.device.type

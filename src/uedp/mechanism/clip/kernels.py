@@ -15,23 +15,30 @@ except ImportError:  # a CPU build
     triton = None
 
 
-def scaled_type(values: Tensor) -> torch.dtype:
-    """What `scaled_rows` rounds to: float32, but for what tensor cores multiply as it is."""
-    return torch.bfloat16 if values.is_cuda and values.dtype == torch.bfloat16 else torch.float32
+def scaled_rows(values: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
+    """(sentences, tokens, features) times a float32 weight per sentence, as parts that add up.
 
-
-def scaled_rows(values: Tensor, weights: Tensor) -> Tensor:
-    """(sentences, tokens, features) times a float32 weight per sentence, rounded once."""
-    result = torch.empty(values.shape, device=values.device, dtype=scaled_type(values))
-    if _fused(values):
-        flat = values.contiguous()
-        width = flat[0].numel()
-        _scale_rows[(flat.shape[0], triton.cdiv(width, _BLOCK))](
-            flat, weights, result, width, block=_BLOCK
-        )
-        return result
+    One part in float32; or, for what tensor cores multiply as it is, two in bfloat16, the second
+    of which is what the first one rounded off.
+    """
+    if values.is_cuda and values.dtype == torch.bfloat16:
+        if _fused(values):
+            flat = values.contiguous()
+            whole, rest = torch.empty_like(flat), torch.empty_like(flat)
+            width = flat[0].numel()
+            _scale_rows[(flat.shape[0], triton.cdiv(width, _BLOCK))](
+                flat, weights, whole, rest, width, block=_BLOCK
+            )
+            return whole, rest
+        return in_two(values.float() * weights[:, None, None])
     wide = values if values.dtype == torch.float64 else values.float()
-    return torch.mul(wide, weights[:, None, None], out=result)
+    return (torch.mul(wide, weights[:, None, None]).float(),)
+
+
+def in_two(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Float32 as the sum of two bfloat16, with half its digits lost."""
+    whole = values.to(torch.bfloat16)
+    return whole, (values - whole.float()).to(torch.bfloat16)
 
 
 def norm_gradients(x: Tensor, grads: Tensor, epsilon: float | None, centred: bool) -> Tensor:
@@ -74,16 +81,17 @@ def _fused(values: Tensor) -> bool:
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _scale_rows(values, weights, result, width, block: tl.constexpr) -> Any:  # type: ignore[no-untyped-def]
+    def _scale_rows(values, weights, whole, rest, width, block: tl.constexpr) -> Any:  # type: ignore[no-untyped-def]
         sentence = tl.program_id(0).to(tl.int64)
         column = tl.program_id(1) * block + tl.arange(0, block)
         inside = column < width
         weight = tl.load(weights + sentence)
         loaded = tl.load(values + sentence * width + column, mask=inside)
         scaled = loaded.to(tl.float32) * weight
-        tl.store(
-            result + sentence * width + column, scaled.to(result.dtype.element_ty), mask=inside
-        )
+        rounded = scaled.to(tl.bfloat16)
+        place = sentence * width + column
+        tl.store(whole + place, rounded, mask=inside)
+        tl.store(rest + place, (scaled - rounded.to(tl.float32)).to(tl.bfloat16), mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _norm_gradients(  # type: ignore[no-untyped-def]

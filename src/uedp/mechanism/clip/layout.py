@@ -221,7 +221,9 @@ class Grams:
 
         def added_up(errors: Tensor) -> Tensor:
             totals = self._numbers(len(self.layout.users))
-            return totals.index_add_(0, self._owner, factors * errors.sqrt())
+            # nothing of what is left out, however large: zero times infinity is not zero
+            some = torch.where(factors > 0, factors * errors.sqrt(), 0.0)
+            return totals.index_add_(0, self._owner, some)
 
         return Allowances(added_up(self._square_errors), added_up(self._errors))
 

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uedp.mechanism.clip.kernels import scaled_rows, scaled_type
 from uedp.mechanism.clip.layout import Grams, Layout
-from uedp.mechanism.clip.rounding import masses, of_scaling, of_sum
-from uedp.mechanism.clip.rules import Gradients, Rule, exact_product
+from uedp.mechanism.clip.rounding import OF_SCALING, masses, of_sum
+from uedp.mechanism.clip.rules import Gradients, Rule, exact_product, token_squares
 
 try:
     import triton
@@ -79,22 +78,19 @@ class MaskedProduct(Rule):
 
     def _allow(self, grams: Grams) -> None:
         """For gradients that are formed, of sentences and of users, and for scaling them."""
-        inputs, grads = (
-            torch.linalg.vector_norm(values, dim=-1, dtype=torch.float32).square_()
-            for values in (self._inputs, self._grads)
-        )
+        inputs, grads = token_squares(self._inputs), token_squares(self._grads)
         features = self._inputs.shape[-1] + self._grads.shape[-1]
         mass = masses(inputs, grads, features).sum(1) * self._mask.max()
         # where nothing came back nothing is added, and nothing rounds
         formed = _PRODUCTS * of_sum(grams.user_totals((grads > 0).sum(1)))
-        grams.allow(slice(None), mass, norms=formed + of_scaling(scaled_type(self._inputs)))
+        grams.allow(slice(None), mass, norms=formed + OF_SCALING)
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         if self._fused:
             ends = list(accumulate(layout.counts, initial=0))
             bounds = torch.tensor(ends, device=factors.device) * self._inputs.shape[1]
-            inputs = scaled_rows(self._inputs, factors)
-            squares.add_(masked_squares(self._grads, inputs, self._mask, bounds))
+            inputs = self._inputs.float() * factors[:, None, None]
+            squares.add_(masked_squares(self._grads.float(), inputs, self._mask, bounds))
 
     def _blocks(self, bins: int, each: int) -> Iterator[tuple[slice, slice]]:
         """Bins with all rows while that fits, else one bin with some rows."""
@@ -107,7 +103,7 @@ class MaskedProduct(Rule):
                 yield slice(first, first + some_bins), slice(start, start + some_rows)
 
     def weighted(self, weights: Tensor) -> Gradients:
-        inputs = scaled_rows(self._inputs, weights).flatten(0, 1)
+        inputs = (self._inputs.float() * weights[:, None, None]).flatten(0, 1)
         total = exact_product(self._grads.flatten(0, 1).t(), inputs)
         return {self._parameter: total.mul_(self._mask)}
 

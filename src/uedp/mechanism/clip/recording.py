@@ -31,8 +31,8 @@ class Record:
         return self.grads.shape[0], self.grads.shape[1]
 
     @property
-    def source(self) -> tuple[int, int]:
-        return self.inputs.data_ptr(), self.inputs.shape[-1]
+    def source(self) -> tuple[Any, ...]:
+        return self.inputs.data_ptr(), *self.inputs.shape, *self.inputs.stride()
 
     def unpacked(self, with_inputs: bool = True) -> "Record":
         """With a row for each sentence; without inputs, where those of another layer serve."""

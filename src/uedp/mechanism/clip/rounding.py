@@ -25,9 +25,8 @@ _SPARE = 8  # operations beside the long sums: casts, products, factors
 SLICE = 256  # so few are added up in float32 where a sum may be long
 _TINY = 2.0**-100  # squared, per feature: below it products underflow
 
-# What rounds once more when a record is multiplied by its sentence's weight.
-_AGAIN = {torch.bfloat16: 2.0**-9}
-_AGAIN_FLOAT32 = 2.0**-22
+# Of a record times its sentence's weight: in float32, or in two bfloat16 of eight digits each.
+OF_SCALING = 2.0**-17
 
 
 def of_sum(terms: float | Tensor) -> Any:
@@ -39,11 +38,6 @@ def block_sums(products: Tensor) -> Tensor:
     """(bins, i, s, j, t) summed over `s` and `t`, in float64; errs like a sum of `SLICE`."""
     found = [part.sum(4).double().sum(2) for part in products.split(SLICE, 4)]
     return found[0] if len(found) == 1 else torch.stack(found).sum(0)
-
-
-def of_scaling(dtype: torch.dtype) -> float:
-    """The error of a record times a weight, kept in `dtype`, relative to its mass."""
-    return _AGAIN.get(dtype, _AGAIN_FLOAT32)
 
 
 def masses(inputs: Tensor, outputs: Tensor, features: int) -> Tensor:

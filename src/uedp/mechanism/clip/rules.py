@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uedp.mechanism.clip.kernels import scaled_rows, scaled_type
+from uedp.mechanism.clip.kernels import scaled_rows
 from uedp.mechanism.clip.layout import Grams, Layout
 from uedp.mechanism.clip.rounding import (
+    OF_SCALING,
     SLICE,
     block_sums,
     masses,
-    of_scaling,
     of_sum,
     squared_norms,
 )
@@ -134,29 +134,26 @@ class MatrixProducts(Rule):
             outputs = token_gram(bucket.tokens(self.weights[0].grads))
             for weight in self.weights[1:]:
                 outputs = token_gram(bucket.tokens(weight.grads), add_to=outputs)
-            inputs = token_gram(bucket.tokens(self.inputs))
-            self._allow(grams, bucket.rows, inputs, outputs)
-            total.addcmul_(inputs, outputs)
+            total.addcmul_(token_gram(bucket.tokens(self.inputs)), outputs)
+        self._allow(grams)
 
-    def _allow(self, grams: Grams, rows: slice, inputs: Tensor, outputs: Tensor) -> None:
-        features = self.inputs.shape[-1] + sum(weight.grads.shape[-1] for weight in self.weights)
-        _allow_products(
-            grams,
-            rows,
-            _diagonals(inputs, self.inputs.shape[1]),
-            _diagonals(outputs, self.inputs.shape[1]),
-            features,
-            scaled_type(self.inputs),
-            self.overlaps,
-        )
+    def _allow(self, grams: Grams) -> None:
+        squares = token_squares(self.inputs)
+        for weight in self.weights:
+            _allow_products(
+                grams,
+                squares,
+                token_squares(weight.grads),
+                self.inputs.shape[-1] + weight.grads.shape[-1],
+                self.overlaps,
+            )
 
     def weighted(self, weights: Tensor) -> Gradients:
-        inputs = scaled_rows(self.inputs, weights).flatten(0, 1)
+        inputs = [part.flatten(0, 1) for part in scaled_rows(self.inputs, weights)]
         total = {}
         for weight in self.weights:
-            grads = weight.grads.flatten(0, 1)
-            left, right = (inputs, grads) if weight.inputs_first else (grads, inputs)
-            total[weight.parameter] = exact_product(left.t(), right)
+            formed = summed_product(weight.grads.flatten(0, 1).t(), inputs)
+            total[weight.parameter] = formed.t() if weight.inputs_first else formed
         return total
 
     def explicit(self, into: Explicit, by_sentence: BySentence) -> None:
@@ -185,9 +182,7 @@ class StackedProducts(Rule):
         ]
 
     def add_products(self, grams: Grams) -> None:
-        layers, _, each, width = self._inputs.shape
-        features = width + sum(grads.shape[-1] for grads in self._grads)
-        for bucket, total in grams.tokens(each):
+        for bucket, total in grams.tokens(self._inputs.shape[2]):
 
             def tokens(
                 values: Tensor, rows: slice = bucket.rows, size: int = total.shape[1]
@@ -197,27 +192,22 @@ class StackedProducts(Rule):
             outputs = token_gram(tokens(self._grads[0]))
             for grads in self._grads[1:]:
                 outputs = token_gram(tokens(grads), add_to=outputs)
-            inputs = token_gram(tokens(self._inputs))
-            _allow_products(
-                grams,
-                bucket.rows,
-                _diagonals(inputs, each).unflatten(0, (layers, -1)),
-                _diagonals(outputs, each).unflatten(0, (layers, -1)),
-                features,
-                scaled_type(self._inputs),
-            )
-            total.add_(inputs.mul_(outputs).view(-1, *total.shape).sum(0))
+            products = token_gram(tokens(self._inputs)).mul_(outputs)
+            total.add_(products.view(-1, *total.shape).sum(0))
+        squares = token_squares(self._inputs)
+        for grads in self._grads:
+            features = self._inputs.shape[-1] + grads.shape[-1]
+            _allow_products(grams, squares, token_squares(grads), features)
 
     def weighted(self, weights: Tensor) -> Gradients:
         layers = self._inputs.shape[0]
-        inputs = scaled_rows(self._inputs.flatten(0, 1), weights.repeat(layers))
-        inputs = inputs.view(layers, -1, inputs.shape[2])
+        parts = scaled_rows(self._inputs.flatten(0, 1), weights.repeat(layers))
+        inputs = [part.view(layers, -1, part.shape[2]) for part in parts]
         total = {}
         for place, stacked in enumerate(self._grads):
-            grads = stacked.flatten(1, 2)
-            first = self._weights[0][place].inputs_first
-            left, right = (inputs, grads) if first else (grads, inputs)
-            formed = exact_product(left.transpose(1, 2), right)
+            formed = summed_product(stacked.flatten(1, 2).transpose(1, 2), inputs)
+            if self._weights[0][place].inputs_first:
+                formed = formed.transpose(1, 2)
             for own, gradient in zip(self._weights, formed.unbind(0), strict=True):
                 total[own[place].parameter] = gradient
         return total
@@ -243,7 +233,7 @@ class ProductsByUser(MatrixProducts):
         for weight in self.weights[1:]:
             outputs = token_gram(weight.grads, add_to=outputs)
         inputs = token_gram(self.inputs)
-        self._allow(grams, slice(None), inputs, outputs)
+        self._allow(grams)
         each = inputs.shape[1]
         products = inputs.mul_(outputs).view(-1, 1, each, 1, each)
         grams.squares.add_(block_sums(products).flatten())
@@ -255,7 +245,7 @@ class ProductsByUser(MatrixProducts):
             rows = slice(start, start + count)
             start += count
             for weight in self.weights:
-                squares[user] += squared_norms(_formed(weight.grads[rows], inputs[rows]).flatten())
+                squares[user] += squared_norms(_formed(weight.grads[rows], inputs, rows).flatten())
 
 
 class Lookup(Rule):
@@ -269,18 +259,11 @@ class Lookup(Rule):
         for bucket, total in grams.tokens(self.ids.shape[1]):
             ids = bucket.tokens(self.ids)
             same = ids[:, :, None] == ids[:, None, :]
-            gram = token_gram(bucket.tokens(self.grads))
-            squares = _diagonals(gram, self.ids.shape[1])
-            _allow_products(  # a linear layer that reads unit vectors
-                grams,
-                bucket.rows,
-                torch.ones_like(squares),
-                squares,
-                self.grads.shape[-1],
-                torch.float32,
-                self.overlaps,
-            )
-            total.add_(gram.mul_(same))
+            total.add_(token_gram(bucket.tokens(self.grads)).mul_(same))
+        squares = token_squares(self.grads)  # a linear layer that reads unit vectors
+        _allow_products(
+            grams, torch.ones_like(squares), squares, self.grads.shape[-1], self.overlaps
+        )
 
     def weighted(self, weights: Tensor) -> Gradients:
         total = torch.zeros(self.parameter.shape, device=weights.device, dtype=torch.float32)
@@ -321,29 +304,32 @@ class TiedLookup(Rule):
         return {parameter: self._lookup.scatter_into(total, weights)}
 
 
+def token_squares(tokens: Tensor) -> Tensor:
+    """Squared norms of (..., tokens, features), in float32."""
+    wide = None if tokens.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(tokens, dim=-1, dtype=wide).square_().float()
+
+
 def _allow_products(
-    grams: Grams,
-    rows: slice,
-    inputs: Tensor,
-    outputs: Tensor,
-    features: int,
-    scaled: torch.dtype,
-    overlaps: bool = False,
+    grams: Grams, inputs: Tensor, outputs: Tensor, features: int, overlaps: bool = False
 ) -> None:
     """Allow for the rounding of a weight's products, in whichever way they are computed.
 
     `inputs` and `outputs` are the squared norms of tokens, (sentences, tokens) or the same of
-    layers alike; `scaled` is what inputs are rounded to when they are weighted. Where two gradients
-    of one weight overlap, twice as much: what is between them errs by no more than both do, since
-    `2 a b <= a^2 + b^2`.
+    layers alike. Where two gradients of one weight overlap, twice as much: what is between them
+    errs by no more than both do, since `2 a b <= a^2 + b^2`.
     """
     times = 2 if overlaps else 1
+    # where nothing comes back nothing is added, and nothing rounds
+    tokens = (outputs > 0).sum(-1)
+    tokens = tokens.amax(0) if tokens.dim() == 2 else tokens
+    added_up = grams.user_totals(tokens) + 2 * _AT_ONCE
     grams.allow(
-        rows,
+        slice(None),
         masses(inputs, outputs, features).sum(-1),
         # features; tokens, in slices; layers in one place; squares of what is formed, in slices
         squares=times * of_sum(features + 2 * SLICE + grams.layers),
-        norms=times * (of_scaling(scaled) + of_sum(2 * _AT_ONCE)),
+        norms=times * (OF_SCALING + of_sum(added_up)),
     )
 
 
@@ -351,18 +337,15 @@ def _allow_products(
 _AT_ONCE = 256
 
 
-def _formed(grads: Tensor, inputs: Tensor) -> Tensor:
-    """A user's gradient of a weight."""
-    left, right = grads.flatten(0, 1).split(_AT_ONCE), inputs.flatten(0, 1).split(_AT_ONCE)
-    total = exact_product(left[0].t(), right[0])
-    for some, others in zip(left[1:], right[1:], strict=True):
-        total += exact_product(some.t(), others)
+def _formed(grads: Tensor, inputs: Sequence[Tensor], rows: slice) -> Tensor:
+    """A user's gradient of a weight, from the parts of what its layer read."""
+    left = grads.flatten(0, 1).split(_AT_ONCE)
+    right = zip(*(part[rows].flatten(0, 1).split(_AT_ONCE) for part in inputs), strict=True)
+    products = (summed_product(some.t(), own) for some, own in zip(left, right, strict=True))
+    total = next(products)
+    for product in products:
+        total += product
     return total
-
-
-def _diagonals(gram: Tensor, each: int) -> Tensor:
-    """Of the Grams of bins, laid out (sentences, tokens)."""
-    return torch.diagonal(gram, dim1=1, dim2=2).reshape(-1, each)
 
 
 def token_gram(tokens: Tensor, add_to: Tensor | None = None) -> Tensor:
@@ -376,6 +359,14 @@ def token_gram(tokens: Tensor, add_to: Tensor | None = None) -> Tensor:
     if add_to is None:
         return tokens @ tokens.transpose(1, 2)
     return add_to.baddbmm_(tokens, tokens.transpose(1, 2))
+
+
+def summed_product(left: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """The product with what the parts add up to."""
+    total = exact_product(left, parts[0])
+    for part in parts[1:]:
+        total += exact_product(left, part)
+    return total
 
 
 def exact_product(left: Tensor, right: Tensor) -> Tensor:

@@ -48,7 +48,11 @@ class SharedMask(nn.Module):
         if torch._C._are_functorch_transforms_active():
             # a mask per user; it is not to be had outside of the transform
             return draw_mask(shape, self.rate, like)
-        self.last = draw_mask(shape, self.rate, like) if self.kept is None else self.kept
+        if self.kept is None:
+            with torch._C.DisableTorchFunction():  # it is held, which `deterministic` need not see
+                self.last = draw_mask(shape, self.rate, like)
+        else:
+            self.last = self.kept
         self.kept = self.last if self.held else None
         return self.last.to(like)
 
