@@ -131,7 +131,7 @@ def tied_cross_term_dropped(patch) -> None:
 def tied_cross_term_dropped_unchecked(patch) -> None:
     """The same where the engine's own trial of the model does not see it."""
     tied_cross_term_dropped(patch)
-    patch.setattr(Engine, "check", lambda self, losses, sentences: None)
+    patch.setattr(Engine, "check", lambda self, losses, sentences, half=False: None)
 
 
 def adapter_scale_left_out(patch) -> None:
@@ -160,7 +160,7 @@ def padding_predicting_unchecked(patch) -> None:
     """The same where neither trial of the model sees it."""
     padding_predicting(patch)
     patch.setattr(methods, "refuse_mixing", lambda model, task: None)
-    patch.setattr(Engine, "check", lambda self, losses, sentences: None)
+    patch.setattr(Engine, "check", lambda self, losses, sentences, half=False: None)
 
 
 def one_entity_not_propagated(patch) -> None:

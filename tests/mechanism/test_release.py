@@ -83,7 +83,7 @@ def test_less_memory_than_thought(fits, monkeypatch):
         return real(losses, owners, *rest)
 
     monkeypatch.setattr(task.engine, "clipped_sum", cramped)
-    torch.testing.assert_close(summed(task, who, clips), whole, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(summed(task, who, clips), whole, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("room", [None, 20])

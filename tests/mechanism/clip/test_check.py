@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
@@ -128,3 +129,33 @@ def test_a_layer_that_reads_the_first_token_is_not_taken_for_one_that_reads_all(
     torch.manual_seed(0)
     model, ids = TokensAndFirst(), torch.randint(WORDS, (4, 6))
     Engine(model).check(lambda order: model(ids[list(order)]), 4)
+
+
+def test_dropout_of_relative_positions_is_refused():
+    """DeBERTa drops parts of its relative positions, once for all sentences of a pass."""
+    torch.manual_seed(0)
+    config = DebertaV2Config(
+        vocab_size=40,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        relative_attention=True,
+        pos_att_type="p2c|c2p",
+        share_att_key=True,
+        position_biased_input=False,
+        max_relative_positions=16,
+        num_labels=3,
+    )
+    model = DebertaV2ForSequenceClassification(config).train()
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("value_proj" in name or "classifier" in name)
+    ids, labels = torch.randint(5, 40, (4, 8)), torch.randint(3, (4,))
+
+    def losses(order):
+        some = ids[list(order)]
+        logits = model(input_ids=some, attention_mask=torch.ones_like(some)).logits
+        return nn.functional.cross_entropy(logits, labels[list(order)], reduction="none")
+
+    with pytest.raises(UserError, match="sentences of a pass share"):
+        Engine(model).check(losses, 4)

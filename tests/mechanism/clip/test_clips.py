@@ -101,6 +101,19 @@ def test_a_sentence_whose_allowance_overflows_does_not_take_its_user_along():
     assert float((there - emptied).norm()) <= 0.3 * (1 + 2e-3)
 
 
+def test_a_masked_layer_can_be_clipped_in_float64():
+    model = nn.ModuleDict({"layer": MaskedLinear(16, 8)}).double().train()
+    engine, x = Engine(model), torch.randn(2, 3, 16, dtype=torch.float64)
+    with engine.one_round():
+        engine.clipped_sum(
+            lambda order: model["layer"](x[list(order)]).sum((1, 2)),
+            [0, 1],
+            torch.full((2,), 0.3),
+            1.0,
+            torch.ones(2),
+        )
+
+
 # --- more than the clip --------------------------------------------------------------------------
 
 

@@ -25,8 +25,8 @@ def training_without_chance(model: nn.Module) -> Iterator["WithoutChance"]:
       - dropout, by layer, by function or within attention, passes everything
       - PyTorch's other random numbers are replaced by one that is not zero, so that what they are
         multiplied by still shows
-      - a pass that draws fewer masks than it has sentences (`of`) is refused: masks that sentences
-        share differ from chunk to chunk of a round, unless a `SharedMask` holds them
+      - masks that do not grow with the number of sentences can be told (`refuse_shared`): those
+        that sentences share differ from chunk to chunk of a round, unless a `SharedMask` holds them
     """
     with modes_kept(model), WithoutChance() as chance:
         model.train()
@@ -96,11 +96,21 @@ class WithoutChance(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sentences = 1
+        self._drawn: dict[int, list[int]] = {}
+        self._now: list[int] = []
 
     def of(self, sentences: int) -> None:
-        """How many sentences the next pass has."""
-        self.sentences = sentences
+        """The next pass has so many sentences."""
+        self._now = self._drawn[sentences] = []
+
+    def refuse_shared(self, few: int, many: int) -> None:
+        """Raise if a pass over many sentences drew no more somewhere than one over few."""
+        pairs = zip(self._drawn[few], self._drawn[many], strict=False)
+        if any(more <= less for less, more in pairs):
+            raise UserError(
+                "the model draws random numbers that the sentences of a pass share, as skipping "
+                "layers by chance does; turn that off, or draw them by a `SharedMask`"
+            )
 
     def __torch_function__(
         self,
@@ -123,10 +133,5 @@ class WithoutChance(TorchFunctionMode):
         return self._own(found).fill_(1.0) if func in _COINS else found
 
     def _own(self, drawn: Tensor) -> Tensor:
-        rows = drawn.numel() // drawn.shape[-1] if drawn.dim() and drawn.shape[-1] else 1
-        if rows < self.sentences:
-            raise UserError(
-                "the model draws random numbers that the sentences of a pass share, as skipping "
-                "layers by chance does; turn that off, or draw them by a `SharedMask`"
-            )
+        self._now.append(drawn.numel())
         return drawn

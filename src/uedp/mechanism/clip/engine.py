@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.mechanism.clip.deterministic import (
+    WithoutChance,
     kept_by,
     refuse_kept,
     refuse_layer_drop,
@@ -179,18 +180,19 @@ class Engine:
         """
         refuse_layer_drop(self._model)
         with evaluating(self._model):
-            self._try(losses, sentences, lambda count: None, half)
+            self._try(losses, sentences, None, half)
         with training_without_chance(self._model) as chance, self.one_round():
-            self._try(losses, sentences, chance.of, half)
+            self._try(losses, sentences, chance, half)
 
     def _try(
-        self, losses: Losses, sentences: int, announce: Callable[[int], None], half: bool
+        self, losses: Losses, sentences: int, chance: WithoutChance | None, half: bool
     ) -> None:
         half = half or any(p.dtype in _HALVES for p in self._model.parameters())
         close = 0.02 if half else 2e-3
 
         def computed(order: Sequence[int]) -> Tensor:
-            announce(len(order))
+            if chance is not None:
+                chance.of(len(order))
             return values(losses(order))
 
         computed(range(sentences))  # what a model keeps of its first pass is not a text's
@@ -208,13 +210,15 @@ class Engine:
                 "the loss of a sentence changes from one pass to the next: the model draws random "
                 "numbers of its own, or keeps something of what it has read"
             )
-        for found, true in ((together, alone), (many, alone.repeat(_CROWD))):
-            if not torch.allclose(found, true, rtol=close, atol=close):
+        for losses_, true in ((together, alone), (many, alone.repeat(_CROWD))):
+            if not torch.allclose(losses_, true, rtol=close, atol=close):
                 raise UserError(
                     "the loss of a sentence changes with the sentences beside it; it must depend "
                     "on that sentence and the weights alone"
                 )
-        announce(sentences)
+        if chance is not None:
+            chance.refuse_shared(sentences, sentences * _CROWD)
+            chance.of(sentences)
         expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
         unclipped = torch.full((sentences,), torch.inf)
         clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))

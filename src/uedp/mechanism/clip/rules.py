@@ -307,7 +307,8 @@ class TiedLookup(Rule):
 def token_squares(tokens: Tensor) -> Tensor:
     """Squared norms of (..., tokens, features), in float32."""
     wide = None if tokens.dtype == torch.float64 else torch.float32
-    return torch.linalg.vector_norm(tokens, dim=-1, dtype=wide).square_().float()
+    norms: Tensor = torch.linalg.vector_norm(tokens, dim=-1, dtype=wide)
+    return norms.square_().float()
 
 
 def _allow_products(
