@@ -70,7 +70,8 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"{how:>5} {users:>6} users {row['precision']:>9}: moved {row['moved']:.1e} "
-                    f"clips, margin {row['margin']:.1e}; taken off {row['taken off']:.2%}",
+                    f"clips (margin {rounding_margin(row['precision'], users):.1e}); taken off "
+                    f"{row['taken off']:.2%}",
                     flush=True,
                 )
     if options.out:
@@ -136,7 +137,6 @@ def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
         "users": users,
         "precision": precision,
         "moved": moved / CLIP,
-        "margin": rounding_margin(precision, users, next(model.parameters()).is_cuda),
         "taken off": 1 - float(empty.norm() / unbounded.norm()),
     }
 

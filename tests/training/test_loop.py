@@ -328,7 +328,7 @@ def test_half_precision_on_a_cpu(train):
     stated = outcome.certificate
     assert stated.setup.precision == "bfloat16"
     # how far rounding may move others is charged, not excepted
-    assert stated.parameters["rounding_margin"] > 100 * rounding_margin("float32", 10)
+    assert stated.parameters["rounding_margin"] > 10 * rounding_margin("float32", 10)
     assert outcome.after["perplexity"] < outcome.before["perplexity"] / 2
     assert all(p.dtype == torch.float32 for p in outcome.model.parameters())
 

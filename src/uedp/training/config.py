@@ -160,7 +160,10 @@ class Optimiser(_Section):
 
 
 class Run(_Section):
-    """`vectors` is a folder where what `model.train: probe` reads of texts is kept between runs."""
+    """`vectors` is a folder where what `model.train: probe` reads of texts is kept between runs.
+
+    `precision: auto` is float32 for private methods, half precision on an accelerator for others.
+    """
 
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"

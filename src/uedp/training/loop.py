@@ -207,9 +207,16 @@ def _ledger(planned: Planned, out: Path, corpus: Path) -> Iterator[RunLedger | N
 
 
 def precision_of(config: Config) -> Precision:
-    """What the passes are computed in, on the device that the config comes to."""
-    half = _half(config.run.precision, _device(config.run.device))
-    return "bfloat16" if half else "float32"
+    """What the passes are computed in, on the device that the config comes to.
+
+    If not told, a private run takes float32: in half precision, who else was drawn moves the
+    gradients of all by a percent, which the noise would have to cover.
+    """
+    if config.run.precision != "auto":
+        return config.run.precision
+    device = _device(config.run.device)
+    half = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    return "bfloat16" if half and config.privacy.method not in PRIVATE else "float32"
 
 
 # --- the rounds ----------------------------------------------------------------------------------
@@ -508,12 +515,6 @@ def _device(asked: str) -> torch.device:
         raise UserError(
             f"run.device {asked!r}: there is no such device here; choose cpu, or auto"
         ) from None
-
-
-def _half(asked: str, device: torch.device) -> bool:
-    if asked == "auto":
-        return device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return asked == "bfloat16"
 
 
 def _precision(half: bool, device: torch.device) -> tasks.Precision:

@@ -267,7 +267,8 @@ class Engine:
         before = self._state()
         try:
             with self._recording(layout.sentences) as made:
-                found = losses(layout.order)
+                with exact_float32():  # coarser products differ more from batch to batch
+                    found = losses(layout.order)
                 per_sentence = values(found)
                 if isinstance(found, Packed):
                     made.packed = found
@@ -276,7 +277,8 @@ class Engine:
                         f"the loss has shape {tuple(per_sentence.shape)} where one value per "
                         f"sentence, ({layout.sentences},), is needed; return it unreduced"
                     )
-                per_sentence.sum().backward()
+                with exact_float32():
+                    per_sentence.sum().backward()
         except OverwrittenError as changed:
             self._hooked |= changed.layers
             return self._pass(losses, layout)
