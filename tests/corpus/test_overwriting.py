@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.accounting.plans import planned
 from tests.corpus.overwriter import KILLED, LEDGER, write
 from uedp import folders
 from uedp.accounting.ledger import Budget, CorpusLedger
@@ -47,16 +48,18 @@ def test_the_ledger_of_a_replaced_corpus_stays_and_counts(tmp_path):
     out = tmp_path / "corpus"
     write(out, "old")
     profile = UserLevel(user_rate=0.1, noise=1.0)
-    CorpusLedger(out).reserve("first", "0" * 64, profile, 100)
+    CorpusLedger(out).reserve(planned("first", "0" * 64, profile, 100))
     (out / "ledger.mark").write_text("beside it")
     before = (out / "ledger.jsonl").read_bytes()
-    spent = CorpusLedger(out).epsilon("0" * 64, 1e-5)
+    spent = CorpusLedger(out).epsilon(1e-5)
     write(out, "new", overwrite=True)
     assert texts(out) == ["new"]
     assert (out / "ledger.jsonl").read_bytes() == before
     assert (out / "ledger.mark").read_text() == "beside it"
     with pytest.raises(UserError, match="budget epsilon"):
-        CorpusLedger(out).reserve("second", "0" * 64, profile, 100, Budget(spent * 1.1, 1e-5))
+        CorpusLedger(out).reserve(
+            planned("second", "1" * 64, profile, 100), Budget(spent * 1.1, 1e-5)
+        )
 
 
 def test_a_run_that_has_the_ledger_open_writes_to_the_one_that_stays(tmp_path):
