@@ -79,8 +79,8 @@ def main() -> None:
             "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
             "torch": torch.__version__,
             "model": options.model.name if options.model else "random",
-            "layers": options.layers,
-            "width": options.width,
+            "layers": None if options.model else options.layers,
+            "width": None if options.model else options.width,
             "rows": rows,
         }
         options.out.write_text(json.dumps(found, indent=2) + "\n")
