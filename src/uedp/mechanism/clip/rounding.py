@@ -25,8 +25,9 @@ _SPARE = 8  # operations beside the long sums: casts, products, factors
 SLICE = 256  # so few are added up in float32 where a sum may be long
 _TINY = 2.0**-100  # squared, per feature: below it products underflow
 
-# Of a record times its sentence's weight: in float32, or in two bfloat16 of eight digits each.
-OF_SCALING = 2.0**-17
+# Of a record times its sentence's weight: in float32, or in two bfloat16 of eight digits each,
+# rounded or cut off.
+OF_SCALING = 2.0**-15
 
 
 def of_sum(terms: float | Tensor) -> Any:
