@@ -64,6 +64,7 @@ def sealed(record: object) -> bytes:
 # --- killed writers -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_writer_killed_two_hundred_times_loses_no_acknowledged_round(tmp_path):
     rng = random.Random(5)
     path = tmp_path / RUN_LEDGER

@@ -135,7 +135,9 @@ def test_a_method_that_is_none_is_refused():
 # --- what was published is refuted ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("holders", "runs"), [(112, 4000), (945, 200)])
+@pytest.mark.parametrize(
+    ("holders", "runs"), [pytest.param(112, 4000, marks=pytest.mark.slow), (945, 200)]
+)
 def test_the_published_epsilon_is_refuted(holders, runs):
     case = of_pair(alg_cases(PAPER, holders=holders), "user and entity")
     found = case.audit(runs=runs, **FAST)

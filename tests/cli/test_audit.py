@@ -45,7 +45,8 @@ def test_all_methods_in_one_table(run):
 
 def test_what_is_printed_is_what_was_found(run):
     found = answer(run, *USER)
-    row, measured = (line for line in run(*USER).out.splitlines() if line.startswith("user-level"))
+    lines = run(*USER).out.splitlines()
+    row, measured = (line for line in lines if line.startswith("user-level"))
     one = MechanismAudit.of(found["audits"][0])
     cells = [float(cell) for cell in row.replace("/", " ").split()[3:]]
     bounds = [
@@ -62,7 +63,7 @@ def test_what_is_printed_is_what_was_found(run):
     shift = rounds["shifts"]["user"]
     numbers = [float(cell) for cell in measured.split("user  ")[1].split()]
     assert numbers == pytest.approx([12, shift["found"], 1, rounds["noise"]], rel=1e-3)
-    assert "published" not in run(*USER).out.splitlines()[-1]
+    assert "published" not in lines[-1]
 
 
 def test_an_alarm_has_its_own_exit_code(run, monkeypatch, tmp_path):

@@ -28,6 +28,7 @@ from uedp.models.load import load
 from uedp.training import checkpoint, loop, methods, tasks, vectors
 from uedp.training.alg import UedpAlg
 from uedp.training.config import load as load_config
+from uedp.training.config import parse
 from uedp.training.folder import CONFIG, IDENTITY
 from uedp.training.material import Texts
 from uedp.training.metrics import FILE, Metrics
@@ -1002,8 +1003,30 @@ def test_devices_and_precision():
     with pytest.raises(UserError, match=r"run.device 'cuda:77'"):
         loop._device("cuda:77")
     cpu = torch.device("cpu")
-    assert [loop._half(asked, cpu) for asked in ("auto", "float32", "bfloat16")] == [0, 0, 1]
     with loop._precision(False, cpu)():
         assert not torch.is_autocast_enabled("cpu")
     with loop._precision(True, cpu)():
         assert torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize(
+    ("device", "method", "asked", "found"),
+    [
+        ("cpu", "noiseless", "auto", "float32"),
+        ("cuda", "noiseless", "auto", "bfloat16"),
+        # in half precision, who else was drawn would move everybody's gradient
+        ("cuda", "rotation", "auto", "float32"),
+        ("cuda", "user-level", "auto", "float32"),
+        ("cuda", "rotation", "bfloat16", "bfloat16"),
+        ("cuda", "noiseless", "float32", "float32"),
+    ],
+)
+def test_private_runs_are_in_float32_unless_told_otherwise(
+    device, method, asked, found, monkeypatch
+):
+    monkeypatch.setattr(loop, "_device", lambda asked: torch.device(device))
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
+    budget = {} if method == "noiseless" else {"epsilon": 8}
+    values = {"privacy": {"method": method, **budget}, "data": {"train": "c"}}
+    config = parse({**values, "model": {"name": "m"}, "run": {"precision": asked}})
+    assert loop.precision_of(config) == found
