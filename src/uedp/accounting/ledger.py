@@ -517,7 +517,9 @@ def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
 
 
 def spent_rounds(records: Sequence[Mapping[str, Any]]) -> int:
-    counts = [record.get("count") for record in records if record.get("kind") == "rounds"]
+    counts: list[Any] = [
+        record.get("count") for record in records if record.get("kind") == "rounds"
+    ]
     if not all(type(count) is int and count > 0 for count in counts):
         raise UserError(f"{RUN_LEDGER}: a number of rounds that no run wrote; restore it")
     return sum(counts)
