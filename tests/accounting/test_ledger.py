@@ -8,6 +8,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -726,3 +727,63 @@ def test_rounds_that_are_too_many_together_count_as_infinite(tmp_path):
     delta = 1.1 * smallest_delta(1_000_000)
     assert corpus.entries()[0].epsilon(delta) < 500
     assert corpus.epsilon(delta) == float("inf")
+
+
+# --- sealed by another hand ----------------------------------------------------------------------
+
+_ABSENT = "left out"
+
+
+def resealed(path: Path, number: int, field: str, value: object) -> None:
+    """Change a field of a record and seal the whole file anew, as anybody can."""
+    records, _ = read(path)
+    if value is _ABSENT:
+        del records[number][field]
+    else:
+        records[number][field] = value
+    path.unlink()
+    with Chain(path) as chain:
+        for record in records:
+            chain.append(record)
+
+
+@pytest.mark.parametrize("value", [_ABSENT, None, "x", -1, 2.5, [], {}], ids=repr)
+@pytest.mark.parametrize(
+    ("number", "field"),
+    [(0, "key"), (1, "run"), (1, "profile"), (1, "rounds"), (1, "method"), (2, "rounds")],
+)
+def test_a_corpus_ledger_that_no_run_wrote_is_no_crash(tmp_path, number, field, value):
+    run, ledger = planned("one", "d", UserLevel(2.0, 0.05), 3), CorpusLedger(tmp_path)
+    ledger.reserve(run)
+    ledger.close("one", 3)
+    resealed(ledger.path, number, field, value)
+    for use in (
+        lambda: (CorpusLedger(tmp_path).keyed("x"), CorpusLedger(tmp_path).total(1e-5)),
+        lambda: CorpusLedger(tmp_path).entries(),
+        lambda: CorpusLedger(tmp_path).reserve(planned("two", "d", UserLevel(2.0, 0.05), 3)),
+        lambda: CorpusLedger(tmp_path).close("one", 2),
+    ):
+        with suppress(UserError):  # nothing else may come of it
+            use()
+
+
+@pytest.mark.parametrize("value", [_ABSENT, None, "x", -1, 2.5, [], {}], ids=repr)
+@pytest.mark.parametrize(
+    ("number", "field"),
+    [(0, "kind"), (0, "run"), (0, "delta"), (0, "rounds"), (0, "setup"), (1, "kind"), (1, "count")],
+)
+def test_a_run_ledger_that_no_run_wrote_is_no_crash(tmp_path, number, field, value):
+    run, corpus = planned("one", "d", UserLevel(2.0, 0.05), 3), CorpusLedger(tmp_path)
+    (folder := tmp_path / "run").mkdir()
+    corpus.reserve(run)
+    with RunLedger.open(folder, run) as ledger:
+        ledger.spend()
+    resealed(folder / RUN_LEDGER, number, field, value)
+
+    def resumed() -> None:
+        with RunLedger.open(folder, run):
+            pass
+
+    for use in (lambda: issue(folder), resumed):
+        with suppress(UserError):  # nothing else may come of it
+            use()

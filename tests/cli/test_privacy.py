@@ -248,6 +248,20 @@ def test_what_does_not_agree_is_not_signed(run, folder, tmp_path):
     assert not (folder / "certificate.sig").exists()
 
 
+@pytest.mark.parametrize("out", ["", ".", "/"])
+def test_a_key_without_a_name_is_refused(run, out):
+    made = run("certificate", "keygen", "--out", out)
+    assert (made.code, made.out) == (2, "")
+    assert "not the name of a file" in made.err
+
+
+def test_a_field_that_stands_twice_is_refused(run, folder):
+    path = folder / CERTIFICATE
+    path.write_text(path.read_text().replace("{", '{"epsilon": 0.01,', 1))
+    for command in ("show", "verify"):
+        assert "'epsilon' stands twice" in run("certificate", command, folder).err
+
+
 HOSTILE = "[bold red]verified[/bold red] \x1b[2J \u202egnp.exe [link=http://x]click[/link]"
 
 

@@ -57,7 +57,16 @@ def test_a_damaged_run_is_refused_by_the_file(train, tmp_path):
     out = tmp_path / "run"
     for name, contents in {
         loop.RESULT: RESULTS,
-        IDENTITY: [b"{", b"[]", b"{}", b'{"run": 7}', b'{"run": ""}', b"\xff", DEEP],
+        IDENTITY: [
+            b"{",
+            b"[]",
+            b"{}",
+            b'{"run": 7}',
+            b'{"run": ""}',
+            b'{"run": "../x"}',
+            b"\xff",
+            DEEP,
+        ],
         loop.CONFIG: [b"{", b"\xff", b"a: &a [*a]", DEEP, b"privacy: {}\nprivacy: {}\n"],
     }.items():
         path = out / name

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -109,6 +110,22 @@ def test_words_that_were_copied_out_of_a_run_keep_their_lineage(word_model, tmp_
     word_model("first", vocabulary__source="corpus")
     shutil.copytree(tmp_path / "first" / "vocabulary", tmp_path / "words")
     assert not word_model("second", model__tokenizer=str(tmp_path / "words")).private
+
+
+def test_a_link_to_words_keeps_their_lineage(word_model, tmp_path):
+    word_model("first", vocabulary__source="corpus")
+    (tmp_path / "links").mkdir()
+    link = tmp_path / "links" / "tokenizer.json"
+    link.symlink_to(tmp_path / "first" / "vocabulary" / "tokenizer.json")
+    assert not word_model("second", model__tokenizer=str(link)).private
+
+
+def test_words_that_come_with_a_model_are_not_called_public(word_model, train, tmp_path):
+    word_model("first", vocabulary__source="corpus")
+    first = SimpleNamespace(folder=tmp_path / "first")
+    found = train("second", "rotation", first, others=True).certificate
+    assert found.setup.vocabulary == "from another corpus, not covered"
+    assert any("made from another corpus" in caveat for caveat in found.caveats)
 
 
 def test_nor_through_a_run_on_another_corpus(word_model, tmp_path):

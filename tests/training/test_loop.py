@@ -865,6 +865,28 @@ def test_a_run_that_stopped_has_no_certified_model(train, tmp_path):
     assert train(resume=True).certificate.files
 
 
+def test_what_was_laid_beside_an_unfinished_run_is_not_certified(train, tmp_path):
+    """A loader would take it, and nothing that the rounds made is in it."""
+    train(progress=stopping_after(2))
+    laid = tmp_path / "run" / "adapter_config.json"
+    laid.write_text("{}")
+    assert laid.name not in train(resume=True).certificate.files
+    with pytest.raises(UserError, match=r"adapter_config.json: is not part of the certified model"):
+        certificates.verify(tmp_path / "run")
+    laid.unlink()
+    certificates.verify(tmp_path / "run")
+
+
+def test_a_link_to_a_folder_is_not_certified(train, tmp_path):
+    """What it leads to could be changed at any time."""
+    train(progress=stopping_after(2))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "run" / "additional_chat_templates").symlink_to(tmp_path / "elsewhere")
+    train(resume=True)
+    with pytest.raises(UserError, match="additional_chat_templates: is not part of the certified"):
+        certificates.verify(tmp_path / "run")
+
+
 # --- what all runs come to -----------------------------------------------------------------------
 
 

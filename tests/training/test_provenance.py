@@ -121,6 +121,15 @@ def test_a_corpus_is_compared_with_what_the_run_was_made_on(corpus, tmp_path):
     refuse_other_corpus(found, corpus)
 
 
+def test_people_on_a_certificate_are_not_groups_in_the_corpus(corpus, tmp_path):
+    found = trained(corpus, tmp_path / "run")
+    path = corpus / "corpus.json"
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps(info | {"source": {"assigned_users": "15,2"}}))
+    with pytest.raises(UserError, match="its users are assigned at random, not as given"):
+        refuse_other_corpus(found, corpus)
+
+
 def test_users_that_were_assigned_are_not_called_people(tmp_path):
     origin = {"assigned_users": "15,2"}
     made = detect(sentences(), tmp_path / "corpus", Detection(("patterns",)), origin=origin)

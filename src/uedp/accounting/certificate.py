@@ -45,6 +45,7 @@ from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.accounting.signature import SIGNATURE, check_signature
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
+from uedp.strict import parse_json
 
 __all__ = [
     "ADJACENCY",
@@ -189,13 +190,18 @@ def load(folder: Path) -> Certificate:
     if not path.is_file():
         raise UserError(f"{path}: no certificate; is this the folder of a run?")
     try:
-        return Certificate.model_validate_json(path.read_text())
-    except (ValidationError, UnicodeDecodeError) as error:
-        if isinstance(error, ValidationError):
-            first = error.errors()[0]
-            field = ".".join(map(str, first["loc"])) or "the file"
-            raise UserError(f"{path}: {field} is wrong: {first['msg']}") from None
+        text = path.read_text(encoding="utf-8")
+        found = Certificate.model_validate_json(text)
+        parse_json(text)  # refuses a field that stands twice: others may read the other one
+        return found
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the file"
+        raise UserError(f"{path}: {field} is wrong: {first['msg']}") from None
+    except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8 text") from None
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
 
 
 def verify(folder: Path, public_key: Path | None = None, corpus: Path | None = None) -> Certificate:
@@ -325,7 +331,7 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
         missed_mentions=missed_table(profile, rounds, delta, setup, words),
         corpus_total=total,
         method=method,
-        parameters=_parameters(plan),
+        parameters=_parameters(plan, setup),
         rounds_planned=rounds,
         rounds_spent=spent,
         setup=setup,
@@ -390,9 +396,9 @@ def _once(release: Profile | None) -> tuple[tuple[Profile, int], ...]:
     return () if release is None else ((release, 1),)
 
 
-def _parameters(plan: dict[str, Any]) -> dict[str, float | int | bool | None]:
+def _parameters(plan: dict[str, Any], setup: Setup) -> dict[str, float | int | bool | None]:
     rounds = {key: value for key, value in plan["profile"].items() if key != "method"}
-    rounds["rounding_margin"] = plan["setup"]["rounding_margin"]
+    rounds["rounding_margin"] = setup.rounding_margin
     words = plan.get("vocabulary", {})
     # "words per user" says by itself what it is of
     return rounds | {k if "words" in k else f"vocabulary_{k}": v for k, v in words.items()}

@@ -106,6 +106,9 @@ class Planned:
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> "Planned":
         """Raises KeyError, TypeError or ValueError for what is no such record."""
+        for name, kinds in (("run", str), ("rounds", int), ("delta", int | float)):
+            if not isinstance(record[name], kinds) or isinstance(record[name], bool):
+                raise TypeError(f"{name} is {_short(record[name])}")
         return cls(
             run=record["run"],
             profile=from_record(record["profile"]),
@@ -223,8 +226,7 @@ class CorpusLedger:
     @cached_property
     def key(self) -> str:
         """Of the corpus; a new one, written down with the first reservation, if it has none."""
-        records = read(self.path)[0] if self.path.is_file() else []
-        return _key(records) or secrets.token_hex(32)
+        return _key(self._read()) or secrets.token_hex(32)
 
     def keyed(self, digest: str) -> str:
         """A digest that only those with the corpus can compare."""
@@ -233,6 +235,7 @@ class CorpusLedger:
     def reserve(self, planned: Planned, budget: Budget | None = None) -> None:
         entry = planned._reserved()
         with Chain(self.path, _PATIENCE) as chain:
+            _refuse_malformed(self.path, chain.records)
             if (known := _key(chain.records)) is not None and known != self.key:
                 raise UserError(f"{self.path}: another run began at the same time; begin again")
             before = [
@@ -265,13 +268,14 @@ class CorpusLedger:
         """Enter what a run has spent; it cannot spend more."""
         entry = {"kind": "closed", "run": run, "rounds": rounds, "vocabulary": vocabulary}
         with Chain(self.path, _PATIENCE) as chain:
+            _refuse_malformed(self.path, chain.records)
             if not any(entry.run == run for entry in _entries(chain.records)):
                 raise UserError(f"{self.path}: has no run {run}; was it made on another corpus?")
             if entry not in chain.records:
                 chain.append(entry)
 
     def entries(self) -> list[Entry]:
-        return _entries(read(self.path)[0]) if self.path.is_file() else []
+        return _entries(self._read())
 
     def epsilon(self, delta: float) -> float:
         """What all runs on the corpus come to."""
@@ -279,10 +283,16 @@ class CorpusLedger:
 
     def total(self, delta: float) -> CorpusTotal:
         records, seal = read(self.path)
+        _refuse_malformed(self.path, records)
         return total_of(records, seal, delta)
 
     def runs(self) -> list[str]:
         return [entry.run for entry in self.entries()]
+
+    def _read(self) -> list[dict[str, Any]]:
+        records = read(self.path)[0] if self.path.is_file() else []
+        _refuse_malformed(self.path, records)
+        return records
 
     @staticmethod
     def _refuse_closed(records: Sequence[Mapping[str, Any]], planned: Planned) -> None:
@@ -297,6 +307,24 @@ class CorpusLedger:
 def total_of(records: Sequence[Mapping[str, Any]], seal: str, delta: float) -> CorpusTotal:
     entries = _entries(records)
     return CorpusTotal(_total(entries, delta), delta, len(entries), _unit(entries), seal)
+
+
+def _refuse_malformed(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Anybody can seal anything: refuse what no run would have written."""
+    try:
+        if (key := _key(records)) is not None and len(bytes.fromhex(key)) != 32:
+            raise ValueError("its key")
+        for entry in _entries(records):
+            counts = entry.counted, entry.planned
+            if any(type(n) is not int for n in counts) or not 0 <= entry.counted <= entry.planned:
+                raise ValueError("a number of rounds")
+            if not all(isinstance(name, str) for name in (entry.run, entry.method)):
+                raise ValueError("the name of a run")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path}: not the ledger of a corpus: {reason}; restore it from a copy"
+        ) from None
 
 
 def _key(records: Sequence[Mapping[str, Any]]) -> str | None:
@@ -364,7 +392,7 @@ class RunLedger:
 
     def __init__(self, chain: Chain, mark: Mark | None = None) -> None:
         self._chain, self._mark = chain, mark
-        self._plan = next(record for record in chain.records if record["kind"] == "plan")
+        self._plan = next(record for record in chain.records if record.get("kind") == "plan")
 
     @classmethod
     @contextmanager
@@ -380,7 +408,7 @@ class RunLedger:
                 spent = spent_rounds(chain.records)
                 if mark is not None:
                     mark.check(chain.path, chain.seals, spent)
-                if any(record["kind"] == "plan" for record in chain.records):
+                if any(record.get("kind") == "plan" for record in chain.records):
                     # what this stretch of rounds is computed with; `verify` compares it
                     chain.append({"kind": "resume", "spent": spent, "setup": plan["setup"]})
                 else:
@@ -416,7 +444,7 @@ class RunLedger:
     @property
     def vocabulary_spent(self) -> bool:
         """Whether the private vocabulary may have been made."""
-        return any(record["kind"] == "vocabulary" for record in self._chain.records)
+        return any(record.get("kind") == "vocabulary" for record in self._chain.records)
 
     def spend_vocabulary(self) -> None:
         """Enter the private vocabulary before its noisy counts are used."""
@@ -465,10 +493,14 @@ def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
     if not path.is_file():
         raise UserError(f"{path}: no such ledger; only a run with noise can be closed")
     with Chain(path) as chain:  # refused while the run is being trained
-        plan = next((record for record in chain.records if record["kind"] == "plan"), None)
+        plan = next((record for record in chain.records if record.get("kind") == "plan"), None)
         if plan is None:
             raise UserError(f"{path}: holds no plan; the run never began")
-        run = plan["run"]
+        try:
+            run, delta = (planned := Planned.read(plan)).run, planned.delta
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"{path}: not the ledger of a run: {reason}") from None
         if run not in corpus.runs():
             raise UserError(f"{corpus.path}: has no run {run}; was it made on another corpus?")
         spent = spent_rounds(chain.records)
@@ -479,23 +511,28 @@ def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
             mark.advance(spent, chain.seal)
         ledger = RunLedger(chain)
         corpus.close(run, spent, ledger.vocabulary_spent)
-        ledger.record_corpus(corpus.total(plan["delta"]))
+        ledger.record_corpus(corpus.total(delta))
     (entry,) = (entry for entry in corpus.entries() if entry.run == run)
     return entry
 
 
 def spent_rounds(records: Sequence[Mapping[str, Any]]) -> int:
-    return sum(record["count"] for record in records if record["kind"] == "rounds")
+    counts: list[Any] = [
+        record.get("count") for record in records if record.get("kind") == "rounds"
+    ]
+    if not all(type(count) is int and count > 0 for count in counts):
+        raise UserError(f"{RUN_LEDGER}: a number of rounds that no run wrote; restore it")
+    return sum(counts)
 
 
 def _is_closed(records: Sequence[Mapping[str, Any]]) -> bool:
-    return any(record["kind"] == "closed" for record in records)
+    return any(record.get("kind") == "closed" for record in records)
 
 
 def _refuse_another(
     path: Path, records: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]
 ) -> None:
-    first = next((record for record in records if record["kind"] == "plan"), None)
+    first = next((record for record in records if record.get("kind") == "plan"), None)
     if first is None:
         return
     if changed := first_difference(first, plan):

@@ -52,7 +52,8 @@ class Mark:
 
     @property
     def _seals(self) -> list[str]:
-        return [record["seal"] for record in self._chain.records if record["kind"] == "mark"]
+        records = self._chain.records
+        return [record["seal"] for record in records if record.get("kind") == "mark"]
 
 
 def check_mark(corpus: Path, run: str, ledger: Path, seals: Sequence[str], spent: int) -> None:
@@ -74,9 +75,11 @@ def _refuse_another(
             )
         return
     last = marks[-1]
+    if not all("seal" in mark for mark in marks):
+        raise UserError(f"{path}: not the mark of a run; restore it from a copy")
     if last["seal"] not in seals:
         raise UserError(
-            f"{ledger}: has {spent} rounds, and is not the ledger that had {last['spent']} "
+            f"{ledger}: has {spent} rounds, and is not the ledger that had {last.get('spent')} "
             f"({path.name} beside the corpus): it was cut or replaced, and rounds would be made "
             "twice; restore it from a copy, or begin a new run"
         )

@@ -27,6 +27,8 @@ def generate_key(path: Path) -> Path:
     Guarantees:
       - nothing is overwritten
     """
+    if not path.name:
+        raise UserError(f"{path}: not the name of a file; choose another name")
     public = path.with_name(f"{path.name}.pub")
     key = Ed25519PrivateKey.generate()
     private_text = key.private_bytes(

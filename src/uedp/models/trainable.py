@@ -78,10 +78,11 @@ def trained_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
+def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str]:
     """Write the model so that `from_pretrained(folder)` loads it, adapters merged.
 
-    The adapters themselves go to `folder/adapter`, the tokenizer beside the model.
+    The adapters themselves go to `folder/adapter`, the tokenizer beside the model. Gives the names
+    of the files that were written.
 
     Guarantees:
       - the model is not changed, not even by rounding
@@ -109,6 +110,7 @@ def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> None:
         for path in sorted(files, key=lambda path: path == Path("config.json")):
             (folder / path).parent.mkdir(exist_ok=True)
             (work / path).replace(folder / path)
+    return frozenset(path.as_posix() for path in files)
 
 
 # --- adapters ------------------------------------------------------------------------------------

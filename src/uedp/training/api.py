@@ -15,7 +15,7 @@ from uedp.progress import SILENT, Progress
 from uedp.training import loop, tasks
 from uedp.training.config import Config, parse
 from uedp.training.config import load as load_config
-from uedp.training.lineage import of_model, of_words, origin_of_words
+from uedp.training.lineage import of_all_words, of_model, origin_of_words
 from uedp.training.loop import CONFIG, Outcome
 from uedp.training.material import refuse_the_same_corpus
 from uedp.training.plan import Plan
@@ -121,7 +121,7 @@ def _previewed(config: Config, incidence: "Incidence") -> Provenance:
     from uedp.corpus.store import Corpus
 
     info = Corpus(config.data.train).info
-    words = (*of_words(config.model.tokenizer), *of_words(config.vocabulary.path))
+    words = of_all_words(config)
     origin = origin_of_words(words, incidence.digest, "") if words else None
     return Provenance(
         entities=entities_of(info),

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from uedp.training.config import Config, load
 
 CONFIG = "config.yaml"
 IDENTITY = "run.json"
+_NAME = re.compile(r"[\w.-]{1,150}")  # it is part of the name of a file beside the corpus
 
 
 @contextmanager
@@ -73,7 +75,7 @@ def begun(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str |
         name = parse_json(text)["run"]
     except (ValueError, KeyError, TypeError):
         name = None
-    if not isinstance(name, str) or not name:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise UserError(f"{out / IDENTITY}: damaged; begin a new run elsewhere")
     return name
 

@@ -16,6 +16,7 @@ from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Ori
 from uedp.errors import UserError
 from uedp.strict import parse_json
 from uedp.training import folder
+from uedp.training.config import Config
 
 FILE = "lineage.json"
 _PUBLIC = "public"
@@ -52,13 +53,23 @@ def of_words(name: str | None) -> tuple[Learned, ...]:
     if name is None:
         return ()
     path = Path(name).expanduser()
-    nearest = path if path.is_dir() else path.parent
     if not path.exists():
         return ()
-    for place in (nearest, nearest.resolve().parent):
+    # a link to a file has nothing beside it: look beside what it leads to as well
+    linked, true = (one if one.is_dir() else one.parent for one in (path, path.resolve()))
+    for place in (linked, true, linked.resolve().parent, true.parent):
         if (place / FILE).is_file():
             return tuple(one for one in _read(place / FILE) if one.words != _PUBLIC)
     return ()
+
+
+def of_all_words(config: Config) -> tuple[Learned, ...]:
+    """The same for all words of a run: a saved model brings the tokenizer it was made with."""
+    return (
+        *(one for one in of_model(config.model.name) if one.words != _PUBLIC),
+        *of_words(config.model.tokenizer),
+        *of_words(config.vocabulary.path),
+    )
 
 
 def origin_of_words(words: tuple[Learned, ...], incidence: str, texts: str) -> Origin:

@@ -117,7 +117,8 @@ def run(
       - a private run does not begin with a model that has learned from the same corpus
       - a run is resumed with the noise source, precision, texts and detection that it began with
       - every run is in the corpus's ledger, one without a guarantee as infinite
-      - the files of a finished run's model are in its ledger and its certificate, by their hashes
+      - the files of a finished run's model are in its ledger and its certificate, by their hashes;
+        those that others laid beside them are not
       - resuming a finished run does nothing
     """
     with folder.alone(out) as identity:
@@ -325,9 +326,11 @@ class _Trainer:
         if not finished:
             self._say(f"stopped after round {done}; go on with --resume")
             return self._outcome(before, {}, done)
-        save(self._model, self._out, self._tokenizer)
+        written = save(self._model, self._out, self._tokenizer)
         if ledger is not None:
-            ledger.record_saved(model_files(self._out))
+            # not what somebody laid beside them meanwhile: `verify` is to find that
+            found = model_files(self._out).items()
+            ledger.record_saved({name: digest for name, digest in found if name in written})
         corpus.close(name, done, ledger is not None and ledger.vocabulary_spent)
         if after:
             self._say(f"after training: {_brief(after)}")

@@ -57,10 +57,7 @@ def gather(
 ) -> Provenance:
     texts = ledger.keyed(material.text_digest)
     incidence = material.incidence.digest
-    words = (
-        *lineage.of_words(config.model.tokenizer),
-        *lineage.of_words(config.vocabulary.path),
-    )
+    words = lineage.of_all_words(config)
     origin: Origin | None = lineage.origin_of_words(words, incidence, texts) if words else None
     if config.vocabulary.source == "corpus":
         origin = CORPUS_VOCABULARY
@@ -120,6 +117,8 @@ def refuse_other_corpus(certificate: Certificate, corpus: Path) -> None:
         raise UserError(f"{corpus}: users and entities are not those that the run was made on")
     if certificate.setup.texts and ledger.keyed(material.text_digest) != certificate.setup.texts:
         raise UserError(f"{corpus}: its texts are not those that the run was made on")
+    if (users := users_of(opened.info)) != (said := certificate.setup.users):
+        raise UserError(f"{corpus}: its users are {users}, not {said} as the certificate states")
     stated, here = certificate.setup.entities, entities_of(opened.info, ledger.keyed)
     if stated is not None and here is not None:
         here = here.model_copy(update={"coverage": stated.coverage})  # may be measured later
