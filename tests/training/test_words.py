@@ -71,7 +71,7 @@ def test_private_words_are_charged_once(tmp_path):
     assert found.certificate.epsilon <= 50
     ledger = (out / "ledger.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["record"]["kind"] for line in ledger]
-    assert kinds == ["plan", "vocabulary", *["rounds"] * 4, "saved", "corpus"]
+    assert kinds == ["plan", "vocabulary", "words", *["rounds"] * 4, "saved", "corpus"]
     assert "the" in words(out)
     before = (out / "ledger.jsonl").read_bytes()
     run(asked, out, material=held, resume=True)

@@ -406,8 +406,9 @@ class RunLedger:
             _refuse_another(chain.path, chain.records, plan)
             with marked as mark:
                 spent = spent_rounds(chain.records)
-                if mark is not None:
+                if mark is not None and corpus is not None:
                     mark.check(chain.path, chain.seals, spent)
+                    _refuse_an_older(chain.path, spent, CorpusLedger(corpus), planned.run)
                 if any(record.get("kind") == "plan" for record in chain.records):
                     # what this stretch of rounds is computed with; `verify` compares it
                     chain.append({"kind": "resume", "spent": spent, "setup": plan["setup"]})
@@ -457,6 +458,16 @@ class RunLedger:
             )
         self._enter({"kind": "vocabulary"})
 
+    @property
+    def words(self) -> Mapping[str, str] | None:
+        """The files of the words that the run made, by their hashes; None if it made none yet."""
+        found = [record["files"] for record in self._chain.records if record.get("kind") == "words"]
+        return found[-1] if found else None
+
+    def record_words(self, files: Mapping[str, str]) -> None:
+        """Enter the words that the run made, before they are put in place."""
+        self._chain.append({"kind": "words", "files": dict(sorted(files.items()))})
+
     def record_saved(self, files: Mapping[str, str]) -> None:
         """Enter the files of the model, by their hashes, once all rounds are spent."""
         if self.left:
@@ -478,6 +489,16 @@ class RunLedger:
     def _advance(self) -> None:
         if self._mark is not None:
             self._mark.advance(self.spent, self.seal)
+
+
+def _refuse_an_older(path: Path, spent: int, corpus: CorpusLedger, run: str) -> None:
+    """Refuse a copy of a run that was made before it was finished or closed."""
+    for entry in corpus.entries():
+        if entry.run == run and entry.closed and entry.counted > spent:
+            raise UserError(
+                f"{path}: has {spent} rounds where {corpus.path} has {entry.counted} of this run, "
+                "which is over; rounds that were made before are not made again"
+            )
 
 
 def refuse_another_plan(folder: Path, planned: Planned) -> None:

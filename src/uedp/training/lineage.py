@@ -12,7 +12,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from uedp.accounting.chain import read
 from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Origin
+from uedp.accounting.ledger import RUN_LEDGER, Planned
 from uedp.errors import UserError
 from uedp.strict import parse_json
 from uedp.training import folder
@@ -58,7 +60,7 @@ def of_words(name: str | None) -> tuple[Learned, ...]:
     # a link to a file has nothing beside it: look beside what it leads to as well
     linked, true = (one if one.is_dir() else one.parent for one in (path, path.resolve()))
     for place in (linked, true, linked.resolve().parent, true.parent):
-        if (place / FILE).is_file():
+        if (place / FILE).is_file() or (place / RUN_LEDGER).is_file():
             return tuple(one for one in _read(place / FILE) if one.words != _PUBLIC)
     return ()
 
@@ -97,9 +99,31 @@ def write(out: Path, learned: tuple[Learned, ...]) -> None:
 
 
 def _read(path: Path) -> tuple[Learned, ...]:
-    if not path.is_file():
-        return ()
+    """What the file says, and what the ledger of a run beside it says, should they differ."""
     try:
-        return tuple(Learned(**entry) for entry in parse_json(path.read_bytes()))
-    except (ValueError, TypeError):
+        told = (
+            tuple(Learned(**entry) for entry in parse_json(path.read_bytes()))
+            if path.is_file()
+            else ()
+        )
+        runs = {one.run for one in told}
+        return (*told, *(one for one in _of_ledger(path.parent) if one.run not in runs))
+    except (ValueError, TypeError, KeyError):
         raise UserError(f"{path}: damaged; what the model learned from is not known") from None
+
+
+def _of_ledger(run: Path) -> tuple[Learned, ...]:
+    if not (run / RUN_LEDGER).is_file():
+        return ()
+    plan = next((one for one in read(run / RUN_LEDGER)[0] if one.get("kind") == "plan"), None)
+    if plan is None:
+        return ()
+    planned = Planned.read(plan)
+    own = Learned(
+        planned.run,
+        planned.method,
+        planned.shape.digest,
+        planned.setup.texts,
+        planned.setup.vocabulary,
+    )
+    return (*(Learned(**one) for one in planned.lineage), own)

@@ -1,7 +1,7 @@
 """What a run reads: texts, labels, and the incidence that says whose they are."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +30,7 @@ class Material:
 
     `ledger` is the folder whose ledger keeps what all runs on this corpus spent. For the method
     `deidentified`, the texts are those without names. `info` is what `corpus.json` says of how the
-    corpus was made. `text_digest` is a hash of who wrote what, labels included; it is computed
-    unless it is given.
+    corpus was made. `text_digest` is a hash of who wrote what, labels included.
     """
 
     train: Texts
@@ -39,7 +38,7 @@ class Material:
     ledger: Path
     held_out: Texts | None = None
     info: Mapping[str, Any] | None = None
-    text_digest: str = ""
+    text_digest: str = field(init=False)
 
     def __post_init__(self) -> None:
         if len(self.train.texts) != self.incidence.sentences:
@@ -47,10 +46,9 @@ class Material:
                 f"{len(self.train.texts):,} texts, but the incidence is of "
                 f"{self.incidence.sentences:,} sentences; detect the corpus anew"
             )
-        if not self.text_digest:
-            labels = self.train.labels or [None] * len(self.train.texts)
-            made = text_digest(self.incidence.sentence_user, self.train.texts, labels)
-            object.__setattr__(self, "text_digest", made)
+        labels = self.train.labels or [None] * len(self.train.texts)
+        made = text_digest(self.incidence.sentence_user, self.train.texts, labels)
+        object.__setattr__(self, "text_digest", made)
 
     def label_names(self) -> list[str]:
         """The labels there are, sorted. Which there are is not protected."""
@@ -83,8 +81,7 @@ def read(config: Config) -> Material:
         every = _texts(Corpus(config.data.evaluate))
         most = config.data.evaluate_sentences
         held_out = Texts(every.texts[:most], every.labels[:most])
-    digest = "" if config.privacy.method == "deidentified" else corpus.text_digest
-    return Material(train, corpus.incidence, corpus.folder, held_out, corpus.info, digest)
+    return Material(train, corpus.incidence, corpus.folder, held_out, corpus.info)
 
 
 def of_corpus(corpus: "Corpus") -> Material:

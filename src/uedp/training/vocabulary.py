@@ -21,6 +21,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from uedp.accounting.certificate import PRIVATE_VOCABULARY, Origin
 from uedp.accounting.ledger import RunLedger
+from uedp.accounting.model_files import model_files
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 from uedp.folders import scratch
@@ -60,9 +61,14 @@ def prepare(
 
     Guarantees:
       - a private vocabulary is in the ledger before its counts are noised, and is made once
+      - words are those that were made: files that were changed since are refused
     """
     target = out / FOLDER
     if target.is_dir():
+        if ledger is not None and model_files(target) != ledger.words:
+            raise UserError(
+                f"{target}: not the words that this run made; start a new run elsewhere"
+            )
         return target
     public: Sequence[str] = ()
     if settings.path is not None:
@@ -81,6 +87,8 @@ def prepare(
         words = public
     with scratch(target) as work:
         word_tokenizer(words, settings.lowercase).save_pretrained(work / "new")
+        if ledger is not None:
+            ledger.record_words(model_files(work / "new"))
         (work / "new").rename(target)
     return target
 
