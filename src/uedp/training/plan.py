@@ -195,8 +195,8 @@ class Plan:
 
 
 # How far one text can move what others add by how rows are laid out and rounded, in update clips
-# per root of the users that others are: about twice what `benchmarks/rounding.py` finds of a
-# pretrained model, whose activations are far larger than those of a new one.
+# per root of the users that others are: about twice the most that `benchmarks/rounding.py` found of
+# one pretrained model. Models with random weights move a hundredth of that: do not set it by them.
 _MARGIN: Mapping[decisions.Precision, float] = {"float32": 1e-3, "bfloat16": 3e-2}
 
 
