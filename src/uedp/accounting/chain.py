@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from uedp.errors import UserError
-from uedp.folders import private_opener
+from uedp.folders import private_opener, sync_entry
 
 Record = Mapping[str, Any]
 _FIRST_SEAL = "0" * 64
@@ -41,7 +41,7 @@ class Chain:
         try:
             _lock(self._file, path, patience)
             self.records, self.seals, torn = _read(self._file, path)
-            _sync_folder(path.parent)  # the file may be new
+            sync_entry(path.parent)  # the file may be new
             if torn:
                 self._file.truncate(self._file.seek(0, os.SEEK_END) - torn)
                 self.append({"kind": "torn line removed", "bytes": torn})
@@ -157,11 +157,3 @@ def _lock(file: IO[bytes], path: Path, patience: float) -> None:
             raise UserError(
                 f"{path}: another process is writing this ledger; wait for it, or stop it"
             ) from None
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -45,22 +45,16 @@ def refuse_layer_drop(model: nn.Module) -> None:
 
 
 def kept_by(model: nn.Module) -> dict[str, Any]:
-    """Copies of all tensors and numbers that a model's modules hold, but for held masks."""
-    found: dict[str, Any] = dict(model.state_dict(keep_vars=True))
-    for path, module in model.named_modules():
-        if not isinstance(module, SharedMask):
-            held = {**vars(module), **module._buffers}
-            found |= {f"{path}.{name}".lstrip("."): value for name, value in held.items()}
+    """Copies of all tensors and numbers that a model's modules hold, except held masks."""
     return {
         name: value.detach().clone() if isinstance(value, Tensor) else value
-        for name, value in found.items()
-        if isinstance(value, Tensor | int | float)
+        for name, value in _held(model).items()
     }
 
 
 def refuse_kept(model: nn.Module, before: Mapping[str, Any]) -> None:
-    """Raise if a model holds something else than before its passes."""
-    for name, value in kept_by(model).items():
+    """Raise if a model no longer holds what it held before its passes."""
+    for name, value in _held(model).items():
         old = before.get(name)
         same = (
             isinstance(old, Tensor) and torch.equal(old, value)
@@ -68,10 +62,24 @@ def refuse_kept(model: nn.Module, before: Mapping[str, Any]) -> None:
             else old == value
         )
         if not same:
-            raise UserError(
-                f"{name} changes in the forward pass, which would carry text from one user to "
-                "another; use a layer that keeps no statistics and leaves weights alone"
-            )
+            raise stateful(name)
+
+
+def stateful(name: str) -> UserError:
+    """The error for a parameter, buffer or attribute that a forward pass changes."""
+    return UserError(
+        f"{name} changes in the forward pass, which would carry text from one user to another; "
+        "use a layer that keeps no statistics and leaves weights alone"
+    )
+
+
+def _held(model: nn.Module) -> dict[str, Any]:
+    found: dict[str, Any] = dict(model.state_dict(keep_vars=True))
+    for path, module in model.named_modules():
+        if not isinstance(module, SharedMask):
+            held = {**vars(module), **module._buffers}
+            found |= {f"{path}.{name}".lstrip("."): value for name, value in held.items()}
+    return {name: v for name, v in found.items() if isinstance(v, Tensor | int | float)}
 
 
 _DROPOUT = {
@@ -92,7 +100,7 @@ _ANYTHING = 0.5
 
 
 class WithoutChance(TorchFunctionMode):
-    """Random numbers of a pass over `sentences`, held still."""
+    """Holds the random numbers of a pass still, and counts how many each call draws."""
 
     def __init__(self) -> None:
         super().__init__()

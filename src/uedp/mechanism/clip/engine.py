@@ -23,6 +23,7 @@ from uedp.mechanism.clip.deterministic import (
     kept_by,
     refuse_kept,
     refuse_layer_drop,
+    stateful,
     training_without_chance,
 )
 from uedp.mechanism.clip.kernels import norm_gradients
@@ -248,10 +249,7 @@ class Engine:
         """A pass that leaves something behind carries one user's text to others, unclipped."""
         for name, state in self._state().items():
             if state != before.get(name):
-                raise UserError(
-                    f"{name} changes in the forward pass, which would carry text from one user to "
-                    "another; use a layer that keeps no statistics and leaves weights alone"
-                )
+                raise stateful(name)
 
     def _norm(self, loss: Tensor) -> Tensor:
         """Of a loss's gradient, by ordinary means."""

@@ -80,10 +80,10 @@ class Explicit(Rule):
         # Norms alone: inner products of few and very long rows leave an accelerator idle.
         self._lay_side_by_side()
         self._owners = grams.owners()
+        sentences = grams.user_totals(torch.ones_like(grams.squares))
         for _, block in self._blocks:
             squares = squared_norms(block)
             grams.squares.add_(squares)
-            sentences = grams.user_totals(torch.ones_like(squares))
             grams.allow(slice(None), squares.sqrt(), squares=of_sum(SLICE), norms=of_sum(sentences))
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
