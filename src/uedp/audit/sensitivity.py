@@ -464,7 +464,7 @@ def noise_of(plan: Plan, seed: int | None = None) -> tuple[float, float]:
     task = Chosen(incidence.sentences, _VALUES, 1)
     found = build(fresh, incidence, Line(_VALUES), task, nullcontext).round(0)
     values: Floats = torch.cat([v.flatten() for v in found.values]).double().numpy()
-    planned = plan.noise * plan.clips.update / fresh.expected_weight
+    planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_weight
     if not planned:
         return 1.0, 1.0
     squares = float((values**2).sum()) / planned**2
