@@ -31,8 +31,8 @@ fuzz: $(DEV)  ## 10,000 damaged inputs and 1,000 damaged corpora, in minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 lint: $(DEV)  ## ruff and mypy
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src research tests benchmarks
+	$(BIN)/ruff format --check src research tests benchmarks
 	$(BIN)/mypy
 
 demo: demo/run/result.json  ## from nothing to a trained model with a certificate

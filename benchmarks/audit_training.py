@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from uedp.experiments.material import texts
-from uedp.experiments.settings import FINE_TUNING, config
+from research.datasets import texts
+from research.settings import FINE_TUNING, config
 
 ROUNDS = {"privacy__rounds": 100}
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
@@ -36,7 +36,7 @@ def run(name: str, options: argparse.Namespace) -> None:
     from uedp.incidence import Incidence
     from uedp.mechanism import release
     from uedp.training.config import parse
-    from uedp.training.material import Material
+    from uedp.training.datasets import Material
 
     values = {section: dict(fields) for section, fields in RUNS[name].items()}
     values["data"] = {"train": str(options.material)}

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from uedp.experiments import processes, runs
+from research import processes, runs
 
 HERE = Path(__file__).resolve().parents[1]
 TRIAL = "rotation-8-flat-0.003-at-0.2"  # what `experiments/settings.py` has for CoNLL

@@ -16,8 +16,8 @@ import time
 import numpy as np
 
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Sampling, draw
-from uedp.training.methods import Lending
+from uedp.mechanism.sampling import Sampling, draw
+from uedp.methods.base import Lending
 
 USERS, SENTENCES, ENTITIES, MENTIONS = 1_000_000, 10_000_000, 3_000_000, 12_000_000
 ROUNDS = 51  # lent three times

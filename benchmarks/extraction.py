@@ -31,10 +31,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from uedp.experiments import markdown, processes
-from uedp.experiments.data_sets import DATA_SETS
-from uedp.experiments.material import texts, write_texts
-from uedp.experiments.settings import CORPORA, FINE_TUNING, NOISELESS_RATE, config
+from research import markdown, processes
+from research.datasets import texts, write_texts
+from research.settings import CORPORA, FINE_TUNING, NOISELESS_RATE, config
+from research.sources import DATA_SETS
 
 CONLL, SETTINGS = DATA_SETS["conll"].files, CORPORA["conll"]
 
@@ -153,8 +153,8 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     """Train one model, or go on with it; what the certificate says stands beside the numbers."""
     from uedp.incidence import Incidence
     from uedp.training.config import parse
+    from uedp.training.datasets import Material
     from uedp.training.loop import CONFIG, run
-    from uedp.training.material import Material
 
     folder, began = options.out / name, time.time()
     values = {section: dict(fields) for section, fields in settings.items()}

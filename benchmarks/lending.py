@@ -20,10 +20,10 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from uedp.experiments.material import incidence
-from uedp.experiments.settings import CORPORA
+from research.datasets import incidence
+from research.settings import CORPORA
 from uedp.incidence import Incidence
-from uedp.mechanism import draw
+from uedp.mechanism import sampling as draw
 
 
 def main() -> None:

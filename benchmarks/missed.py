@@ -17,8 +17,8 @@ import numpy as np
 from scipy import special, stats
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.losses import compose, discretise
 from uedp.accounting.missed import MISSED_CASES, missed_epsilon, missed_words, neighbours
+from uedp.accounting.pld import compose, discretise
 from uedp.accounting.proven import Rotation, epsilon
 
 DELTA = 1e-5

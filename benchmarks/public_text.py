@@ -16,10 +16,10 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
-from uedp.experiments import runs
-from uedp.experiments.next_word import gpt_trials
-from uedp.experiments.runs import Trial, changed
-from uedp.experiments.settings import EPSILONS
+from research import runs
+from research.next_word import gpt_trials
+from research.runs import Trial, changed
+from research.settings import EPSILONS
 
 PUBLIC = {"conll": "ag", "ag": "conll", "edgar": "ag"}  # news for news; contracts have none
 KNOWN = {trial.name: trial for trial in gpt_trials()}

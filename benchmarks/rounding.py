@@ -25,11 +25,11 @@ import torch
 import transformers
 from packing import Numbers
 
-from uedp.experiments.material import texts as material_texts
+from research.datasets import texts as material_texts
 from uedp.incidence import Rows
 from uedp.mechanism.clip import Engine, rules
-from uedp.mechanism.draw import Participants
 from uedp.mechanism.release import Clips, clipped_sums
+from uedp.mechanism.sampling import Participants
 from uedp.models.load import load
 from uedp.models.trainable import make_trainable
 from uedp.training.plan import rounding_margin

@@ -16,10 +16,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from uedp.experiments import runs
-from uedp.experiments.material import prepare
-from uedp.experiments.runs import Trial, changed
-from uedp.experiments.settings import CORPORA, EPSILONS, FINE_TUNING, FLAT, LSTM, config
+from research import runs
+from research.datasets import prepare
+from research.runs import Trial, changed
+from research.settings import CORPORA, EPSILONS, FINE_TUNING, FLAT, LSTM, config
 
 STEPS = (3e-3, 4e-3, 8e-3, 1.6e-2)
 LSTM_STEPS = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from uedp.accounting import calibrate
 from uedp.accounting.calibrate import noise_for, rounds_for, share_for
-from uedp.accounting.losses import most_rounds
+from uedp.accounting.pld import most_rounds
 from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.errors import UserError
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.accounting.worlds import Law, divergence, random_worlds, rotation_laws, worst_worlds
 from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
-from uedp.accounting.hidden import HiddenDraw, hidden_draw, revealed_draw
-from uedp.accounting.losses import compose, discretise, step_for
+from uedp.accounting.hidden_draw import HiddenDraw, hidden_draw, revealed_draw
+from uedp.accounting.pld import compose, discretise, step_for
 from uedp.accounting.proven import Missed, Rotation, guarantee
 
 TEN = np.array([-1.0, -0.3, -0.05, 0.0, 0.01, 0.05, 0.2, 0.7, 1.5, 3.0])

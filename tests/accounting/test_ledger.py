@@ -29,8 +29,8 @@ from uedp.accounting.ledger import (
     spent_rounds,
     to_record,
 )
-from uedp.accounting.losses import smallest_delta
 from uedp.accounting.marks import mark_path
+from uedp.accounting.pld import smallest_delta
 from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from tests.accounting.worlds import Law, divergence
-from uedp.accounting.losses import as_pld, most_rounds, smallest_delta
+from uedp.accounting.pld import as_pld, most_rounds, smallest_delta
 from uedp.accounting.proven import (
     Alg,
     Guarantee,

@@ -27,9 +27,9 @@ from uedp.audit.mechanism import (
 from uedp.audit.worlds import crowd, worlds
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Sampling, draw, draw_alg, draw_users
-from uedp.mechanism.local import LocalUpdate, Steps, shuffled
+from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import SecureNoise, SeededNoise
+from uedp.mechanism.sampling import Sampling, draw, draw_alg, draw_users
 
 DELTA = 1e-5
 QUICK = {"fit_curve": False}

@@ -29,12 +29,13 @@ from uedp.entities.detection import Detection, detect
 from uedp.entities.propagation import KnownSurfaces
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism import draw as drawing
 from uedp.mechanism import release as releasing
+from uedp.mechanism import sampling as drawing
 from uedp.mechanism.clip import Engine, engine
 from uedp.mechanism.clip.rules import TiedLookup
+from uedp.methods import base as methods
 from uedp.models.trainable import make_trainable
-from uedp.training import methods, tasks
+from uedp.training import tasks
 from uedp.training.plan import build as build_plan
 
 # --- sabotages -----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from uedp.audit import sensitivity
 from uedp.audit.sensitivity import Sensitivity, check, noise_of, tangle
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.training import methods
+from uedp.methods import base as methods
 
 ROTATION = Rotation(1.0, 0.3, 0.3)
 SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}

@@ -29,11 +29,12 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism import release
 from uedp.mechanism.clip import reference
+from uedp.methods import base as methods
 from uedp.models.load import load
 from uedp.models.trainable import make_trainable
-from uedp.training import loop, methods, tasks
+from uedp.training import loop, tasks
 from uedp.training.config import Config
-from uedp.training.material import Material, Texts
+from uedp.training.datasets import Material, Texts
 from uedp.training.plan import build as build_plan
 
 Saved = Callable[..., Path]

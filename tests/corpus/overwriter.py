@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from uedp import folders
+from uedp import files as folders
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.store import Corpus
 from uedp.entities import parallel

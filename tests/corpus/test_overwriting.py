@@ -11,12 +11,12 @@ import pytest
 
 from tests.accounting.plans import planned
 from tests.corpus.overwriter import KILLED, LEDGER, write
-from uedp import folders
+from uedp import files as folders
 from uedp.accounting.ledger import Budget, CorpusLedger
 from uedp.accounting.proven import UserLevel
 from uedp.corpus.store import Corpus, new_folder
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
 
 
 def texts(folder: Path) -> list[str]:
@@ -115,7 +115,7 @@ def test_a_disk_without_links_gets_a_copy(tmp_path, monkeypatch):
 def left_behind(beside: Path) -> Path:
     """A scratch folder whose process was killed."""
     code = (
-        "import os, sys; from pathlib import Path; from uedp.folders import scratch\n"
+        "import os, sys; from pathlib import Path; from uedp.files import scratch\n"
         f"with scratch(Path({str(beside)!r})) as folder:\n"
         "    (folder / 'private').write_text('x'); print(folder); sys.stdout.flush(); os._exit(9)"
     )

@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import marked
-from uedp import folders
+from uedp import files as folders
 from uedp.corpus import store
 from uedp.corpus.digest import text_digest
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.store import Corpus, RowWriter, SentenceWriter, new_folder
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
 
 
 def everything(folder: Path) -> list[str]:

@@ -378,7 +378,7 @@ def _open(rng: random.Random, path: Path) -> str:
     from uedp.entities.breakdown import breakdown, widest_entities
     from uedp.entities.coverage import coverage
     from uedp.training.config import parse
-    from uedp.training.material import read as read_material
+    from uedp.training.datasets import read as read_material
 
     def material(method: str) -> None:
         privacy = {"method": method} | ({"epsilon": 1} if method == "rotation" else {})

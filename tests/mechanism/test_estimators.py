@@ -10,8 +10,8 @@ from uedp.accounting.proven import Alg
 from uedp.accounting.published import noise_scale
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Sampling
 from uedp.mechanism.estimators import Estimator, Weights, f_e, f_e_plus
+from uedp.mechanism.sampling import Sampling
 
 
 def small() -> Incidence:

@@ -7,8 +7,8 @@ import torch
 from tests.models import tiny
 from uedp.incidence import Rows
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.draw import Participants
 from uedp.mechanism.release import Clips, clipped_sums
+from uedp.mechanism.sampling import Participants
 from uedp.training.plan import rounding_margin
 from uedp.training.tasks import NextWord
 

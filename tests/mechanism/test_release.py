@@ -11,9 +11,9 @@ from tests.mechanism.clip.test_engine import Net, language_models, ragged, token
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Rows
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.draw import Participants, Sampling, draw, draw_whole
 from uedp.mechanism.noise import SeededNoise
 from uedp.mechanism.release import Clips, clipped_sums, release
+from uedp.mechanism.sampling import Participants, Sampling, draw, draw_whole
 
 SENTENCES = 24
 

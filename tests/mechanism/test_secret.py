@@ -13,10 +13,10 @@ from torch.nn.functional import dropout, scaled_dot_product_attention
 from tests.mechanism.entropy import Entropy, bits_that_matter, operating_system
 from tests.training import worlds
 from uedp.mechanism import chacha, secret
-from uedp.mechanism.draw import draw_users
 from uedp.mechanism.noise import SecureNoise, SeededNoise, _OnDevice, gaussians
+from uedp.mechanism.sampling import draw_users
 from uedp.mechanism.secret import KeyStream, SecretUniforms, secret_masks
-from uedp.training.methods import Randomness
+from uedp.methods.base import Randomness
 from uedp.training.plan import build as build_plan
 
 CPU = torch.device("cpu")
@@ -100,7 +100,7 @@ class KeyOf32Bits(SecureNoise):
 @pytest.mark.parametrize("sabotage", [SeededByTheSystem, KeyOf32Bits])
 def test_noise_with_seeds_of_32_bits_is_caught(sabotage, monkeypatch):
     """The test above would fail, were this what a private round uses."""
-    monkeypatch.setattr("uedp.training.methods.SecureNoise", sabotage)
+    monkeypatch.setattr("uedp.methods.base.SecureNoise", sabotage)
     noise = noise_of_a_private_round()
     assert bits_that_matter(lambda: noise_of(noise)) == 32
 

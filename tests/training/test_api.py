@@ -13,9 +13,9 @@ from tests.models import tiny
 from tests.training import worlds
 from uedp.accounting import certificate
 from uedp.accounting.ledger import CorpusLedger
-from uedp.corpus.sample import sentences
 from uedp.errors import UserError
 from uedp.models.load import Loaded, load
+from uedp.sample.generate import sentences
 from uedp.training import api
 from uedp.training.config import load as load_config
 

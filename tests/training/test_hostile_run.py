@@ -11,11 +11,11 @@ from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
 from uedp.models.load import public_tokenizer
 from uedp.training import loop
-from uedp.training.folder import IDENTITY
 from uedp.training.lineage import FILE as LINEAGE
 from uedp.training.lineage import of_model
 from uedp.training.metrics import FILE as METRICS
 from uedp.training.metrics import Metrics
+from uedp.training.run_dir import IDENTITY
 
 DEEP = b"[" * 100_000
 

@@ -13,8 +13,8 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read
 from uedp.errors import UserError
 from uedp.training import checkpoint, loop
-from uedp.training.folder import IDENTITY
 from uedp.training.metrics import FILE, round_of
+from uedp.training.run_dir import IDENTITY
 
 
 def begun(folder: Path) -> bool:

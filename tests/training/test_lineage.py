@@ -12,8 +12,8 @@ from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training import loop
+from uedp.training.datasets import Texts
 from uedp.training.lineage import FILE, Learned, of_model
-from uedp.training.material import Texts
 
 
 @pytest.fixture

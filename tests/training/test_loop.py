@@ -24,16 +24,17 @@ from uedp.accounting.chain import read
 from uedp.accounting.ledger import CorpusLedger, close_run
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
+from uedp.methods import base as methods
+from uedp.methods.uedp_alg import UedpAlg
 from uedp.models.load import load
-from uedp.training import checkpoint, loop, methods, tasks, vectors
-from uedp.training.alg import UedpAlg
+from uedp.training import checkpoint, loop, tasks, vectors
 from uedp.training.config import load as load_config
 from uedp.training.config import parse
-from uedp.training.folder import CONFIG, IDENTITY
-from uedp.training.material import Texts
+from uedp.training.datasets import Texts
 from uedp.training.metrics import FILE, Metrics
 from uedp.training.plan import build as build_plan
 from uedp.training.plan import rounding_margin
+from uedp.training.run_dir import CONFIG, IDENTITY
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
 OPEN = ("noiseless", "deidentified")

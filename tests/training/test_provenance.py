@@ -15,7 +15,7 @@ from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
 from uedp.training import api, loop
-from uedp.training.material import Texts, of_corpus
+from uedp.training.datasets import Texts, of_corpus
 from uedp.training.provenance import entities_of, refuse_other_corpus, users_of
 
 NEW = {

@@ -15,7 +15,9 @@ from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import CorpusLedger, RunLedger
 from uedp.accounting.marks import Mark
-from uedp.training import checkpoint, folder, loop, methods
+from uedp.methods import base as methods
+from uedp.training import checkpoint, loop
+from uedp.training import run_dir as folder
 from uedp.training.config import Config
 
 torch.set_num_threads(1)  # as in the tests: sums over threads round differently

@@ -8,7 +8,7 @@ import numpy as np
 from tests.models import tiny
 from uedp.incidence import Incidence
 from uedp.training.config import Config, parse
-from uedp.training.material import Material, Texts
+from uedp.training.datasets import Material, Texts
 
 USERS, EACH = 40, 3
 NAMES = ("Ann", "Bob", "Eve", "Joe")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from uedp.accounting.losses import most_rounds
+from uedp.accounting.pld import most_rounds
 from uedp.accounting.proven import MOST_NOISE, Profile, Rounds, check_delta, epsilon
 from uedp.errors import UserError
 

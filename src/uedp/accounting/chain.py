@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from uedp.errors import UserError
-from uedp.folders import private_opener, sync_entry
+from uedp.files import private_opener, sync_entry
 
 Record = Mapping[str, Any]
 _FIRST_SEAL = "0" * 64

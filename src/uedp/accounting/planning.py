@@ -12,7 +12,7 @@ from uedp.accounting.divergence import Floats
 from uedp.accounting.proven import Profile, Rotation, UserLevel, epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Sampling, select
+from uedp.mechanism.sampling import Sampling, select
 
 FEW_USERS = 20  # drawn per round; with fewer, the noise is shared by too few
 

@@ -14,9 +14,9 @@ import numpy as np
 from scipy import stats
 
 from uedp.accounting.divergence import Least, Pair, Revealed, Shifted, Worst, user_alone
-from uedp.accounting.hidden import hidden_draw, revealed_draw
-from uedp.accounting.holders import HiddenHolders
-from uedp.accounting.losses import (
+from uedp.accounting.hidden_draw import hidden_draw, revealed_draw
+from uedp.accounting.hidden_holders import HiddenHolders
+from uedp.accounting.pld import (
     Losses,
     compose,
     discretise,

@@ -16,7 +16,7 @@ import numpy as np
 
 from uedp.incidence import Incidence, Ints
 from uedp.training.config import Config
-from uedp.training.material import Material, Texts
+from uedp.training.datasets import Material, Texts
 
 Kind = Literal["user", "entity"]
 KINDS: tuple[Kind, ...] = ("user", "entity")

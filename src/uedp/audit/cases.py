@@ -25,12 +25,12 @@ from uedp.audit.worlds import (
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Sampling
 from uedp.mechanism.estimators import Weights, f_e_plus
+from uedp.mechanism.sampling import Sampling
 from uedp.training.config import load, parse
-from uedp.training.folder import CONFIG
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan
+from uedp.training.run_dir import CONFIG
 
 METHODS = ("rotation", "user-level", "uedp-alg")
 

@@ -26,12 +26,12 @@ from uedp.audit.worlds import Kind, Law, World
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.draw import Participants, Uniforms, draw_alg
 from uedp.mechanism.estimators import Weights, f_e_plus
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips, release
+from uedp.mechanism.sampling import Participants, Uniforms, draw_alg
+from uedp.methods.base import Drawing, Randomness
 from uedp.progress import SILENT, Meter, Progress
-from uedp.training.methods import Drawing, Randomness
 from uedp.training.plan import Plan
 
 

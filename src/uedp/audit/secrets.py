@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from uedp.corpus.sample_words import FIRST_NAMES, LAST_NAMES
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
+from uedp.sample.words import FIRST_NAMES, LAST_NAMES
 
 PHONE = "212-555-####"  # the digits that stand there are no secret
 PROMPT = "Call {name} at"

@@ -29,10 +29,10 @@ from uedp.accounting.proven import Rotation, UserLevel
 from uedp.audit.worlds import LARGE
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.draw import Mask, Participants
 from uedp.mechanism.release import ROOM
+from uedp.mechanism.sampling import Mask, Participants
+from uedp.methods.base import Drawing, Method, Randomness, build
 from uedp.progress import SILENT, Progress
-from uedp.training.methods import Drawing, Method, Randomness, build
 from uedp.training.plan import Plan
 from uedp.training.tasks import Precision
 

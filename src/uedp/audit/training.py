@@ -29,12 +29,14 @@ from uedp.audit import one_run
 from uedp.audit.canaries import FEWEST, KINDS, Canaries, Kind, draw
 from uedp.audit.white_box import WhiteBox, sentence_losses
 from uedp.errors import UserError
-from uedp.modes import evaluating
+from uedp.eval_mode import evaluating
+from uedp.methods import base as methods
 from uedp.progress import SILENT, Progress
-from uedp.training import folder, loop, methods, tasks
+from uedp.training import loop, tasks
+from uedp.training import run_dir as folder
 from uedp.training.config import Config
-from uedp.training.material import Material, Texts
-from uedp.training.material import read as read_material
+from uedp.training.datasets import Material, Texts
+from uedp.training.datasets import read as read_material
 
 METHODS = ("rotation", "user-level", "noiseless")
 

@@ -13,8 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.accounting.divergence import Floats
 from uedp.audit.canaries import KINDS, Canaries, Kind
+from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence, Ints
-from uedp.modes import evaluating
 from uedp.training import tasks
 from uedp.training.plan import Plan
 

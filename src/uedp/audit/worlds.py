@@ -17,11 +17,11 @@ import numpy as np
 from scipy import stats
 
 from uedp.accounting.divergence import LARGEST, Floats
-from uedp.accounting.losses import Losses, compose
+from uedp.accounting.pld import Losses, compose
 from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.draw import Mask, Sampling, draw_alg
+from uedp.mechanism.sampling import Mask, Sampling, draw_alg
 
 Kind = Literal["user", "entity", "user and entity", "missed mention"]
 

@@ -5,7 +5,8 @@ from types import FrameType
 
 import typer
 
-from uedp.cli import audit, data, experiment, privacy, train
+from research import __main__ as experiment
+from uedp.cli import audit, data, privacy, train
 from uedp.cli.terminal import plain
 from uedp.errors import UserError
 from uedp.signals import handled_by

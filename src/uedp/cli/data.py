@@ -31,7 +31,7 @@ from uedp.entities.detection import Detection
 from uedp.entities.detection import detect as detect_entities
 from uedp.entities.lists import read_lists
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
 
 CorpusArgument = Annotated[
     Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
@@ -259,7 +259,7 @@ def sample(
     ] = None,
 ) -> None:
     """Write the bundled sample: made-up people, their messages, and what is sensitive in them."""
-    from uedp.corpus.sample import write, write_split
+    from uedp.sample.generate import write, write_split
 
     for path in filter(None, (out, held_out)):
         if os.path.lexists(path):

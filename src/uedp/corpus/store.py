@@ -29,13 +29,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from uedp import folders
+from uedp import files as folders
 from uedp.corpus.digest import TextDigest
 from uedp.corpus.records import user_name
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.categories import BASE
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
 from uedp.incidence import Incidence
 from uedp.signals import deferred
 from uedp.strict import parse_json

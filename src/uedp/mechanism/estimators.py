@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Floats, Sampling, Uniforms, WeightedParticipants, draw_alg
+from uedp.mechanism.sampling import Floats, Sampling, Uniforms, WeightedParticipants, draw_alg
 
 
 @dataclass(frozen=True, eq=False)

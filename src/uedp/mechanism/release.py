@@ -12,8 +12,8 @@ from torch import Tensor
 from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.mechanism.clip import Allowances, ClippedSum, Engine, Packed
-from uedp.mechanism.draw import Floats, Mask, Participants
 from uedp.mechanism.noise import Noise, add_once_
+from uedp.mechanism.sampling import Floats, Mask, Participants
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import torch
 
 from uedp.errors import UserError
-from uedp.hub import ask_hub, most_tokens
+from uedp.hf_hub import ask_hub, most_tokens
 from uedp.models import scratch
 
 Task = Literal["next-word", "classification"]

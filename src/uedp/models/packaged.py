@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from tokenizers import pre_tokenizers
 
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
 from uedp.models.load import load
 from uedp.models.trainable import save
 from uedp.progress import SILENT, Meter, Progress

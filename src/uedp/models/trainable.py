@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
 
 _ADAPTER = "default"  # PEFT's name for the only one
 

@@ -15,9 +15,9 @@ from uedp.progress import SILENT, Progress
 from uedp.training import loop, tasks
 from uedp.training.config import Config, parse
 from uedp.training.config import load as load_config
+from uedp.training.datasets import refuse_the_same_corpus
 from uedp.training.lineage import of_all_words, of_model, origin_of_words
 from uedp.training.loop import CONFIG, Outcome
-from uedp.training.material import refuse_the_same_corpus
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan
 from uedp.training.provenance import Provenance, entities_of, users_of

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from uedp.errors import UserError
-from uedp.folders import SCRATCH, make_private, scratch, sync, sync_entry
+from uedp.files import SCRATCH, make_private, scratch, sync, sync_entry
 from uedp.signals import deferred
 from uedp.strict import parse_json
 

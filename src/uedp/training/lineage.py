@@ -17,7 +17,7 @@ from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Ori
 from uedp.accounting.ledger import RUN_LEDGER, Planned
 from uedp.errors import UserError
 from uedp.strict import parse_json
-from uedp.training import folder
+from uedp.training import run_dir as folder
 from uedp.training.config import Config
 
 FILE = "lineage.json"

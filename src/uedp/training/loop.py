@@ -32,25 +32,18 @@ from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.release import Reach
+from uedp.methods import base as methods
 from uedp.models.load import load
 from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable, save, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
 from uedp.strict import parse_json
-from uedp.training import (
-    checkpoint,
-    folder,
-    lineage,
-    methods,
-    optimise,
-    provenance,
-    tasks,
-    vocabulary,
-)
+from uedp.training import checkpoint, lineage, optimise, provenance, tasks, vocabulary
+from uedp.training import run_dir as folder
 from uedp.training.config import PRIVATE, Config
-from uedp.training.material import Material, Texts
-from uedp.training.material import read as read_material
+from uedp.training.datasets import Material, Texts
+from uedp.training.datasets import read as read_material
 from uedp.training.metrics import Metrics, finite
 from uedp.training.plan import Plan
 from uedp.training.plan import build as build_plan

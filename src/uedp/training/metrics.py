@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from uedp.errors import UserError
-from uedp.folders import private_opener
+from uedp.files import private_opener
 from uedp.strict import parse_json
-from uedp.training.folder import write
+from uedp.training.run_dir import write
 
 FILE = "metrics.jsonl"
 

@@ -18,8 +18,8 @@ from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Floats, Sampling
 from uedp.mechanism.release import Clips
+from uedp.mechanism.sampling import Floats, Sampling
 from uedp.training.config import PRIVATE, Config
 from uedp.training.provenance import Provenance
 

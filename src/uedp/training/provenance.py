@@ -22,8 +22,8 @@ from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
 from uedp.training import lineage
 from uedp.training.config import Config
+from uedp.training.datasets import Material
 from uedp.training.lineage import Learned
-from uedp.training.material import Material
 
 # what corpus.json calls a person's own lists
 _LISTS = {
@@ -109,7 +109,7 @@ def users_of(info: Mapping[str, Any] | None) -> Users:
 def refuse_other_corpus(certificate: Certificate, corpus: Path) -> None:
     """Raise unless the texts and the detection of a corpus are those that a run was made on."""
     from uedp.corpus.store import Corpus
-    from uedp.training.material import of_corpus
+    from uedp.training.datasets import of_corpus
 
     opened, ledger = Corpus(corpus), CorpusLedger(corpus)
     material = of_corpus(opened)

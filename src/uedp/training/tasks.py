@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
+from uedp.eval_mode import evaluating
 from uedp.incidence import Ints
 from uedp.mechanism.clip import Packed, Rows
-from uedp.modes import evaluating
 from uedp.progress import SILENT, Progress
 
 Precision = Callable[[], AbstractContextManager[Any]]

@@ -24,10 +24,10 @@ from uedp.accounting.ledger import RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
-from uedp.folders import scratch
+from uedp.files import scratch
 from uedp.incidence import Incidence
-from uedp.mechanism.draw import Sampling, draw, draw_whole
 from uedp.mechanism.noise import Noise, SecureNoise
+from uedp.mechanism.sampling import Sampling, draw, draw_whole
 from uedp.models.load import public_tokenizer
 from uedp.training.config import Vocabulary as Settings
 

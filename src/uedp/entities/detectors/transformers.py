@@ -16,7 +16,7 @@ from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors import package
 from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
-from uedp.hub import ask_hub, most_tokens
+from uedp.hf_hub import ask_hub, most_tokens
 
 _CHUNK = 1024  # sentences sorted by length together
 _TOKENS_PER_BATCH = 8192

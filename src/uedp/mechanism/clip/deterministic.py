@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from uedp.errors import UserError
+from uedp.eval_mode import modes_kept
 from uedp.mechanism.clip.shared import SharedMask
-from uedp.modes import modes_kept
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
+from uedp.eval_mode import evaluating
 from uedp.mechanism.clip.deterministic import (
     WithoutChance,
     kept_by,
@@ -49,7 +50,6 @@ from uedp.mechanism.clip.rules import (
     Weight,
 )
 from uedp.mechanism.clip.shared import held_masks, mask_of, refuse_unheld, shared_masks
-from uedp.modes import evaluating
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,391 @@
+"""UeDP-Alg's Local-Update: several steps on a user's sentences, the whole way clipped as one.
+
+`docs/privacy.md` section 2; Alg. 1 of the paper, lines 20-29. A user starts from the server's
+weights, steps through its sentences in batches, and hands in how far it came. An update points
+the way the weights moved, so the server *adds* the sum (Alg. 1, line 15).
+
+Two ways to compute the same sum. One user after the other works for any model. Where
+`torch.func.vmap` can transform the model, users take their steps side by side, each with its own
+copy of the trainable weights.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from uedp.errors import UserError
+from uedp.incidence import Ints, Rows
+from uedp.mechanism.clip.rounding import SLICE, of_sum, squared_norms
+from uedp.mechanism.sampling import Uniforms
+
+_log = logging.getLogger(__name__)
+
+Forward = Callable[..., Any]
+# The loss of each sentence of a batch: calls `forward` as it would call the model. It is handed a
+# stand-in for the model when users are batched, so it must not use the model itself.
+SentenceLosses = Callable[[Forward, Mapping[str, Tensor]], Tensor]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How a user trains: local rate `eta`, batches of `B` sentences, update clip `beta`.
+
+    A batch's direction is the weighted sum of its sentences' gradients over `divisor`. Alg. 1 has
+    the plain sum; `divisor=batch_size` makes it a mean over a full batch. It is the same for
+    every batch, so that a sentence counts alike in a full batch and in a last, smaller one.
+
+    Alg. 1 steps from the start in every batch, `theta <- theta0 - eta * direction`, so that only
+    the last batch's step is handed in. `from_start=True` is that line as printed; by default a
+    step goes on from where the one before it ended. There is no momentum and no weight decay: a
+    user whose sentences are emptied must stay where it is.
+    """
+
+    rate: float
+    batch_size: int
+    update_clip: float
+    passes: int = 1
+    divisor: float = 1.0
+    from_start: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "update_clip", "divisor"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise UserError(f"{name} {getattr(self, name)}: must be above 0 and finite")
+        for name in ("batch_size", "passes"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} {getattr(self, name)}: must be at least 1")
+
+    def batches(self, order: Ints) -> list[Ints]:
+        """What a user steps through: its sentences split once, then pass after pass."""
+        split = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
+        return split * self.passes
+
+
+@dataclass(frozen=True)
+class UpdateSum:
+    """The weighted sum of clipped updates, to be added to the weights, and the norms before
+    clipping, one per user (private)."""
+
+    updates: Mapping[nn.Parameter, Tensor]
+    norms: Tensor
+
+
+def shuffled(sentences: Rows, rng: Uniforms) -> list[Ints]:
+    """For each user, the places of its sentences in `sentences.values`, in random order."""
+    bounds = zip(sentences.offsets[:-1], sentences.offsets[1:], strict=True)
+    return [start + np.argsort(rng.random(int(end - start))) for start, end in bounds]
+
+
+class LocalUpdate:
+    """Computes weighted sums of local updates for one model.
+
+    `users_at_once` bounds the memory of the batched way (three copies of the trainable weights
+    for each, and activations); what the weights' copies allow is kept to anyhow. With one at a
+    time, as for large models, and with `batched=False`, one user comes after the other.
+
+    Batching fails where a model decides by looking at its data, as Transformers does when
+    `attention_mask` has two dimensions, and where `sentence_losses` enters `torch.autocast`.
+    Causal models padded on the right need no mask, encoders take an additive one of four
+    dimensions, and autocast may go around `weighted_sum`.
+
+    Guarantees:
+      - both ways and every `users_at_once` give the same sum, up to rounding
+      - a model that cannot be batched is computed one user after the other, and the log says why
+      - a layer that mixes sentences is refused by name before anything is computed
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sentence_losses: SentenceLosses,
+        steps: Steps,
+        *,
+        batched: bool = True,
+        users_at_once: int | None = None,
+    ) -> None:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                # its running averages would carry one user's text to the next, unclipped
+                raise UserError(
+                    f"layer {name} ({type(module).__name__}) mixes sentences; replace it"
+                )
+        self._model = model
+        self._losses = sentence_losses
+        self._steps = steps
+        self._trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self._trainable:
+            raise UserError("the model has no trainable parameters; unfreeze some")
+        if users_at_once is not None and users_at_once < 1:
+            raise UserError(f"users_at_once {users_at_once}: must be at least 1")
+        fitting = _fitting([*self._trainable.values()])
+        self._users_at_once = min(users_at_once or fitting, fitting)
+        self.batched = batched
+
+    def weighted_sum(
+        self,
+        tensors: Mapping[str, Tensor],
+        orders: Sequence[Ints],
+        weights: Tensor,
+        user_weights: Tensor,
+    ) -> UpdateSum:
+        """`sum_u w_u clip_beta(theta_u - theta_0)` over the users of a round.
+
+        `tensors` hold all sentences of the round, padded, one per row, and `weights` how much
+        each counts; `orders[u]` are the rows of user `u` as it steps through them, and
+        `user_weights[u]` is its `w_u`. An order must not depend on the text.
+
+        Guarantees:
+          - a user moves the sum by at most `w_u * update_clip`, up to rounding
+          - a user moves the sum by the same whoever else is in the round, up to rounding
+          - a user without sentences, or whose update is not finite, contributes exactly zero
+          - the model is left as it was found, gradients included, also after an error
+        """
+        if len(user_weights) != len(orders):
+            raise ValueError(f"{len(user_weights)} weights for {len(orders)} users")
+        plan = [self._steps.batches(order) for order in orders]
+        total = _Total(self._trainable, user_weights, self._steps.update_clip)
+        if self.batched and self._users_at_once > 1:
+            try:
+                self._side_by_side(total, tensors, plan, weights)
+                return total.result()
+            except RuntimeError as error:
+                if not _cannot_transform(error):
+                    raise
+                self.batched = False
+                reason = str(error).strip().splitlines()[0]
+                _log.warning("local updates: one user after the other, because %s", reason)
+                total = _Total(self._trainable, user_weights, self._steps.update_clip)
+        self._one_by_one(total, tensors, plan, weights)
+        return total.result()
+
+    # --- one user after the other ----------------------------------------------------------------
+
+    def _one_by_one(
+        self,
+        total: "_Total",
+        tensors: Mapping[str, Tensor],
+        plan: Sequence[Sequence[Ints]],
+        weights: Tensor,
+    ) -> None:
+        for user, batches in enumerate(plan):
+            if batches:
+                moved = self._one(tensors, batches, weights)
+                total.add({n: m[None] for n, m in zip(self._trainable, moved, strict=True)}, [user])
+
+    def _one(
+        self, tensors: Mapping[str, Tensor], batches: Sequence[Ints], weights: Tensor
+    ) -> list[Tensor]:
+        """How far one user moves each parameter, walked in the model itself."""
+        parameters = list(self._trainable.values())
+        with _restored([*parameters, *self._model.buffers()]) as found:
+            start = found[: len(parameters)]
+            moved = [torch.zeros_like(p, dtype=_wide(p)) for p in start]
+            for i, rows in enumerate(batches):
+                if i:
+                    with torch.no_grad():
+                        for parameter, origin, way in zip(parameters, start, moved, strict=True):
+                            parameter.copy_(origin + way)
+                    torch.clear_autocast_cache()  # it knows the weights by name, not by value
+                with torch.enable_grad():
+                    batch = _taken(tensors, rows, start[0].device)
+                    loss = self._weighted_loss(self._model, batch, _row(weights, rows))
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                for way, gradient in zip(moved, gradients, strict=True):
+                    self._step(way, 0.0 if gradient is None else gradient)
+        return moved
+
+    # --- users side by side ----------------------------------------------------------------------
+
+    def _side_by_side(
+        self,
+        total: "_Total",
+        tensors: Mapping[str, Tensor],
+        plan: Sequence[Sequence[Ints]],
+        weights: Tensor,
+    ) -> None:
+        start = {n: p.detach() for n, p in self._trainable.items()}
+        device = next(iter(start.values())).device
+        for users in _chunks(plan, self._users_at_once):
+            moved = {
+                n: torch.zeros(len(users), *p.shape, dtype=_wide(p), device=device)
+                for n, p in start.items()
+            }
+            for i in range(len(plan[users[0]])):
+                # those with most batches come first: who is done drops off the end
+                rows, real = _rectangle([plan[u][i] for u in users if i < len(plan[u])])
+                now = {n: m[: len(rows)] for n, m in moved.items()}
+                at = {n: (start[n] + m).to(start[n].dtype) for n, m in now.items()}
+                share = _row(weights, rows).to(device).masked_fill(~real.to(device), 0.0)
+                for n, g in self._gradients(at, tensors, rows, share).items():
+                    self._step(now[n], g)
+            total.add(moved, users)
+
+    def _gradients(
+        self,
+        at: dict[str, Tensor],
+        tensors: Mapping[str, Tensor],
+        rows: Ints,
+        share: Tensor,
+    ) -> Mapping[str, Tensor]:
+        def loss(values: dict[str, Tensor], batch: dict[str, Tensor], weights: Tensor) -> Tensor:
+            def forward(*arguments: Any, **named: Any) -> Any:
+                return functional_call(self._model, values, arguments, named)
+
+            return self._weighted_loss(forward, batch, weights)
+
+        # the fused attention kernels cannot be transformed, or only in a loop over users
+        with sdpa_kernel(SDPBackend.MATH):
+            transformed = vmap(grad(loss), randomness="different")
+            found: Mapping[str, Tensor] = transformed(
+                at, _taken(tensors, rows, share.device), share
+            )
+        return found
+
+    # --- what both share -------------------------------------------------------------------------
+
+    def _weighted_loss(
+        self, forward: Forward, batch: Mapping[str, Tensor], weights: Tensor
+    ) -> Tensor:
+        losses = self._losses(forward, batch)
+        if losses.shape != weights.shape:
+            raise UserError(
+                f"the loss has shape {tuple(losses.shape)} where one value per sentence, "
+                f"{tuple(weights.shape)}, is needed; return it unreduced"
+            )
+        return (losses * weights.to(losses)).sum() / self._steps.divisor
+
+    def _step(self, moved: Tensor, gradient: Tensor | float) -> None:
+        """One step of `moved`, which is `theta - theta_0`, in place.
+
+        It is kept apart from the weights: their difference in the end would be mostly rounding.
+        """
+        if self._steps.from_start:
+            moved.zero_()
+        moved.sub_(self._steps.rate * gradient)
+
+
+class _Total:
+    """A sum that clips what is added to it."""
+
+    def __init__(
+        self, trainable: Mapping[str, nn.Parameter], user_weights: Tensor, clip: float
+    ) -> None:
+        self._parameters = trainable
+        self._sums = {n: torch.zeros_like(p, dtype=_wide(p)) for n, p in trainable.items()}
+        any_sum = next(iter(self._sums.values()))
+        self._user_weights = user_weights.to(any_sum)
+        self._norms = torch.zeros_like(self._user_weights)
+        self._clip = clip
+
+    def add(self, updates: Mapping[str, Tensor], users: Sequence[int]) -> None:
+        """Updates of some users, one per row; they are overwritten."""
+        with torch.autocast(self._norms.device.type, enabled=False):  # clipping is exact
+            self._add(updates, users)
+
+    def _add(self, updates: Mapping[str, Tensor], users: Sequence[int]) -> None:
+        # an upper bound: what rounding may have taken off a norm must not be let through
+        squares = torch.stack([squared_norms(u.flatten(1)) for u in updates.values()])
+        rounding = 0.0 if self._norms.dtype == torch.float64 else of_sum(SLICE)
+        norms = squares.sum(0).mul_(1 + rounding).sqrt_().to(self._norms)
+        self._norms[users] = norms
+        finite = torch.isfinite(norms)
+        # projection onto a ball; anything else would not be Lipschitz
+        scale = (self._clip / norms.clamp(min=1e-30)).clamp(max=1.0) * self._user_weights[users]
+        for name, update in updates.items():
+            update[~finite] = 0.0  # a factor of zero would leave what is not a number
+            factors = torch.where(finite, scale, 0.0).to(update)
+            self._sums[name] += torch.tensordot(factors, update, dims=1)
+
+    def result(self) -> UpdateSum:
+        return UpdateSum({p: self._sums[n] for n, p in self._parameters.items()}, self._norms)
+
+
+# Bytes for users' copies of the weights. Little on a CPU, which gains from batching only while
+# calling an operation costs more than computing it.
+_ROOM = {"cuda": 4 << 30, "cpu": 256 << 20}
+_COPIES = 3  # how far a user came, where it is, and its gradient
+_MOST_AT_ONCE = 64
+
+
+def _fitting(trainable: Sequence[nn.Parameter]) -> int:
+    """How many users' copies fit."""
+    size = sum(p.numel() * _wide(p).itemsize for p in trainable)
+    room = _ROOM.get(trainable[0].device.type, _ROOM["cpu"])
+    return max(1, min(_MOST_AT_ONCE, room // (_COPIES * size)))
+
+
+def _wide(parameter: Tensor) -> torch.dtype:
+    """The type sums are kept in: at least float32."""
+    return torch.promote_types(parameter.dtype, torch.float32)
+
+
+def _chunks(plan: Sequence[Sequence[Ints]], size: int) -> Iterator[list[int]]:
+    """Users who have sentences, those with most batches first, some at a time."""
+    ranked = sorted((u for u, b in enumerate(plan) if b), key=lambda u: -len(plan[u]))
+    for start in range(0, len(ranked), size):
+        yield ranked[start : start + size]
+
+
+def _rectangle(batches: Sequence[Ints]) -> tuple[Ints, Tensor]:
+    """Batches as rows of equal length, and which entries are real.
+
+    A batch is filled up with its own first sentence, to be given weight zero: a stranger's could
+    have a loss that is not finite, which weight zero does not undo.
+    """
+    counts = np.array([len(batch) for batch in batches])
+    places = np.arange(counts.max())
+    real = places < counts[:, None]
+    rows = np.stack([np.resize(batch, len(places)) for batch in batches])
+    return np.where(real, rows, rows[:, :1]), torch.from_numpy(real)
+
+
+def _taken(tensors: Mapping[str, Tensor], rows: Ints, device: torch.device) -> dict[str, Tensor]:
+    return {name: _row(tensor, rows).to(device) for name, tensor in tensors.items()}
+
+
+def _row(tensor: Tensor, rows: Ints) -> Tensor:
+    return tensor[torch.as_tensor(rows, device=tensor.device)]
+
+
+@contextmanager
+def _restored(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Copies of the tensors; on leaving, the tensors hold again what they held.
+
+    Buffers are among them: what a layer keeps there of one user must not reach the next.
+    """
+    copies = [tensor.detach().clone() for tensor in tensors]
+    versions = [tensor._version for tensor in tensors]
+    try:
+        yield copies
+    finally:
+        with torch.no_grad():
+            for tensor, copy, version in zip(tensors, copies, versions, strict=True):
+                if tensor._version != version:  # some buffers cannot be written to, nor were
+                    tensor.copy_(copy)
+        torch.clear_autocast_cache()
+
+
+# What torch.func says when it meets something it cannot transform. It has no exception of its own.
+# A fault of the model's own that reads alike comes up again when it is looped over.
+_SIGNS = (
+    "vmap",
+    "functorch",
+    "torch.func",
+    "etc) transform",
+    "doesn't have storage",
+    "doesn't match the broadcast shape",
+    "have the same dtype",
+)
+
+
+def _cannot_transform(error: RuntimeError) -> bool:
+    message = str(error).lower()
+    return any(sign in message for sign in _SIGNS)

@@ -1,0 +1,1 @@
+"""One module a method, and the registry that everything else asks."""

@@ -1,0 +1,1 @@
+"""The bundled corpus: invented people and their messages."""

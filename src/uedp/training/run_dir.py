@@ -1,0 +1,112 @@
+"""The folder of a run: whose it is, and that one process at a time is at work in it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from uedp.errors import UserError
+from uedp.files import make_private, private_opener
+from uedp.strict import parse_json
+from uedp.training.config import Config, load
+
+CONFIG = "config.yaml"
+IDENTITY = "run.json"
+_NAME = re.compile(r"[\w.-]{1,150}")  # it is part of the name of a file beside the corpus
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[IO[bytes]]:
+    """Hold the identity of a run, empty if it has none yet, against other processes.
+
+    If it is empty still at the end, nothing has begun, and no trace is left. What is in the folder
+    of a run is its owner's alone, whatever the umask.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: not a folder; choose another --out")
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    out.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(out / IDENTITY, "a+b", opener=private_opener) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{out}: another process is at work on this run; wait for it, or stop it"
+            ) from None
+        try:
+            yield file
+        finally:
+            if os.fstat(file.fileno()).st_size:
+                make_private(out)
+            else:
+                (out / IDENTITY).unlink(missing_ok=True)
+                for folder in made:
+                    with contextlib.suppress(OSError):  # something else stands in it
+                        folder.rmdir()
+
+
+def begun(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:
+    """The name of the run that a folder holds, if it is the one asked for; None if it is empty."""
+    identity.seek(0)
+    if not (text := identity.read()):
+        if any(path.name != IDENTITY for path in out.iterdir()):
+            raise UserError(f"{out}: exists and is not a run; choose another --out")
+        if resume:
+            raise UserError(f"{out}: holds no run to resume; leave out --resume")
+        return None
+    if not resume:
+        raise UserError(f"{out}: holds a run already; add --resume to go on with it")
+    # a run killed as it began has not written its config yet, nor anything else
+    new = {path.name for path in out.iterdir()} <= {IDENTITY, _partial(out / CONFIG).name}
+    before = config if new else load(out / CONFIG)
+    if changed := _differences(before, config):
+        raise UserError(
+            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another --out"
+        )
+    make_private(out)
+    try:
+        name = parse_json(text)["run"]
+    except (ValueError, KeyError, TypeError):
+        name = None
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(f"{out / IDENTITY}: damaged; begin a new run elsewhere")
+    return name
+
+
+def begin(identity: IO[bytes]) -> str:
+    """Give a run its name. From here on the folder is a run."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    Path(identity.name).parent.chmod(0o700)
+    identity.write(json.dumps({"run": name}).encode() + b"\n")
+    identity.flush()
+    os.fsync(identity.fileno())
+    return name
+
+
+def _differences(before: Config, now: Config) -> list[str]:
+    """Fields that differ and matter: `run` says where and how often, not what."""
+    old, new = before.model_dump(exclude={"run"}), now.model_dump(exclude={"run"})
+    return [
+        f"{section}.{field} is {value!r}, not {new[section][field]!r}"
+        for section, fields in old.items()
+        for field, value in fields.items()
+        if value != new[section][field]
+    ]
+
+
+def write(path: Path, text: str) -> None:
+    """A file that is the old one or the new one, never a part of it."""
+    with open(_partial(path), "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)
+    _partial(path).replace(path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")

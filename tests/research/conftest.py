@@ -1,0 +1,123 @@
+"""The data sets in small, in their own formats, and a pipeline that knows three names."""
+
+import gzip
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from research.base import Options
+
+Make = Callable[[str], Options]
+
+CONLL = {
+    # three users; EU is mentioned by two of them
+    "train": (
+        "-DOCSTART- -X- O O\n\n"
+        "EU NNP I-NP I-ORG\nrejects VBZ I-VP O\nGerman JJ I-NP I-MISC\ncall NN I-NP O\n\n"
+        "Peter NNP I-NP I-PER\nBlackburn NNP I-NP I-PER\n\n"
+        "-DOCSTART- -X- O O\n\n"
+        "Rome NNP I-NP I-LOC\nParis NNP I-NP B-LOC\nmet VBD I-VP O\nEU NNP I-NP I-ORG\n\n"
+        "nothing NN I-NP O\nhere RB I-NP O\n\n"
+        "-DOCSTART- -X- O O\n\n"
+        "Oslo NNP I-NP I-LOC\nwaits VBZ I-VP O\n"
+    ),
+    # of six words in four marks the pipeline knows four: Ann, Lee, Rome, Acme
+    "testa": (
+        "-DOCSTART- -X- O O\n\n"
+        "Ann NNP I-NP I-PER\nLee NNP I-NP I-PER\nleft VBD I-VP O\nRome NNP I-NP I-LOC\n\n"
+        "Acme NNP I-NP I-ORG\nbought VBD I-VP O\nBig NNP I-NP I-ORG\nCorp NNP I-NP I-ORG\n"
+    ),
+    "testb": "-DOCSTART- -X- O O\n\nBonn NNP I-NP I-LOC\nsleeps VBZ I-VP O\n",
+}
+AG_ARTICLES = 45
+EDGAR = [
+    ("CIK1", "Acme shall pay Ann Lee."),
+    ("CIK1", "Ann Lee may object within ten days."),
+    ("CIK2", "The parties agree to this."),
+    ("CIK3", "Notices go to x@y.example at once."),
+]
+PRESIDIO = [("Write to Ann Lee in Oslo", [("PERSON", "Ann Lee"), ("LOCATION", "Oslo")])]
+NAMES = {"PER": "Ann Lee", "LOC": "Rome", "ORG": "Acme"}
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A --data folder."""
+    folder = tmp_path_factory.mktemp("data")
+    for part, text in CONLL.items():
+        _packed(folder / "conll2003" / f"eng.{part}.gz", text)
+    articles = [
+        f'{i % 4 + 1},"{"Acme" if i % 3 else "It"} sold {i} ships, again"'
+        for i in range(AG_ARTICLES)
+    ]
+    _packed(folder / "ag_news" / "train.csv.gz", "\n".join(["label,text", *articles, ""]))
+    clauses = (json.dumps({"user": user, "text": text}) + "\n" for user, text in EDGAR)
+    _packed(folder / "edgar" / "train.jsonl.gz", "".join(clauses))
+    records = [
+        {
+            "full_text": text,
+            "masked": "",
+            "spans": [
+                {
+                    "entity_type": kind,
+                    "entity_value": value,
+                    "start_position": text.index(value),
+                    "end_position": text.index(value) + len(value),
+                }
+                for kind, value in spans
+            ],
+            "template_id": 1,
+            "metadata": None,
+        }
+        for text, spans in PRESIDIO
+    ]
+    for name in ("synth_dataset_v2", "generated_large"):
+        _packed(folder / "presidio_synth" / f"{name}.json.gz", json.dumps(records))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ner(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A saved spaCy pipeline."""
+    folder = tmp_path_factory.mktemp("ner") / "pipeline"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import spacy
+
+        nlp = spacy.blank("en")
+        patterns = [{"label": label, "pattern": name} for label, name in NAMES.items()]
+        nlp.add_pipe("entity_ruler").add_patterns(patterns)
+        nlp.to_disk(folder)
+    return folder
+
+
+@pytest.fixture
+def options(data: Path, ner: Path, tmp_path: Path) -> Make:
+    """Options of an experiment, as the command makes them."""
+
+    def of(name: str) -> Options:
+        work = tmp_path / "out" / ".work" / name
+        return Options(data, work, quick=True, models={"ner": str(ner)})
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("together")
+
+
+@pytest.fixture
+def shared(options: Make, together: Path) -> Make:
+    """The same with one folder for all tests: what one has measured, the next reads back."""
+    return lambda name: replace(options(name), work=together / ".work" / name)
+
+
+def _packed(path: Path, text: str) -> None:
+    path.parent.mkdir(exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write(text)

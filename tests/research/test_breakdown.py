@@ -1,0 +1,87 @@
+import copy
+
+import pytest
+
+from research import breakdown, corpora
+from research.base import Result
+from research.corpora import detected, protecting
+from research.sources import DATA_SETS
+from tests.research.conftest import AG_ARTICLES, Make
+from uedp.corpus.users import random_groups
+
+
+@pytest.fixture
+def result(shared: Make) -> Result:
+    return breakdown.measure(shared("breakdown"))
+
+
+def test_conll_by_hand(result: Result) -> None:
+    found = result["data"]["conll"]
+    assert found["detectors"] == ["labels"]
+    assert "hits_alone" not in found
+    here = found["here"]
+    assert (here["users"], here["sentences"], here["entities"]) == (3, 5, 6)
+    # eu rejects german call peter blackburn rome paris met nothing here oslo waits
+    assert here["vocabulary"] == 13
+    assert here["sensitive"] == {"org": 2, "loc": 2, "person": 1, "misc": 1, "all": 4}
+    assert here["mentions"] == {"org": 2, "loc": 3, "person": 1, "misc": 1}
+    assert found["histograms"]["sentences_per_user"] == {"1": 1, "2": 2}
+    assert found["histograms"]["holders"] == {"1": 5, "2": 1}
+
+
+def test_ag_users_are_the_seeded_groups(result: Result) -> None:
+    here = result["data"]["ag"]["here"]
+    assert here["sentences"] == AG_ARTICLES
+    assert here["users"] == random_groups(AG_ARTICLES, 15, 2, seed=0).max() + 1
+    assert here["sensitive"]["org"] == 30  # two articles in three name Acme
+    assert here["sensitive"]["all"] == 30
+
+
+def test_edgar_counts_only_the_papers_categories(result: Result) -> None:
+    found = result["data"]["edgar"]
+    # x@y.example is a contact, hence pii; "ten days" is no category of the paper's
+    assert found["here"]["sensitive"] == {"org": 1, "loc": 0, "gpe": 0, "pii": 3, "all": 3}
+    assert found["hits_alone"]["sensitive"] == found["here"]["sensitive"]
+    assert found["paper"]["sensitive"]["all"] == 2166
+
+
+def test_what_is_declared_public_is_no_entity_but_a_hit(
+    options: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = detected("ag", options("breakdown"))
+    monkeypatch.setattr(corpora, "public_words", lambda lists: {"acme": "a trade mark"})
+    protected = detected("ag", options("breakdown"))
+    assert protected.folder != before.folder
+    assert protected.info["mentions"] == 0
+    hits = detected("ag", options("breakdown"), protected=False)
+    assert hits.info["mentions"] == before.info["mentions"] == 30
+
+
+def test_a_corpus_is_detected_once_and_shared(
+    shared: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = {name: detected(name, shared("breakdown")).folder for name in DATA_SETS}
+    monkeypatch.setattr(corpora, "detect", None)
+    assert {name: detected(name, shared("budget")).folder for name in DATA_SETS} == first
+
+
+def test_protecting_a_category_leaves_the_rest_as_words(shared: Make) -> None:
+    corpus = detected("conll", shared("breakdown"))
+    places = protecting(corpus, ("loc",))
+    assert (places.users, places.sentences, places.entities) == (3, 5, 3)
+    assert places.extended.tolist() == [True, True, False, True, False]
+    everything = protecting(corpus, ("org", "loc", "person", "misc"))
+    assert everything.entities == 6
+    assert sorted(everything.holders.counts) == [1, 1, 1, 1, 1, 2]
+
+
+def test_the_table_says_where_mentions_were_counted_as_sentences(result: Result) -> None:
+    result = copy.deepcopy(result)  # what the paper printed is the module's own
+    paper, here = (result["data"]["conll"][who] for who in ("paper", "here"))
+    assert "equal the number of" not in breakdown.table(result)
+    paper["sensitive"]["loc"] = here["mentions"]["loc"]
+    told = breakdown.table(result)
+    assert (
+        "the paper's 3 sensitive sentences of category loc equal the number of loc mentions" in told
+    )
+    assert "the sentences that hold one are 2" in told

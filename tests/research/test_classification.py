@@ -1,0 +1,94 @@
+"""The classification experiment on tiny data and models."""
+
+from pathlib import Path
+
+import pytest
+
+from research import classification
+from research.base import Options, Result
+from research.catalogue import EXPERIMENTS
+from research.select_results import not_run
+from tests.research import trained
+
+NAME = "classification"
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory: pytest.TempPathFactory, ner: Path) -> Options:
+    return trained.options(tmp_path_factory.mktemp("classification"), ner, NAME)
+
+
+@pytest.fixture(scope="module")
+def result(options: Options) -> Result:
+    return trained.carried_out(EXPERIMENTS[NAME], options)[0]
+
+
+def test_trials_cover_both_models_and_their_names_are_unique() -> None:
+    trials = {trial.name: trial for trial in classification.trials()}
+    assert len(trials) == len(list(classification.trials()))
+    assert {trial.config["model"]["name"] for trial in trials.values()} == {"bert", "awd-lstm"}
+    probe = trials["topics-rotation-8"].config
+    adapters = trials["topics-rotation-8-adapters"].config
+    assert (probe["model"]["train"], probe["optimiser"]["decay"]) == ("probe", "none")
+    assert trials["topics-uedp-alg"].config["model"]["train"] == "probe"
+    assert adapters["model"]["train"] == "lora"
+    for config in (probe, adapters):
+        assert (config["privacy"]["user_rate"], config["privacy"]["entity_share"]) == (0.3, 1.0)
+    for name in ("topics-rotation-8-extended-0", "topics-uedp-alg-extended-0"):
+        assert trials[name].config["privacy"]["extended_rate"] == 0
+    assert trials["topics-lstm-uedp-alg"].config["privacy"]["extended_rate"] == 0.6
+    assert "topics-rotation-8-repeat-3" in trials
+    again = [name.partition("-repeat")[0] for name in trials if name.endswith("-repeat-3")]
+    probes = [name for name, t in trials.items() if t.config["model"]["train"] == "probe"]
+    assert again == [name for name in probes if "repeat" not in name]
+    quick = {trial.name for trial in classification.trials(quick=True)}
+    assert quick < set(trials)
+
+
+def test_rows(result: Result) -> None:
+    assert not not_run(result["rows"])
+    assert {row["panel"] for row in result["rows"]} == {"bert", "awd-lstm"}
+    for row in result["rows"]:
+        assert 0 <= row["test"] <= 1
+        assert row["measure"] == "error rate"
+        assert (row["epsilon"] is None) is (row["method"] == "noiseless")
+    rotation = [row for row in result["rows"] if row["target"] == 8.0]
+    assert len(rotation) == 4
+    assert all(row["epsilon"] <= 8.0 for row in rotation)
+
+
+def test_told(result: Result) -> None:
+    rows = [dict(row) for row in result["rows"]]
+    by_name = {row["name"]: row for row in rows}
+    by_name["topics-rotation-8-extended-0"]["test"] = 0.6
+    by_name["topics-rotation-8"]["test"] = 0.3
+    by_name["topics-user-8"]["test"] = 0.2
+    told = EXPERIMENTS[NAME].table({**result, "rows": rows})
+    # without extended entities is a row of its own, and never taken for the method's best
+    assert "| AG, pretrained encoder | 75% | - | 60.0% at 8 |" in told
+    assert "users with entities 30.0%, users alone 20.0%: 1.50 times, not within 10%" in told
+    for table in told.split("\n\n"):
+        lines = [line for line in table.splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) <= 1
+
+
+def test_settings_that_were_not_run_make_the_verdict_one_so_far(result: Result) -> None:
+    planned = [row for row in result["rows"] if row["name"] == "topics-user-8"]
+    other = {**planned[0], "name": "topics-user-8-adapters", "setting": "topics-user-8-adapters"}
+    rows = [*result["rows"], {**other, "test": None, "validation": None}]
+    told = EXPERIMENTS[NAME].table({**result, "rows": rows})
+    assert "So far: `topics-user-8-adapters` not run." in told
+    assert "So far" not in EXPERIMENTS[NAME].table(result)
+
+
+def test_drawn_with_the_spread_of_repeats(result: Result, tmp_path: Path) -> None:
+    first = next(row for row in result["rows"] if row["name"] == "topics-rotation-8")
+    again = {**first, "name": "topics-rotation-8-repeat-2", "test": first["test"] / 2}
+    more = {**result, "rows": [*result["rows"], again]}
+    classification.draw(more, tmp_path / "x.svg")
+    drawn = (tmp_path / "x.svg").read_text()
+    assert "AG, AWD-LSTM" in drawn
+    assert "error rate" in drawn
+    low, high = first["test"] / 2, first["test"]
+    told = EXPERIMENTS[NAME].table(more)
+    assert f"{(low + high) / 2:.1%} ({low:.1%} to {high:.1%}) at 8" in told

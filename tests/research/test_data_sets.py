@@ -1,0 +1,63 @@
+"""One table of the data sets, for those who count and those who train."""
+
+from pathlib import Path
+
+import pytest
+
+from research import breakdown, budget, next_word, settings
+from research.public import public_words
+from research.sources import DATA_SETS
+from tests.research import trained
+from uedp.corpus.users import random_groups
+from uedp.entities.categories import expand
+
+AG_ARTICLES = 15 * trained.USERS
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained.data(tmp_path_factory.mktemp("data"))
+
+
+def test_every_table_of_the_experiments_has_its_keys() -> None:
+    tables = (breakdown.PAPER, budget.USERS_PER_ROUND, next_word.PRINTED, settings.CORPORA)
+    assert all(table.keys() == DATA_SETS.keys() for table in tables)
+    assert {name for name, *_ in budget.PRINTED} == DATA_SETS.keys()
+
+
+def test_the_papers_categories_are_those_it_counts() -> None:
+    for name, data_set in DATA_SETS.items():
+        counted = breakdown.PAPER[name]["sensitive"].keys()
+        assert {*data_set.paper_categories, "all"} == counted
+
+
+def test_categories_exist() -> None:
+    for data_set in DATA_SETS.values():
+        for category in (*data_set.paper_categories, *data_set.categories):
+            assert expand([category])
+
+
+def test_each_reads_all_its_parts(data: Path) -> None:
+    for data_set in DATA_SETS.values():
+        for part in data_set.files:
+            found = data_set.sentences(data, part)
+            assert len(found) > 5
+            assert data_set.sentences(data, part, 5)[-1].text == found[4].text
+
+
+def test_random_groups_are_users_of_the_training_part_alone(data: Path) -> None:
+    ag = DATA_SETS["ag"]
+    users = [s.user for s in ag.sentences(data, "train")]
+    drawn = random_groups(AG_ARTICLES, 15, 2, seed=0)
+    # who is with whom, whatever they are called
+    assert len({*zip(users, drawn, strict=True)}) == len({*users}) == len({*drawn}) > 2
+    assert users == [s.user for s in ag.sentences(data, "train")]
+    assert {s.user for s in ag.sentences(data, "test")} == {""}  # as they were read
+
+
+def test_only_what_no_people_marked_has_public_words() -> None:
+    for data_set in DATA_SETS.values():
+        assert bool(public_words(data_set.public)) != data_set.marked
+    edgar = public_words(DATA_SETS["edgar"].public)
+    assert edgar["material adverse effect"] == "contract language"
+    assert "material adverse effect" not in public_words(DATA_SETS["ag"].public)
