@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.mechanism.test_draw import build, incidences
+from tests.mechanism.test_sampling import build, incidences
 from uedp.accounting.proven import Alg
 from uedp.accounting.published import noise_scale
 from uedp.errors import UserError
