@@ -17,7 +17,7 @@ from uedp.corpus.readers import read
 from uedp.entities.categories import NAMES
 from uedp.entities.coverage import coverage
 from uedp.entities.detection import Detection, detect
-from uedp.entities.detectors import load
+from uedp.entities.detectors import load_detector
 from uedp.errors import UserError
 from uedp.files import scratch
 
@@ -132,7 +132,7 @@ def _at_hand(options: Options) -> tuple[dict[str, tuple[str, ...]], dict[str, st
     }
     for kind, name in list(single.items()):
         try:
-            load(name)
+            load_detector(name)
         except UserError as error:
             missing[kind] = str(error).replace(ner, Path(ner).name)
             del single[kind]

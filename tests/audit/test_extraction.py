@@ -27,7 +27,7 @@ from uedp.audit.ranks import Ranked, Roc, by_chance, membership, rank, roc, shar
 from uedp.audit.scoring import Completions, Endings, Question, Scorer, likelihoods
 from uedp.audit.secrets import Secret, drawn, filled, load, plant, save, size, write
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors.patterns import load as patterns
+from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
 from uedp.report.extraction_plots import extraction_figure, membership_figure
@@ -124,7 +124,7 @@ def test_no_two_secrets_share_a_name_or_a_number_and_marks_are_exact() -> None:
     sentences, secrets = plant([], repeats=(1,), each=100, left_out=100)
     assert len({secret.prompt for secret in secrets}) == 200
     assert len({secret.secret for secret in secrets}) == 200
-    finder = patterns()
+    finder = load_patterns()
     for sentence in sentences:
         name, number = sentence.marks
         assert (name.label, number.label) == ("PERSON", "PHONE")
