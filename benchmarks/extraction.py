@@ -324,7 +324,7 @@ def schedule(options: argparse.Namespace, again: bool) -> None:
         for name in options.runs or RUNS
         if (_attackable(name, options) if again else not (options.out / f"{name}.json").exists())
     }
-    failed = processes.carry_out(
+    failed = processes.run_processes(
         waiting, options.out, options.jobs, options.deadline, lambda line: print(line, flush=True)
     )
     table(options.out)
