@@ -159,7 +159,7 @@ def _of_group(items: Sequence[Ranked]) -> dict[str, Any]:
 
 
 def membership_rates(curve: Roc) -> dict[str, Any]:
-    """The area under the curve, and the true positive rate at each of a few false positive rates."""
+    """The area under the curve, and true positive rates at a few false positive rates."""
     return {
         "members": len(curve.members),
         "area": curve.area(),
