@@ -19,7 +19,7 @@ import torch
 from tests.audit import plans
 from tests.models import tiny
 from tests.training import worlds
-from uedp.accounting.proven import Rotation, UserLevel
+from uedp.accounting.proven import RotationProfile, UserLevelProfile
 from uedp.audit.cases import Setting, plan_cases
 from uedp.audit.sensitivity import check
 from uedp.audit.verdict import conclusion
@@ -175,8 +175,8 @@ def one_entity_not_propagated(patch) -> None:
 
 # --- what has to notice --------------------------------------------------------------------------
 
-PLAN = plans.plan(Rotation(1.0, 0.3, 0.3, entity_rate=0.6, extended_rate=0.7))
-USERS = plans.plan(UserLevel(1.0, 0.3))
+PLAN = plans.plan(RotationProfile(1.0, 0.3, 0.3, entity_rate=0.6, extended_rate=0.7))
+USERS = plans.plan(UserLevelProfile(1.0, 0.3))
 
 
 def rounds_measured() -> list[str]:

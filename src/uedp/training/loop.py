@@ -30,6 +30,7 @@ from uedp.accounting.ledger import (
 from uedp.accounting.model_files import model_files
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
+from uedp.files import write_atomically
 from uedp.incidence import Incidence
 from uedp.mechanism.release import ClipStats
 from uedp.methods import base as methods
@@ -142,7 +143,7 @@ def run(
             if not begun:
                 identity.truncate(0)
             raise
-        folder.write(out / CONFIG, config.to_yaml())
+        write_atomically(out / CONFIG, config.to_yaml())
         own = lineage.Learned(
             name,
             config.privacy.method,
@@ -532,7 +533,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    folder.write(path, json.dumps(values, indent=2) + "\n")
+    write_atomically(path, json.dumps(values, indent=2) + "\n")
 
 
 def _brief(found: Mapping[str, float]) -> str:
