@@ -147,17 +147,17 @@ def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Te
     clipper, count = Engine(model), len(texts)
     users = 1 + (count - 1) // EACH
     offsets = np.concatenate([[0, 1], np.arange(1 + EACH, count + 1, EACH)])
-    drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), np.ones(count, int))
+    crowding = np.ones(count, int)
+    crowding[0] = 1 << 60  # the first user is clipped to nothing
+    drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), crowding)
 
     def losses(order: Any) -> Any:
         device = clipper.parameters[0].device.type
         with torch.autocast(device, torch.bfloat16, enabled=half):
             return task.losses(model, np.array(order), SHARED_ROWS)
 
-    weights = np.ones(users)
-    weights[0] = 0
     sums, _ = clipped_sums(
-        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), weights, packing=SHARED_ROWS
+        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), packing=SHARED_ROWS
     )
     return torch.cat([part.flatten().double() for part in sums])
 

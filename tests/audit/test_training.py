@@ -246,7 +246,6 @@ def test_updates_are_those_the_mechanism_makes(saved: Saved, tmp_path: Path, met
             [0] * copies,
             [share * plan.clips.update] * copies,
             plan.clips.update,
-            [1.0],
         )
         assert torch.allclose(rows[place], box._gradients.flat(sums), atol=1e-5)
 
