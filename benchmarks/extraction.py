@@ -79,7 +79,7 @@ def prepare(options: argparse.Namespace) -> None:
 
     folder = options.material
     folder.mkdir(parents=True, exist_ok=True)
-    original = list(uedp.read(options.data / CONLL["train"], reader="conll"))
+    original = list(uedp.read_sentences(options.data / CONLL["train"], reader="conll"))
     sentences, secrets = plant(
         original,
         repeats=options.repeats,
@@ -106,7 +106,10 @@ def prepare(options: argparse.Namespace) -> None:
             for name, source in (
                 ("train", sentences),
                 ("plain", original),
-                ("validation", uedp.read(options.data / CONLL["validation"], reader="conll")),
+                (
+                    "validation",
+                    uedp.read_sentences(options.data / CONLL["validation"], reader="conll"),
+                ),
             )
         )
         hidden = deidentified_texts(train)

@@ -184,7 +184,7 @@ def test_secrets_and_sentences_survive_the_disk(tmp_path: Path) -> None:
     for name in ("t.jsonl", "t.jsonl.gz"):
         write(sentences, tmp_path / name)
         columns = uedp.Columns(marks="marks")
-        assert list(uedp.read(tmp_path / name, columns=columns)) == sentences
+        assert list(uedp.read_sentences(tmp_path / name, columns=columns)) == sentences
     (tmp_path / "not.json").write_text('[{"prompt": 1}]')
     with pytest.raises(UserError, match="not a list of secrets"):
         load(tmp_path / "not.json")

@@ -249,10 +249,11 @@ def test_categories_are_stored_with_mentions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"detectors": ()}, {"detectors": ("labels",), "workers": 0}], ids=["none", "workers"]
+    ("bad", "named"),
+    [({"detectors": ()}, "`detectors="), ({"detectors": ("labels",), "workers": 0}, "`workers=0`")],
 )
-def test_nonsense_is_refused(bad):
-    with pytest.raises(UserError, match="--"):
+def test_invalid_options_are_refused(bad, named):
+    with pytest.raises(UserError, match=named):
         Detection(**bad)
 
 

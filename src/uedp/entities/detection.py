@@ -61,9 +61,9 @@ class Detection:
 
     def __post_init__(self) -> None:
         if not self.detectors:
-            raise UserError("--detector: name at least one detector")
+            raise UserError("`detectors=...`: name at least one detector")
         if self.workers < 1:
-            raise UserError(f"--workers {self.workers}: at least one is needed")
+            raise UserError(f"`workers={self.workers}`: at least one is needed")
 
 
 def detect(
