@@ -8,6 +8,7 @@ theirs walk Python loops over the grid.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,7 @@ class Losses:
         return self.step * np.arange(self.lowest, self.lowest + len(self.masses), dtype=np.float64)
 
 
+@lru_cache(maxsize=8)  # a run asks for the same rounds again: planned, spent so far, certified
 def discretise(pair: Pair, step: float) -> tuple[Losses, Losses]:
     """The losses of `P'` over `P` and of `P` over `P'`, on a grid of the given step.
 
