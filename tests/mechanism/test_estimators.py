@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.mechanism.test_sampling import build, incidences
+from tests.mechanism.lending_suite import build, incidences
 from uedp.accounting.proven import UedpAlgProfile
 from uedp.accounting.published import noise_scale
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.estimators import Estimator, Weights, f_e, f_e_plus
+from uedp.mechanism.estimators import Estimator, Weights, draw_uedp_alg, f_e, f_e_plus
 from uedp.mechanism.sampling import Sampling
 
 
@@ -156,3 +156,16 @@ def without_entities() -> Weights:
 def test_refusals(words, bad):
     with pytest.raises(UserError, match=words):
         bad()
+
+
+def test_alg_counts_a_sentence_once_per_sampled_entity():
+    incidence = build([0, 0, 1], [(0, 0), (0, 1), (1, 1)], 2, 2)
+    found = draw_uedp_alg(
+        incidence,
+        Sampling(1.0),
+        np.random.default_rng(0),
+        np.array([0.5, 0.25]),
+        extended_weight=0.1,
+    )
+    weights = dict(zip(found.sentences.values.tolist(), found.weights.tolist(), strict=True))
+    assert weights == {0: 0.75, 1: 0.25, 2: 0.1}

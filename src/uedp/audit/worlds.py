@@ -22,7 +22,9 @@ from uedp.accounting.profile import PrivacyEvent
 from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.sampling import Mask, Sampling, draw_alg
+from uedp.mechanism.estimators import draw_uedp_alg
+from uedp.mechanism.lending import Mask
+from uedp.mechanism.sampling import Sampling
 
 Kind = Literal["user", "entity", "user and entity", "missed mention"]
 
@@ -437,7 +439,7 @@ def _averaged(incidence: Incidence, gradients: Floats, user_rate: float, entity_
     rng, everyone = np.random.default_rng(0), Sampling(1.0, entity_rate)
     seen: Counter[tuple[tuple[float, int], ...]] = Counter()
     for _ in range(_COIN_DRAWS):
-        found = draw_alg(incidence, everyone, rng, np.ones(incidence.entities))
+        found = draw_uedp_alg(incidence, everyone, rng, np.ones(incidence.entities))
         rows = found.sentences
         moves = np.bincount(
             rows.row_of_value(), gradients[rows.values] * found.weights, minlength=len(rows)
