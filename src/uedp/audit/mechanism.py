@@ -136,9 +136,7 @@ def by_engine(
 
     who = drawn.participants
     lengths = np.ones(len(who.sentences.values), int)
-    found = release(
-        Engine(model), who, losses, lengths, clips, drawn.user_weights, noise, multiplier, room=512
-    )
+    found = release(Engine(model), who, losses, lengths, clips, noise, multiplier, max_tokens=512)
     return torch.stack([table[:, 0] for table in found.sums]).sum(0) / math.sqrt(layers)
 
 
@@ -150,7 +148,7 @@ def by_training(plan: Plan, incidence: Incidence) -> Rounds:
     def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
         who = drawing.of(number, uniforms, key)
         bounds = plan.clips.of_sentences(who.crowding).double().numpy()
-        return Drawn(who, np.ones(len(bounds)), bounds, plan.weights[who.users])
+        return Drawn(who, np.ones(len(bounds)), bounds, np.ones(len(who.users)))
 
     return drawn
 

@@ -8,8 +8,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-import numpy as np
-
 from uedp.accounting import certificate as certificates
 from uedp.accounting import decisions
 from uedp.accounting.calibrate import noise_for
@@ -20,7 +18,7 @@ from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.release import Clips
-from uedp.mechanism.sampling import Floats, Sampling
+from uedp.mechanism.sampling import Sampling
 from uedp.training.config import PRIVATE, Config
 from uedp.training.provenance import Provenance
 
@@ -42,7 +40,6 @@ class Plan:
     epsilon: float
     sampling: Sampling
     clips: Clips
-    weights: Floats
     shape: decisions.Shape
     vocabulary: VocabularyRelease | None = None
     provenance: Provenance = field(default_factory=Provenance)
@@ -68,8 +65,8 @@ class Plan:
 
     @property
     def expected_weight(self) -> float:
-        """The expected sum of the drawn users' weights: what a noisy sum is divided by."""
-        return self.sampling.user_rate * float(self.weights.sum())
+        """The expected number of drawn users: what a noisy sum is divided by."""
+        return self.sampling.user_rate * self.shape.users
 
     @property
     def statement(self) -> str:
@@ -97,7 +94,7 @@ class Plan:
         """The same rounds on another corpus. UeDP-Alg's epsilon depends on it: build it anew."""
         if isinstance(self.profile, UedpAlgProfile):
             raise ValueError("what is proven of uedp-alg depends on the corpus")
-        return replace(self, weights=_weights(incidence), shape=_shape(incidence))
+        return replace(self, shape=_shape(incidence))
 
     def seeded(self, seed: int | None) -> "Plan":
         """The same rounds, repeatable; without a seed, fresh."""
@@ -266,16 +263,10 @@ def build(config: Config, incidence: Incidence, provenance: Provenance | None = 
             privacy.sentences_per_user,
         ),
         clips=Clips(privacy.update_clip, share, margin if private else 0.0),
-        weights=_weights(incidence),
         shape=_shape(incidence),
         vocabulary=words,
         provenance=provenance or Provenance(),
     )
-
-
-def _weights(incidence: Incidence) -> Floats:
-    """Of users, each at most 1."""
-    return np.ones(incidence.users)
 
 
 def _shape(incidence: Incidence) -> decisions.Shape:
