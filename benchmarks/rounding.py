@@ -31,7 +31,7 @@ from uedp.mechanism.clip import Engine, rules
 from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.release import Clips, clipped_sums
 from uedp.mechanism.sampling import Participants
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training.plan import rounding_margin
 from uedp.training.tasks import NextWord
@@ -56,7 +56,7 @@ def main() -> None:
     for how in ("lora", "full"):
         torch.manual_seed(0)
         if options.model:
-            loaded = load(options.model)
+            loaded = load_model(options.model)
             model, texts = loaded.model, Real(loaded.tokenizer, options.material)
         else:
             model, texts = random_llama(options.layers, options.width), Made()

@@ -124,7 +124,7 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
 
     from research.datasets import incidence, texts
     from uedp.files import write_atomically
-    from uedp.models.load import load
+    from uedp.models.load import load_model
     from uedp.training import loop, tasks
     from uedp.training.config import parse
     from uedp.training.datasets import Material
@@ -148,7 +148,7 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
         resume=(folder / loop.CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
     )
-    trained = load(str(folder), config.task.kind)
+    trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     names = list(trained.model.config.id2label.values())
     part, longest = texts(material, "test", most), min(config.model.max_tokens, trained.max_tokens)

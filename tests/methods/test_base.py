@@ -16,7 +16,7 @@ from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.sampling import draw, draw_whole
 from uedp.methods import base as methods
 from uedp.methods.base import Lending, Randomness, build
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training.plan import build as build_plan
 from uedp.training.tasks import Classification, NextWord
@@ -393,7 +393,7 @@ def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
 
     config = worlds.config("m")
     material = worlds.material(tmp_path / "corpus")
-    loaded = load(worlds.model(tmp_path, "llama"))
+    loaded = load_model(worlds.model(tmp_path, "llama"))
     task = NextWord(material.train.texts, loaded.tokenizer, 32)
     method = methods.build(
         build_plan(config, material.incidence),
