@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from uedp.corpus.readers import Columns, read_sentences
+from uedp.corpus.readers import read_sentences
+from uedp.corpus.records import Columns
 from uedp.corpus.sentence import Sentence
 from uedp.entities import parallel
 from uedp.entities.detection import Detection, detect

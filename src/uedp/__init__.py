@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from uedp.corpus.readers import Columns, SkippedRecords, Source, read_sentences
+    from uedp.corpus.readers import SkippedRecords, read_sentences
+    from uedp.corpus.records import Columns
     from uedp.corpus.sentence import Sentence, Span
+    from uedp.corpus.source import Source
     from uedp.corpus.store import Corpus
     from uedp.entities.breakdown import breakdown
     from uedp.entities.build import build_corpus
@@ -22,13 +24,13 @@ if TYPE_CHECKING:
 
 # Imported when first asked for: one part should not pay for the libraries of another.
 _HOME = {
-    "Columns": "uedp.corpus.readers",
+    "Columns": "uedp.corpus.records",
     "Config": "uedp.training.config",
     "Corpus": "uedp.corpus.store",
     "Detection": "uedp.entities.detection",
     "Incidence": "uedp.incidence",
     "Sentence": "uedp.corpus.sentence",
-    "Source": "uedp.corpus.readers",
+    "Source": "uedp.corpus.source",
     "Span": "uedp.corpus.sentence",
     "SkippedRecords": "uedp.corpus.readers",
     "UserError": "uedp.errors",

@@ -11,16 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import surfaces
-from uedp.corpus.readers import (
-    Columns,
-    SkippedRecords,
-    Source,
-    choose_reader,
-    raise_error,
-    read_sentences,
-)
-from uedp.corpus.records import blank, user_name
+from uedp.corpus.readers import SkippedRecords, choose_reader, raise_error, read_sentences
+from uedp.corpus.records import Columns, blank, user_name
 from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.source import Source
 from uedp.errors import UserError
 
 ROWS = [

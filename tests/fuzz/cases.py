@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from tests.fuzz import values
 from uedp.corpus import store
-from uedp.corpus.readers import READERS, Columns, SkippedRecords, raise_error, read_sentences
-from uedp.corpus.records import blank
+from uedp.corpus.readers import READERS, SkippedRecords, raise_error, read_sentences
+from uedp.corpus.records import Columns, blank
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
 from uedp.entities.detection import Detection, detect

@@ -466,7 +466,8 @@ def audit_plant(
 ) -> None:
     """Put made-up phone numbers into a corpus, before detection, to look for after training."""
     from uedp.audit.secrets import plant, save, write
-    from uedp.corpus.readers import Columns, read_sentences
+    from uedp.corpus.readers import read_sentences
+    from uedp.corpus.records import Columns
 
     for path in (out, secrets):
         if os.path.lexists(path):

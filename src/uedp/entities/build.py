@@ -7,13 +7,13 @@ from typing import Any
 from uedp.corpus.normalise import splitter
 from uedp.corpus.readers import (
     WITHOUT_USERS,
-    Columns,
     OnError,
     SkippedRecords,
     choose_reader,
     raise_error,
     read_sentences,
 )
+from uedp.corpus.records import Columns
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.source import Source, TableSource
 from uedp.corpus.store import Corpus

@@ -80,9 +80,10 @@ def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Found:
     found: Found = [[] for _ in batch]
     texts = [sentence.text for sentence in batch]
     for detector in detectors:
-        marks = isinstance(detector, Labels)
-        spans_of = detector.marks(batch) if marks else detector.detect(texts)
-        for hits, spans in zip(found, spans_of, strict=True):
+        spans_of_texts = (
+            detector.marks(batch) if isinstance(detector, Labels) else detector.detect(texts)
+        )
+        for hits, spans in zip(found, spans_of_texts, strict=True):
             hits.extend(Hit(span, detector.propagates) for span in spans)
     return found
 
