@@ -25,7 +25,7 @@ from scipy import stats
 
 from research.audit_uedp_alg import USER_RATE, uedp_alg_cases, world_on
 from uedp.accounting.certificate import rounded
-from uedp.accounting.proven import Alg
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.bounds import Scores
 from uedp.audit.mechanism import Case, attack, cases
 from uedp.audit.plans import plan_of
@@ -57,7 +57,7 @@ def planned(incidence: Incidence) -> Iterable[tuple[str, Case, int]]:
     for released in (False, True):
         for case in uedp_alg_cases(incidence, released_code=released):
             profile = case.claim.profile
-            assert isinstance(profile, Alg)
+            assert isinstance(profile, UedpAlgProfile)
             runs = {"user": 1_000, "entity": 20_000, "user and entity": 40_000}[case.claim.target]
             held = f" ({profile.holders} holders)" if profile.holders else ""
             yield name(case, f"CoNLL{held}"), case, 1_000 if released else runs

@@ -17,7 +17,7 @@ import numpy as np
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Alg
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.mechanism import Case, Mechanism
 from uedp.audit.plans import plan_of
 from uedp.audit.verdict import Claim, conclusion, document
@@ -67,8 +67,12 @@ def uedp_alg_cases(
         sensitive = sentences - int(incidence.extended.sum())
         holders = len(incidence.holders[entity])
         weights = Weights.of(incidence)
+
+    def profile(z: float) -> UedpAlgProfile:
+        return UedpAlgProfile(z, user_rate, users, holders)
+
     if epsilon is not None:
-        noise = noise_for(epsilon, delta, rounds, lambda z: Alg(z, user_rate, users, holders))
+        noise = noise_for(epsilon, delta, rounds, profile)
     rate = user_rate * ENTITY_RATE * sensitive / sentences
     claimed = published.epsilon(rate, noise, rounds, delta)
     sampling, method = Sampling(user_rate, ENTITY_RATE), "uedp-alg"
@@ -77,12 +81,12 @@ def uedp_alg_cases(
         noise *= estimator.released_code_deviation / estimator.deviation
         method += ", released code"
     plan = plan_of(method="uedp-alg", noise=noise, user_rate=user_rate, entity_rate=ENTITY_RATE)
-    mechanism = Mechanism.of(replace(plan, profile=Alg(noise, user_rate, users, holders)))
+    mechanism = Mechanism.of(replace(plan, profile=profile(noise)))
     cases = []
-    for target, profile, worlds in threats(Alg(noise, user_rate, users, holders), sampling):
+    for target, attacked, worlds in threats(profile(noise), sampling):
         if incidence is not None and entity is not None:
             worlds = [world_on(incidence, user_rate, entity, target)]
-        claim = Claim(method, target, profile, rounds, delta, claimed)
+        claim = Claim(method, target, attacked, rounds, delta, claimed)
         cases.append(Case(claim, mechanism, worlds))
     return cases
 

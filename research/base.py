@@ -57,13 +57,13 @@ class Experiment:
     """
 
     name: str
-    of_the_paper: str
+    title: str
     measure: Callable[[Options], Result]
     draw: Callable[[Result, Path], None]
     table: Callable[[Result], str]
 
 
-def carry_out(experiment: Experiment, options: Options, out: Path) -> Result:
+def run_experiment(experiment: Experiment, options: Options, out: Path) -> Result:
     """Measure, then write NAME.json, NAME.png and NAME.svg into a folder."""
     options.work.mkdir(parents=True, exist_ok=True)
     (options.work.parent / ".gitignore").write_text("*\n")  # results are kept, what led to them not
@@ -113,9 +113,9 @@ def code_of(*parts: str) -> str:
 
 
 def _write(path: Path, content: Result) -> None:
-    from uedp.training import run_dir as folder
+    from uedp.files import write_atomically
 
     lines = json.dumps(content, indent=1)
     # a list of numbers on a line of its own: easier to read, and to compare with another version
     lines = re.sub(r'\[\n[^][{}"]*\]', lambda found: " ".join(found[0].split()), lines)
-    folder.write(path, lines + "\n")
+    write_atomically(path, lines + "\n")

@@ -63,7 +63,7 @@ def changed(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
     return config
 
 
-def carry_out(
+def run_trials(
     trials: Sequence[Trial],
     place: Place,
     jobs: int = 1,
@@ -87,7 +87,7 @@ def carry_out(
     finished = len(trials) - len(waiting)
     with progress.stage("training", len(trials), "runs") as meter:
         meter.advance(finished, finished)
-        failed = processes.carry_out(
+        failed = processes.run_processes(
             waiting, place.out, jobs, deadline, say, ended=lambda: meter.advance(1)
         )
     if failed:
@@ -123,11 +123,11 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
     import torch
 
     from research.datasets import incidence, texts
-    from uedp.models.load import load
+    from uedp.files import write_atomically
+    from uedp.models.load import load_model
     from uedp.training import loop, tasks
     from uedp.training.config import parse
     from uedp.training.datasets import Material
-    from uedp.training.run_dir import write
 
     began, most = time.time(), DRY_SENTENCES if place.dry_rounds else None
     config = parse(resolved(trial, place))
@@ -148,7 +148,7 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
         resume=(folder / loop.CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
     )
-    trained = load(str(folder), config.task.kind)
+    trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     names = list(trained.model.config.id2label.values())
     part, longest = texts(material, "test", most), min(config.model.max_tokens, trained.max_tokens)
@@ -186,7 +186,7 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
         "seconds": time.time() - began,
         "mechanism": code_of("mechanism"),
     }
-    write(place.result(trial), json.dumps(result, indent=2) + "\n")
+    write_atomically(place.result(trial), json.dumps(result, indent=2) + "\n")
     for bulky in () if keep else ("model.safetensors", "checkpoints"):
         path = folder / bulky
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

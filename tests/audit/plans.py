@@ -5,7 +5,8 @@ from functools import cache
 
 import numpy as np
 
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.audit.mechanism import Case, Mechanism
 from uedp.audit.verdict import Claim
 from uedp.audit.worlds import World, _rotated, threats
@@ -18,12 +19,12 @@ DELTA = 1e-5
 
 
 @cache
-def plan(profile: Profile, **privacy) -> Plan:
+def plan(profile: PrivacyEvent, **privacy) -> Plan:
     """One round of what a profile describes; `privacy` are further fields of that section."""
-    if isinstance(profile, Missed):
+    if isinstance(profile, MissedProfile):
         profile = profile.rotation
     fields = {"noise": profile.noise, "user_rate": profile.user_rate, "rounds": 1, **privacy}
-    if isinstance(profile, Rotation):
+    if isinstance(profile, RotationProfile):
         fields |= {
             "method": "rotation",
             "entity_share": profile.entity_share,
@@ -31,31 +32,31 @@ def plan(profile: Profile, **privacy) -> Plan:
             "extended_rate": profile.extended_rate,
         }
     else:
-        assert isinstance(profile, UserLevel | Alg)
-        fields["method"] = "user-level" if isinstance(profile, UserLevel) else "uedp-alg"
-    if isinstance(profile, Alg):
+        assert isinstance(profile, UserLevelProfile | UedpAlgProfile)
+        fields["method"] = "user-level" if isinstance(profile, UserLevelProfile) else "uedp-alg"
+    if isinstance(profile, UedpAlgProfile):
         fields = {"entity_rate": 0.5, **fields}
     config = parse({"privacy": fields, "data": {"train": "corpus"}, "model": {"name": "model"}})
     users, none = int(np.ceil(6 / profile.user_rate)), np.zeros(0, dtype=int)
     return build(config, Incidence.build(np.arange(users), none, none, users, 0))
 
 
-def worlds(profile: Profile, target: str, sampling: Sampling | None = None) -> list[World]:
+def worlds(profile: PrivacyEvent, target: str, sampling: Sampling | None = None) -> list[World]:
     """The worst worlds known for a target, without the large one of many holders."""
     some = sampling or Sampling(profile.user_rate, 0.5)
     (found,) = (one.worlds for one in threats(profile, some) if one.target == target)
     return [world for world in found if world.name != "10 holders"]
 
 
-def many_holders(profile: Rotation, holders: int) -> World:
+def many_holders(profile: RotationProfile, holders: int) -> World:
     """An entity that many mention, and nothing else: lending must let only one of them use it."""
     sampling = Sampling(profile.user_rate)
     return _rotated(profile, "user and entity", "nothing else", sampling, holders=holders)
 
 
-def mechanism(profile: Profile, **privacy) -> Mechanism:
+def mechanism(profile: PrivacyEvent, **privacy) -> Mechanism:
     planned = plan(profile, **privacy)
-    if isinstance(profile, Alg):
+    if isinstance(profile, UedpAlgProfile):
         planned = replace(planned, profile=profile)
     return Mechanism.of(planned)
 

@@ -15,15 +15,15 @@ from torch import nn
 from tests.audit import plans
 from tests.audit.plans import DELTA, audit, worlds
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel
+from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.audit import mechanism as mechanism_module
 from uedp.audit.mechanism import (
     Draw,
     Mechanism,
     Replicas,
     attack,
-    clipped_sums,
     noisy_sums,
+    projected_sums,
 )
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -34,7 +34,7 @@ from uedp.mechanism.release import release
 from uedp.mechanism.sampling import Sampling, draw, draw_alg, draw_users
 
 QUICK = {"fit_curve": False}
-USER = UserLevel(1.0, 0.5)
+USER = UserLevelProfile(1.0, 0.5)
 
 
 def a_round(mechanism, replicas, seed: int):
@@ -73,9 +73,7 @@ def by_engine(replicas, draw, clips, multiplier, noise, layers: int = 1):
 
     who = draw.participants
     lengths = np.ones(len(who.sentences.values), int)
-    found = release(
-        Engine(model), who, losses, lengths, clips, draw.user_weights, noise, multiplier, room=512
-    )
+    found = release(Engine(model), who, losses, lengths, clips, noise, multiplier, max_tokens=512)
     return torch.stack([table[:, 0] for table in found.sums]).sum(0) / math.sqrt(layers)
 
 
@@ -94,9 +92,9 @@ def random_replicas(profile, kind, seed: int) -> Replicas:
 @pytest.mark.parametrize(
     ("profile", "kind"),
     [
-        (UserLevel(1.0, 0.6), "user"),
-        (Rotation(1.0, 0.6, 0.3), "user and entity"),
-        (Missed(Rotation(1.0, 0.6, 0.3), 2, 3, 0.3), "missed mention"),
+        (UserLevelProfile(1.0, 0.6), "user"),
+        (RotationProfile(1.0, 0.6, 0.3), "user and entity"),
+        (MissedProfile(RotationProfile(1.0, 0.6, 0.3), 2, 3, 0.3), "missed mention"),
     ],
 )
 def test_arithmetic_equals_the_engine(profile, kind, layers, seed):
@@ -110,7 +108,7 @@ def test_arithmetic_equals_the_engine(profile, kind, layers, seed):
 
 
 def test_both_ways_add_the_same_noise():
-    profile = Rotation(1.7, 0.3, 0.3)
+    profile = RotationProfile(1.7, 0.3, 0.3)
     replicas, mechanism = random_replicas(profile, "entity", 0), plans.mechanism(profile)
     drawn = a_round(mechanism, replicas, 0)
     outputs = [
@@ -123,14 +121,13 @@ def test_both_ways_add_the_same_noise():
 @pytest.mark.parametrize("seed", range(3))
 def test_arithmetic_equals_local_updates(seed):
     """UeDP-Alg's round: one step on the weighted sum of gradients, clipped as a whole."""
-    profile = Alg(2.0, 0.7, 6, 4)
+    profile = UedpAlgProfile(2.0, 0.7, 6, 4)
     replicas = Replicas.of(worlds(profile, "user and entity")[0], 1, 0)
     rng = np.random.default_rng(seed)
     replicas = replace(replicas, gradients=rng.normal(size=replicas.incidence.sentences))
     found = draw_alg(replicas.incidence, Sampling(0.7, 0.5), rng, np.ones(7))
     bounds = np.full(len(found.weights), np.inf)
-    weights = np.ones(len(found.users))
-    ours = clipped_sums(replicas, Draw(found, found.weights, bounds, weights), 1.0)
+    ours = projected_sums(replicas, Draw(found, found.weights, bounds), 1.0)
 
     model = nn.Linear(1, 1, bias=False)
     ids = found.sentences.values
@@ -148,7 +145,7 @@ def test_arithmetic_equals_local_updates(seed):
 
 def test_replicas_are_apart_and_alike():
     """Guarantees of Replicas."""
-    (world, *_) = worlds(Rotation(1.0, 0.3, 0.3), "user and entity")
+    (world, *_) = worlds(RotationProfile(1.0, 0.3, 0.3), "user and entity")
     replicas, one = Replicas.of(world, 2, 3), world.incidence
     whole = replicas.incidence
     assert (whole.users, whole.sentences, whole.entities) == tuple(
@@ -166,11 +163,11 @@ def test_replicas_are_apart_and_alike():
 # --- what is right is cleared --------------------------------------------------------------------
 
 RIGHT = [
-    (UserLevel(1.0, 0.5), "user"),
-    (Rotation(1.2, 0.4, 0.5), "user and entity"),
-    (Rotation(1.2, 0.4, 0.5), "entity"),
-    (Alg(4.0, 0.4, 10, 9), "user and entity"),
-    (Missed(Rotation(1.5, 0.4, 0.5), 1, 1, 0.5), "missed mention"),
+    (UserLevelProfile(1.0, 0.5), "user"),
+    (RotationProfile(1.2, 0.4, 0.5), "user and entity"),
+    (RotationProfile(1.2, 0.4, 0.5), "entity"),
+    (UedpAlgProfile(4.0, 0.4, 10, 9), "user and entity"),
+    (MissedProfile(RotationProfile(1.5, 0.4, 0.5), 1, 1, 0.5), "missed mention"),
 ]
 
 
@@ -193,8 +190,8 @@ def test_no_bound_exceeds_what_is_proven(profile, kind):
 @pytest.mark.parametrize(
     ("profile", "kind"),
     [
-        (lambda z: UserLevel(z, 0.1), "user"),
-        (lambda z: Rotation(z, 0.1, 0.3), "user and entity"),
+        (lambda z: UserLevelProfile(z, 0.1), "user"),
+        (lambda z: RotationProfile(z, 0.1, 0.3), "user and entity"),
     ],
 )
 def test_what_is_proven_is_nearly_reached(profile, kind, target):
@@ -271,18 +268,18 @@ def test_noise_skipped_on_empty_rounds_is_caught(seed):
         drawn_in = np.bincount(
             replicas.of_users(drawn.participants.users), minlength=replicas.count
         ).astype(bool)
-        bare = torch.from_numpy(clipped_sums(replicas, drawn, clips.update)).float()
+        bare = torch.from_numpy(projected_sums(replicas, drawn, clips.update)).float()
         return torch.where(torch.from_numpy(drawn_in), noisy, bare)
 
-    profile = UserLevel(0.8, 0.1)
+    profile = UserLevelProfile(0.8, 0.1)
     assert caught(profile, "user", 20, seed, broken(profile, release=skipping))
 
 
 @SEEDS
-@pytest.mark.parametrize("profile", [USER, Rotation(1.0, 0.5, 0.3)])
+@pytest.mark.parametrize("profile", [USER, RotationProfile(1.0, 0.5, 0.3)])
 def test_a_user_clip_left_out_is_caught(profile, seed):
     def unclipped(replicas, drawn, clips, multiplier, noise):
-        sums = torch.from_numpy(clipped_sums(replicas, drawn, np.inf)).float()
+        sums = torch.from_numpy(projected_sums(replicas, drawn, np.inf)).float()
         noise.add_([sums], multiplier * clips.update)
         return sums
 
@@ -292,7 +289,7 @@ def test_a_user_clip_left_out_is_caught(profile, seed):
 @SEEDS
 def test_lending_among_the_drawn_is_caught(seed):
     """Selection that looks at who was drawn: with many holders the entity is used every round."""
-    profile = Rotation(1.0, 0.1, 0.5)
+    profile = RotationProfile(1.0, 0.1, 0.5)
 
     def among_drawn(plan, incidence):
         def rounds(number, generator, key):
@@ -312,7 +309,7 @@ def test_lending_among_the_drawn_is_caught(seed):
             # the same users again, now that who else was drawn decides whom an entity is lent to
             who = draw(seen, plan.sampling, _Repeating(is_drawn), key)
             bounds = plan.clips.of_sentences(who.crowding).double().numpy()
-            return Draw(who, np.ones(len(bounds)), bounds, np.ones(len(who.users)))
+            return Draw(who, np.ones(len(bounds)), bounds)
 
         return rounds
 
@@ -344,7 +341,7 @@ def test_noise_used_again_on_resume_is_caught(seed):
             SeededNoise(1000 + self.rounds % 5 + self.rounds // 10 * 10).add_(sums, deviation)
             self.rounds += 1
 
-    profile = UserLevel(1.5, 0.3)
+    profile = UserLevelProfile(1.5, 0.3)
     assert not audit(profile, "user", 10, runs=1000, seed=seed, **QUICK).refutes_proven
     noise = Resumed()
 
@@ -384,7 +381,7 @@ def test_a_result_is_repeatable_and_can_be_saved():
     twice = [audit(USER, "user", 5, DELTA, runs=500, seed=7) for _ in range(2)]
     assert twice[0] == twice[1]
     found = json.loads(twice[0].to_json())
-    assert found["method"] == "UserLevel"
+    assert found["method"] == "UserLevelProfile"
     assert found["parameters"] == {"noise": 1.0, "user_rate": 0.5}
     assert found["curve"]["epsilon"] <= found["proven"]
     assert (found["confidence"], found["seed"], found["noise_source"]) == (0.95, 7, "fixed seed")
@@ -412,7 +409,7 @@ def test_progress_counts_runs():
 
     listener = Listener()
     audit(
-        Rotation(1.0, 0.5, 0.3),
+        RotationProfile(1.0, 0.5, 0.3),
         "entity",
         2,
         runs=100,
@@ -421,14 +418,14 @@ def test_progress_counts_runs():
         **QUICK,
     )
     assert listener.done == listener.total == 300
-    assert listener.name == "Rotation, entity"
+    assert listener.name == "RotationProfile, entity"
 
 
 def test_runs_in_batches_are_as_many_as_asked_for(monkeypatch):
     """On either corpus, each run scored once, the emptied ones apart from the full ones."""
     monkeypatch.setattr(mechanism_module, "_AT_ONCE", 40)
-    (world,) = worlds(UserLevel(0.01, 1.0), "user")
-    mechanism = plans.mechanism(UserLevel(0.01, 1.0))
+    (world,) = worlds(UserLevelProfile(0.01, 1.0), "user")
+    mechanism = plans.mechanism(UserLevelProfile(0.01, 1.0))
     (found,) = attack(mechanism, world, 1, 23, itertools.count(), ["likelihood"])
     assert len(found.guessed) == len(found.other) == 23
     assert found.guessed.min() > 100  # everyone is drawn and there is hardly any noise

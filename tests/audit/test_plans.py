@@ -2,7 +2,7 @@
 
 import pytest
 
-from uedp.accounting.proven import Missed, epsilon
+from uedp.accounting.proven import MissedProfile, epsilon
 from uedp.audit.mechanism import Case, cases
 from uedp.audit.plans import METHODS, plan_of
 from uedp.errors import UserError
@@ -32,7 +32,7 @@ def test_a_target_is_met_by_every_method():
         assert profile.user_rate == 0.2
         if case.claim.target == "user and entity" or case.claim.method == "user-level":
             assert epsilon(profile, 5, 1e-5) == pytest.approx(4.0, rel=0.01)
-        if isinstance(profile, Missed):
+        if isinstance(profile, MissedProfile):
             assert profile.rotation.entity_share == profile.sentence_share == 0.5
 
 

@@ -15,8 +15,8 @@ from research.audit_uedp_alg import (
     world_on,
 )
 from tests.audit.plans import mechanism
-from uedp.accounting.proven import Alg, epsilon
-from uedp.audit.mechanism import Case, Replicas, clipped_sums
+from uedp.accounting.proven import UedpAlgProfile, epsilon
+from uedp.audit.mechanism import Case, Replicas, projected_sums
 from uedp.errors import UserError
 from uedp.incidence import FOLDER, Incidence
 
@@ -131,7 +131,9 @@ def test_the_papers_noise_hides_a_single_user_and_its_codes_does_not(incidence):
 def sums(found, replicas: Replicas, seed: int = 5):
     """A round of a mechanism, before noise."""
     rounds = found.draws(found.plan.seeded(seed), replicas.incidence)
-    return clipped_sums(replicas, rounds(0, np.random.default_rng(seed), seed), found.clips.update)
+    return projected_sums(
+        replicas, rounds(0, np.random.default_rng(seed), seed), found.clips.update
+    )
 
 
 def some_incidence(seed: int = 0) -> Incidence:
@@ -171,7 +173,7 @@ def test_the_laws_on_an_incidence_are_near_those_of_the_mechanism(kind):
     """They are averages over 300 draws of coins: off by 0.03 or so, and never far."""
     incidence, runs = some_incidence(), 4000
     world = world_on(incidence, 0.3, most_held(incidence), kind)
-    found = sums(mechanism(Alg(2.0, 0.3, 25, 10)), Replicas.of(world, runs, runs))
+    found = sums(mechanism(UedpAlgProfile(2.0, 0.3, 25, 10)), Replicas.of(world, runs, runs))
     for law, some in ((world.emptied, found[:runs]), (world.full, found[runs:])):
         assert sum(law.probabilities) == pytest.approx(1)
         assert set(np.unique(some).tolist()) <= set(law.values)

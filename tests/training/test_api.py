@@ -14,8 +14,8 @@ from tests.training import worlds
 from uedp.accounting import certificate
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
-from uedp.models.load import Loaded, load
-from uedp.sample.generate import sentences
+from uedp.models.load import LoadedModel, load_model
+from uedp.sample.generate import sample_sentences
 from uedp.training import api
 from uedp.training.config import load as load_config
 
@@ -34,7 +34,7 @@ PRIVACY = {"rounds": 3, "user_rate": 0.5}
 def corpora(tmp_path_factory):
     """Some people of the sample, and others."""
     folder = tmp_path_factory.mktemp("corpora")
-    every = list(sentences(1, 50))
+    every = list(sample_sentences(1, 50))
     for name, wanted in (("train", True), ("held-out", False)):
         chosen = (s for s in every if (int(s.user[1:]) < 40) == wanted)
         uedp.detect(chosen, folder / name, uedp.Detection(("labels",)))
@@ -69,7 +69,7 @@ def test_the_model_the_certificate_and_what_was_measured(run):
     assert run.certificate.epsilon <= 8
     assert certificate.verify(run.folder) == run.certificate
     ids = run.tokenizer("hello", return_tensors="pt")["input_ids"]
-    saved = load(run.folder).model
+    saved = load_model(run.folder).model
     assert torch.allclose(run.model(ids).logits, saved(ids).logits, atol=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_a_preview_leaves_no_trace(corpora, run):
 
 def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):
     broken = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    monkeypatch.setattr(api, "load", lambda *_, **__: Loaded(broken, None, 8))
+    monkeypatch.setattr(api, "load_model", lambda *_, **__: LoadedModel(broken, None, 8))
     with pytest.raises(UserError, match=r"layer 1 \(BatchNorm1d\) mixes sentences"):
         api.preview(load_config(run.folder / "config.yaml"))
 
@@ -171,9 +171,9 @@ def test_evaluate_finds_what_training_found(run, corpora):
 
 
 def test_a_classifier(corpora, tmp_path):
-    every = list(sentences(2, 30))
+    every = list(sample_sentences(2, 30))
     uedp.detect(every, tmp_path / "labelled", uedp.Detection(("labels",)))
-    uedp.detect(list(sentences(3, 30)), tmp_path / "others", uedp.Detection(("labels",)))
+    uedp.detect(list(sample_sentences(3, 30)), tmp_path / "others", uedp.Detection(("labels",)))
     outcome = uedp.train(
         tmp_path / "labelled",
         MODEL,

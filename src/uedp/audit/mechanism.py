@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Alg
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.bounds import Scores, check_confidence
 from uedp.audit.verdict import Claim, MechanismAudit, judge
 from uedp.audit.worlds import Distribution, World, threats
@@ -78,7 +78,6 @@ class Draw:
     participants: Participants
     weights: Floats
     bounds: Floats
-    user_weights: Floats
 
 
 Draws = Callable[[int, Uniforms, int], Draw]
@@ -94,12 +93,12 @@ def noisy_sums(
       - the sums are those of `release`, up to rounding and its bounds on it, before noise of the
         same deviation
     """
-    sums = torch.from_numpy(clipped_sums(replicas, draw, clips.update, clips.update)).float()
+    sums = torch.from_numpy(projected_sums(replicas, draw, clips.update, clips.update)).float()
     add_once_(noise, [sums], multiplier * clips.update)
     return sums
 
 
-def clipped_sums(replicas: Replicas, draw: Draw, update_clip: float, unit: float = 1.0) -> Floats:
+def projected_sums(replicas: Replicas, draw: Draw, update_clip: float, unit: float = 1.0) -> Floats:
     """Both clips on a line: each replica's sum before noise. Gradients are in units of `unit`."""
     rows = draw.participants.sentences
     gradients = unit * replicas.gradients[rows.values] * draw.weights
@@ -107,9 +106,7 @@ def clipped_sums(replicas: Replicas, draw: Draw, update_clip: float, unit: float
     updates = np.bincount(rows.row_of_value(), clipped, minlength=len(rows))
     updates = np.clip(updates, -update_clip, update_clip)
     return np.bincount(
-        replicas.of_users(draw.participants.users),
-        updates * draw.user_weights,
-        minlength=replicas.count,
+        replicas.of_users(draw.participants.users), updates, minlength=replicas.count
     ).astype(np.float64)
 
 
@@ -121,7 +118,7 @@ def clipped_draws(plan: Plan, incidence: Incidence) -> Draws:
     def draw(number: int, uniforms: Uniforms, key: int) -> Draw:
         who = drawing.of(number, uniforms, key)
         bounds = plan.clips.of_sentences(who.crowding).double().numpy()
-        return Draw(who, np.ones(len(bounds)), bounds, plan.weights[who.users])
+        return Draw(who, np.ones(len(bounds)), bounds)
 
     return draw
 
@@ -133,7 +130,7 @@ def local_update_draws(plan: Plan, incidence: Incidence) -> Draws:
         drawn = draw_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
         ones = np.ones(len(drawn.weights), int)
         who = Participants(drawn.users, drawn.sentences, ones)
-        return Draw(who, drawn.weights, np.full(len(ones), np.inf), np.ones(len(drawn.users)))
+        return Draw(who, drawn.weights, np.full(len(ones), np.inf))
 
     return draw
 
@@ -157,7 +154,7 @@ class Mechanism:
         profile = plan.profile
         if profile is None:
             raise UserError(f"{plan.config.privacy.method}: has no guarantee to audit")
-        if isinstance(profile, Alg):
+        if isinstance(profile, UedpAlgProfile):
             noise = profile.noise * (profile.user_rate * profile.users + 1)
             return cls(plan, noise, Clips(1.0, 2.0), local_update_draws)
         # on numbers nothing is rounded: the adversary is granted the margin for it

@@ -25,11 +25,12 @@ from scipy import stats
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Alg, Rotation
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.worlds import LARGE, TARGETS, Target
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.release import ROOM
+from uedp.mechanism.packing import ONE_PER_ROW, Packing
+from uedp.mechanism.release import max_tokens_on
 from uedp.mechanism.sampling import Mask, Participants
 from uedp.methods.base import Drawing, Method, Randomness, build
 from uedp.progress import SILENT, Progress
@@ -58,22 +59,20 @@ class LinearModel(nn.Module):
 class AdversarialTask:
     """A task whose sentences have the gradients an adversary chose; an emptied one has none."""
 
-    packed = False
-
     def __init__(self, sentences: int, width: int, tokens: int) -> None:
         self.vectors = torch.zeros(sentences, width)
         self.emptied = torch.zeros(sentences, dtype=torch.bool)
         self.lengths: Ints = np.full(sentences, tokens)
 
-    def pack_for(self, model: nn.Module) -> None:
-        pass
+    def packing_for(self, model: nn.Module) -> Packing:
+        return ONE_PER_ROW
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         rows = torch.from_numpy(np.asarray(sentences, dtype=np.int64))
         kept = self.vectors[rows].masked_fill(self.emptied[rows, None], 0.0)
         return {"vectors": kept[:, None, :]}
 
-    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+    def losses(self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW) -> Tensor:
         return self.sentence_losses(model, self.batch(sentences))
 
     @staticmethod
@@ -176,7 +175,7 @@ class Sensitivity:
 
 def measurable(plan: Plan) -> bool:
     """Whether the proof rests on how far one user or entity moves a round."""
-    return plan.profile is not None and not isinstance(plan.profile, Alg)
+    return plan.profile is not None and not isinstance(plan.profile, UedpAlgProfile)
 
 
 def measure(
@@ -249,9 +248,9 @@ def measure(
 
 def _tokens(plan: Plan, incidence: Incidence) -> int:
     """Per sentence: so many that large users come in pieces, unless rounds would take long."""
-    room = plan.config.run.tokens_at_once or ROOM["cpu"]
+    max_tokens = plan.config.run.tokens_at_once or max_tokens_on(torch.device("cpu"))
     drawn = plan.sampling.user_rate * incidence.sentences
-    return max(1, math.ceil(room / max(_AT_ONCE, drawn / _CHUNKS)))
+    return max(1, math.ceil(max_tokens / max(_AT_ONCE, drawn / _CHUNKS)))
 
 
 _AT_ONCE = 4  # sentences that fit in memory at a time
@@ -350,7 +349,8 @@ class _Round:
         self._used[who.sentences.values] = True
 
     def shifts(self) -> Iterator[tuple[Target, Shift]]:
-        targets = TARGETS if isinstance(self._plan.profile, Rotation) else TARGETS[:1]
+        protects = self._plan.profile is not None and self._plan.profile.protects_entities
+        targets = TARGETS if protects else TARGETS[:1]
         for user, of_entity in self._pairs():
             of_user = self._incidence.sentence_user == user
             for fill in (self._opposing, self._scattered):

@@ -11,7 +11,8 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from uedp.accounting.divergence import LARGEST, Floats
-from uedp.accounting.proven import Guarantee, Missed, Profile, guarantee
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import Guarantee, MissedProfile, guarantee
 from uedp.accounting.published import NOT_A_GUARANTEE
 from uedp.audit.bounds import (
     Curve,
@@ -35,7 +36,7 @@ class Claim:
 
     method: str
     target: Target
-    profile: Profile
+    profile: PrivacyEvent
     rounds: int
     delta: float
     published: float | None = None
@@ -247,7 +248,7 @@ def _alarm(trial: Trial, proven: float, allowed: Curve | None, delta: float) -> 
     return Alarm(trial.confidence, threshold.epsilon, excess, raised)
 
 
-def _fitted(trial: Trial, profile: Profile, rounds: int, delta: float) -> Bound:
+def _fitted(trial: Trial, profile: PrivacyEvent, rounds: int, delta: float) -> Bound:
     @cache
     def guarantee_at(noise: float) -> Guarantee:
         return guarantee([(with_noise(profile, noise), rounds)])
@@ -261,7 +262,7 @@ def _bound(epsilon: float, point: Point) -> Bound:
     return Bound(min(epsilon, LARGEST), point.attack, guessed, point.right, point.wrong)
 
 
-def with_noise(profile: Profile, noise: float) -> Profile:
-    if isinstance(profile, Missed):
+def with_noise(profile: PrivacyEvent, noise: float) -> PrivacyEvent:
+    if isinstance(profile, MissedProfile):
         return replace(profile, rotation=replace(profile.rotation, noise=noise))
     return replace(profile, noise=noise)  # type: ignore[type-var]

@@ -10,7 +10,7 @@ exact distribution of a round's sum on either corpus, which the adversary is gra
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -19,7 +19,8 @@ from scipy import stats
 
 from uedp.accounting.divergence import LARGEST, Floats
 from uedp.accounting.pld import Losses, compose
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.sampling import Mask, Sampling
@@ -148,11 +149,11 @@ class Threat(NamedTuple):
     """What is emptied, the profile that is claimed for it, and the worlds to attack it in."""
 
     target: Target
-    profile: Profile
+    profile: PrivacyEvent
     worlds: Sequence[World]
 
 
-P = TypeVar("P", bound=Profile)
+P = TypeVar("P", bound=PrivacyEvent)
 _THREATS: dict[type, Callable[[Any, Sampling], Iterator[Threat]]] = {}
 
 
@@ -168,7 +169,7 @@ def worst_case_worlds(
     return register
 
 
-def threats(profile: Profile, sampling: Sampling) -> list[Threat]:
+def threats(profile: PrivacyEvent, sampling: Sampling) -> list[Threat]:
     """The worst worlds known for everything a profile protects; none if nobody registered any.
 
     Which of several worlds is worst depends on the noise.
@@ -183,15 +184,15 @@ Rest = Literal["towards", "against", "half way", "nothing else"]
 _HOLDERS = 10  # enough to expose lending that depends on who was drawn
 
 
-@worst_case_worlds(UserLevel)
-def _user_level(profile: UserLevel, sampling: Sampling) -> Iterator[Threat]:
-    """Rotation whose sentence clip is as wide as it may be."""
-    whole = Rotation(profile.noise, profile.user_rate, 2.0)
+@worst_case_worlds(UserLevelProfile)
+def _user_level(profile: UserLevelProfile, sampling: Sampling) -> Iterator[Threat]:
+    """RotationProfile whose sentence clip is as wide as it may be."""
+    whole = RotationProfile(profile.noise, profile.user_rate, 2.0)
     yield Threat("user", profile, [_rotated(whole, "user", "nothing else", sampling)])
 
 
-@worst_case_worlds(Rotation)
-def _rotation(profile: Rotation, sampling: Sampling) -> Iterator[Threat]:
+@worst_case_worlds(RotationProfile)
+def _rotation(profile: RotationProfile, sampling: Sampling) -> Iterator[Threat]:
     yield Threat("user", profile, [_rotated(profile, "user", "towards", sampling)])
     rests: tuple[Rest, ...] = ("towards", "against", "nothing else")
     # a sentence without entities shows more where its coin comes up more often
@@ -205,11 +206,11 @@ def _rotation(profile: Rotation, sampling: Sampling) -> Iterator[Threat]:
         if target == "user and entity":
             worlds.append(_rotated(profile, target, "nothing else", sampling, holders=_HOLDERS))
         yield Threat(target, profile, worlds)
-    yield from _missed(Missed(profile, 1, 1, profile.entity_share), sampling)
+    yield from _missed(MissedProfile(profile, 1, 1, profile.entity_share), sampling)
 
 
-@worst_case_worlds(Missed)
-def _missed(profile: Missed, sampling: Sampling) -> Iterator[Threat]:
+@worst_case_worlds(MissedProfile)
+def _missed(profile: MissedProfile, sampling: Sampling) -> Iterator[Threat]:
     rests: tuple[Rest, ...] = ("towards", "against", "half way")
     worlds = [
         _rotated(profile.rotation, "missed mention", rest, sampling, missed=profile)
@@ -219,12 +220,12 @@ def _missed(profile: Missed, sampling: Sampling) -> Iterator[Threat]:
 
 
 def _rotated(
-    profile: Rotation,
+    profile: RotationProfile,
     target: Target,
     rest: Rest,
     sampling: Sampling,
     *,
-    missed: Missed | None = None,
+    missed: MissedProfile | None = None,
     holders: int = 1,
     extended: bool = False,
 ) -> World:
@@ -235,9 +236,8 @@ def _rotated(
     With `extended` it is a sentence without entities instead. Sentences that only have to be there
     are of the kind whose coin comes up more often.
     """
-    shares = (profile.extended_share, missed and missed.sentence_share)
     share, rate = profile.entity_share, profile.user_rate
-    if any(other is not None and other != share for other in shares):
+    if missed is not None and missed.sentence_share != share:
         raise UserError("an audit is of one sentence clip: all shares must be the entity share")
     often = max(profile.entity_rate, profile.extended_rate)
     most = math.inf if sampling.per_user is None else sampling.per_user
@@ -336,8 +336,8 @@ class _Corpus:
 _BESIDE = 6  # entities beside the one under attack
 
 
-@worst_case_worlds(Alg)
-def _uedp_alg(profile: Alg, sampling: Sampling) -> Iterator[Threat]:
+@worst_case_worlds(UedpAlgProfile)
+def _uedp_alg(profile: UedpAlgProfile, sampling: Sampling) -> Iterator[Threat]:
     """Every drawn holder goes from -1 to +1 by the entity under attack.
 
     The sentence that mentions it mentions six more, so that it is used unless seven coins fail:
@@ -348,7 +348,7 @@ def _uedp_alg(profile: Alg, sampling: Sampling) -> Iterator[Threat]:
     used = 1 - (1 - sampling.entity_rate) ** (_BESIDE + 1)
     for target in TARGETS:
         # the claim for a user is that of an entity nobody else mentions
-        claimed = replace(profile, holders=0) if target == "user" else profile
+        claimed = profile.user_alone() if target == "user" else profile
         corpus, user = _Corpus(), ZERO
         attacked = corpus.user()
         if target != "entity":

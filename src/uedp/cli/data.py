@@ -31,7 +31,7 @@ from uedp.entities.detection import Detection
 from uedp.entities.detection import detect as detect_entities
 from uedp.entities.lists import read_lists
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 
 CorpusArgument = Annotated[
     Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
@@ -218,7 +218,7 @@ def coverage(
         detection = Detection(
             names, expand(categories.split(",")), propagate=propagate, workers=workers
         )
-        with scratch(opened.folder.resolve()) as folder:
+        with scratch_dir(opened.folder.resolve()) as folder:
             made = detect_entities(
                 opened, folder / "found", detection, total=len(opened), progress=progress()
             )
@@ -259,7 +259,7 @@ def sample(
     ] = None,
 ) -> None:
     """Write the bundled sample: made-up people, their messages, and what is sensitive in them."""
-    from uedp.sample.generate import write, write_split
+    from uedp.sample.generate import write_sample, write_sample_split
 
     for path in filter(None, (out, held_out)):
         if os.path.lexists(path):
@@ -270,11 +270,11 @@ def sample(
     if people < least:
         raise UserError(f"--people {people}: at least {least} are needed")
     if held_out is None:
-        typer.echo(f"{out}: {write(out, seed, people):,} messages by {people:,} people")
+        typer.echo(f"{out}: {write_sample(out, seed, people):,} messages by {people:,} people")
         return
     if held_out == out:
         raise UserError(f"--held-out {held_out}: is --out too; choose another")
-    most, rest = write_split(out, held_out, seed, people)
+    most, rest = write_sample_split(out, held_out, seed, people)
     others = people // 5
     typer.echo(f"{out}: {most:,} messages by {people - others:,} people")
     typer.echo(f"{held_out}: {rest:,} messages by {others:,} others")

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.clip import Engine, Packed, values
+from uedp.mechanism.clip import Engine
 from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise
-from uedp.mechanism.release import ROOM, Reach, release
+from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing, loss_values
+from uedp.mechanism.release import ClipStats, max_tokens_on, release
 from uedp.mechanism.sampling import Mask, Participants, Uniforms, draw, draw_whole, lend
 from uedp.mechanism.secret import SecretUniforms, secret_masks
 from uedp.training.plan import Plan
@@ -28,7 +29,7 @@ class Gradient:
 
     values: list[Tensor]
     deviation: float
-    reach: Reach
+    stats: ClipStats
 
 
 class Method(Protocol):
@@ -131,38 +132,38 @@ class Clipped:
         self._randomness = Randomness(plan)
         self.parameters = self._engine.parameters
         self._drawing = Drawing(plan, incidence)
-        task.pack_for(model)
-        try:
-            self._check()
-        except UserError:
-            if not task.packed:
-                raise
-            task.packed = False  # some layers can be followed in rows of their own only
-            self._check()
+        self._packing = self._clippable(task.packing_for(model))
 
-    def _check(self) -> None:
+    def _clippable(self, packing: Packing) -> Packing:
+        """The packing to train with: some layers can be followed only in rows of their own."""
         half = self._plan.provenance.precision == "bfloat16"
-        self._engine.check(self._losses_of_some(), len(_QUANTILES), half)
+        try:
+            self._engine.check(self._losses_of_some(packing), len(_QUANTILES), half)
+        except UserError:
+            if not packing.shares_rows:
+                raise
+            return self._clippable(ONE_PER_ROW)
+        return packing
 
-    def _losses(self, sentences: Ints) -> Tensor | Packed:
+    def _losses(self, sentences: Ints, packing: Packing) -> Tensor | PackedLosses:
         with self._precision():
-            found = self._task.losses(self._model, sentences)
-        if not isinstance(found, Packed):
-            return found
-        alone = found.alone
+            losses = self._task.losses(self._model, sentences, packing)
+        if not isinstance(losses, PackedLosses):
+            return losses
+        recompute = losses.recompute
 
-        def as_precisely() -> Tensor:
-            # a chunk computed again otherwise than it was would move everybody in it
+        def in_same_precision() -> Tensor:
+            # a chunk recomputed in another precision would move everybody in it
             with self._precision():
-                return alone()
+                return recompute()
 
-        return replace(found, alone=as_precisely)
+        return replace(losses, recompute=in_same_precision)
 
-    def _losses_of_some(self) -> Callable[[Sequence[int]], Tensor | Packed]:
+    def _losses_of_some(self, packing: Packing) -> Callable[[Sequence[int]], Tensor | PackedLosses]:
         """Of sentences to try the model with: short ones and long ones, so that some are padded."""
         order = np.argsort(self._task.lengths, kind="stable")
         some = order[[int(quantile * len(order)) for quantile in _QUANTILES]]
-        return lambda which: self._losses(some[list(which)])
+        return lambda which: self._losses(some[list(which)], packing)
 
     def round(self, number: int) -> Gradient:
         plan = self._plan
@@ -171,18 +172,17 @@ class Clipped:
             found = release(
                 self._engine,
                 participants,
-                self._losses,
+                lambda sentences: self._losses(sentences, self._packing),
                 self._task.lengths[participants.sentences.values],
                 plan.clips,
-                plan.weights[participants.users],
                 noise,
                 plan.noise,
                 plan.config.run.tokens_at_once,
-                self._task.packed,
+                self._packing,
             )
         scale = 1 / plan.expected_weight
         torch._foreach_mul_(found.sums, scale)
-        return Gradient(found.sums, plan.noise * plan.clips.unit_of_noise * scale, found.reach)
+        return Gradient(found.sums, plan.noise * plan.clips.unit_of_noise * scale, found.stats)
 
 
 class Plain:
@@ -200,7 +200,7 @@ class Plain:
         self._task, self._precision = task, precision
         self._randomness = Randomness(plan)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        task.pack_for(model)
+        self._packing = task.packing_for(model)
 
     def round(self, number: int) -> Gradient:
         with self._randomness.of(number, self.parameters[0].device) as (uniforms, key, _):
@@ -211,7 +211,7 @@ class Plain:
         gradients = [torch.zeros_like(p) for p in self.parameters]
         for some in self._pieces(sentences):
             with self._precision():
-                total = values(self._task.losses(self._model, some)).sum()
+                total = loss_values(self._task.losses(self._model, some, self._packing)).sum()
             found = torch.autograd.grad(total, self.parameters, allow_unused=True)
             for sum_, part in zip(gradients, found, strict=True):
                 if part is not None:
@@ -222,16 +222,16 @@ class Plain:
         """About equally many tokens each: padded ones too, unless sentences share rows."""
         if not len(sentences):
             return []
-        device = self.parameters[0].device.type
-        room = self._plan.config.run.tokens_at_once or ROOM.get(device, ROOM["cpu"])
+        max_tokens = self._plan.config.run.tokens_at_once or max_tokens_on(
+            self.parameters[0].device
+        )
         ordered = sentences[np.argsort(self._task.lengths[sentences], kind="stable")]
-        lengths = self._task.lengths[ordered]
-        tokens = lengths.sum() if self._task.packed else len(ordered) * lengths.max()
-        return np.array_split(ordered, min(len(ordered), -(-int(tokens) // room)))
+        tokens = self._packing.tokens(self._task.lengths[ordered])
+        return np.array_split(ordered, min(len(ordered), -(-tokens // max_tokens)))
 
 
-def _untouched(who: Participants) -> Reach:
-    return Reach(len(who.users), len(who.sentences.values), 0.0, 0.0, 0.0)
+def _untouched(who: Participants) -> ClipStats:
+    return ClipStats(len(who.users), len(who.sentences.values), 0.0, 0.0, 0.0)
 
 
 @torch.no_grad()
@@ -240,8 +240,8 @@ def refuse_mixing(model: nn.Module, task: Task) -> None:
     order = np.argsort(task.lengths, kind="stable")
     some, longest = order[[len(order) * tenth // 10 for tenth in (1, 3, 5)]], order[-1:]
     with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
-        alone = torch.cat([values(task.losses(model, some[[i]])) for i in range(len(some))])
-        beside = values(task.losses(model, np.concatenate([some, longest])))[:-1]
+        alone = torch.cat([loss_values(task.losses(model, some[[i]])) for i in range(len(some))])
+        beside = loss_values(task.losses(model, np.concatenate([some, longest])))[:-1]
     if not torch.allclose(alone, beside, rtol=_SAME, atol=_SAME):
         raise UserError(
             f"the loss of a sentence changes with the sentences beside it: {type(model).__name__} "

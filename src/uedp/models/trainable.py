@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 
 _ADAPTER = "default"  # PEFT's name for the only one
 
@@ -78,7 +78,7 @@ def trained_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str]:
+def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str]:
     """Write the model so that `from_pretrained(folder)` loads it, adapters merged.
 
     The adapters themselves go to `folder/adapter`, the tokenizer beside the model. Gives the names
@@ -91,7 +91,7 @@ def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str
       - the network is not asked, and no path of this machine is written
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with scratch(folder / "model") as parent, _quiet():
+    with scratch_dir(folder / "model") as parent, _quiet():
         work = parent / "new"
         work.mkdir()
         if _is_adapted(model):

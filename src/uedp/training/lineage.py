@@ -16,8 +16,8 @@ from uedp.accounting.chain import read
 from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Origin
 from uedp.accounting.ledger import RUN_LEDGER, Planned
 from uedp.errors import UserError
+from uedp.files import write_atomically
 from uedp.strict import parse_json
-from uedp.training import run_dir as folder
 from uedp.training.config import Config
 
 FILE = "lineage.json"
@@ -95,7 +95,7 @@ def refuse_the_same(
 
 
 def write(out: Path, learned: tuple[Learned, ...]) -> None:
-    folder.write(out / FILE, json.dumps([asdict(one) for one in learned], indent=2) + "\n")
+    write_atomically(out / FILE, json.dumps([asdict(one) for one in learned], indent=2) + "\n")
 
 
 def _read(path: Path) -> tuple[Learned, ...]:

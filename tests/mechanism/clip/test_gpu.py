@@ -16,12 +16,11 @@ from tests.mechanism.clip.test_engine import (
 from tests.mechanism.clip.test_packed import CLIPS, TEXTS
 from tests.mechanism.clip.test_packed import OWNERS as PACKED_OWNERS
 from tests.models import tiny
+from uedp.mechanism import packing
 from uedp.mechanism.clip import Engine, kernels
 from uedp.mechanism.clip.reference import clipped_sum
 from uedp.models.trainable import make_trainable
 from uedp.training import tasks
-
-WEIGHTS = torch.tensor([1.0, 0.5, 0.9])
 
 pytestmark = pytest.mark.gpu
 
@@ -58,9 +57,9 @@ def test_the_engine_is_the_oracle(name):
         ).logits
         return token_losses(logits[:, :-1], labels[order][:, 1:].to(device))
 
-    clips, weights = torch.full((8,), 0.5), torch.ones(4)
+    clips = torch.full((8,), 0.5)
     expected, norms = clipped_sum(
-        exact, lambda i: losses(exact, [i], "cpu")[0], OWNERS, clips.tolist(), 1.0, [1.0] * 4
+        exact, lambda i: losses(exact, [i], "cpu")[0], OWNERS, clips.tolist(), 1.0
     )
 
     def relative(found):
@@ -68,9 +67,7 @@ def test_the_engine_is_the_oracle(name):
         off = sum(float((g.cpu().double() - e).pow(2).sum()) for g, e in pairs) ** 0.5
         return off / sum(float(e.pow(2).sum()) for e in expected) ** 0.5
 
-    found = Engine(model).clipped_sum(
-        lambda o: losses(model, list(o), "cuda"), OWNERS, clips, 1.0, weights
-    )
+    found = Engine(model).clipped_sum(lambda o: losses(model, list(o), "cuda"), OWNERS, clips, 1.0)
     assert relative(found) < 3e-3  # factors divide by upper bounds of norms
     torch.testing.assert_close(found.sentence_norms.cpu().double(), norms, rtol=1e-5, atol=1e-6)
 
@@ -78,21 +75,23 @@ def test_the_engine_is_the_oracle(name):
         with torch.autocast("cuda", torch.bfloat16):
             return losses(model, list(order), "cuda")
 
-    assert relative(Engine(model).clipped_sum(half, OWNERS, clips, 1.0, weights)) < 0.03
+    assert relative(Engine(model).clipped_sum(half, OWNERS, clips, 1.0)) < 0.03
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_shared_rows_give_there_what_they_give_here(train, monkeypatch):
-    monkeypatch.setattr(tasks, "piece_width", lambda _: 3)
+    monkeypatch.setattr(packing, "piece_width", lambda _: 3)
     model = make_trainable(tiny.llama(), train, rank=2)
     task = tasks.NextWord(TEXTS, tiny.tokenizer(), 32)
-    task.pack_for(model)
-    assert task.packed
+    assert task.packing_for(model) == packing.SHARED_ROWS
     found = []
     for device in ("cpu", "cuda"):
         engine = Engine(model.to(device).eval())
         sums = engine.clipped_sum(
-            lambda order: task.losses(model, np.array(order)), PACKED_OWNERS, CLIPS, 0.6, WEIGHTS
+            lambda order: task.losses(model, np.array(order), packing.SHARED_ROWS),
+            PACKED_OWNERS,
+            CLIPS,
+            0.6,
         )
         found.append([sums.gradients[p].cpu() for p in engine.parameters if p in sums.gradients])
     for here, there in zip(*found, strict=True):

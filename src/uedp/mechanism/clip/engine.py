@@ -33,7 +33,6 @@ from uedp.mechanism.clip.layout import Allowances, Grams, Layout
 from uedp.mechanism.clip.masked import MaskedProduct
 from uedp.mechanism.clip.recording import (
     OverwrittenError,
-    Packed,
     Record,
     Recording,
     recording,
@@ -50,6 +49,7 @@ from uedp.mechanism.clip.rules import (
     Weight,
 )
 from uedp.mechanism.clip.shared import held_masks, mask_of, refuse_unheld, shared_masks
+from uedp.mechanism.packing import PackedLosses, loss_values
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,7 @@ class ClippedSum:
     """Of users: what their norms may be beyond `user_norms`."""
 
 
-Losses = Callable[[Sequence[int]], Tensor | Packed]
-
-
-def values(found: Tensor | Packed) -> Tensor:
-    """One loss per sentence, whichever way they were computed."""
-    return found.losses if isinstance(found, Packed) else found
+Losses = Callable[[Sequence[int]], Tensor | PackedLosses]
 
 
 class Engine:
@@ -81,8 +76,8 @@ class Engine:
     Guarantees:
       - a model that cannot be clipped is refused before anything is computed
       - the sum is that of `reference.clipped_sum`, up to rounding
-      - no sentence is added longer than its clip, and no user than the update clip times its
-        weight, whatever cancels between tokens, in float32 and in half precision
+      - no sentence is added longer than its clip, and no user than the update clip,
+        whatever cancels between tokens, in float32 and in half precision
       - a sentence whose gradient is not finite contributes nothing
       - chunks whose sentences share a dropout mask are refused outside of `one_round`
       - a pass that changes a parameter or a buffer of the model is refused
@@ -108,13 +103,12 @@ class Engine:
         owners: Sequence[int],
         sentence_clips: Tensor,
         update_clip: float,
-        user_weights: Tensor,
     ) -> ClippedSum:
         """One chunk: `losses(order)` gives the loss of each sentence, in the order asked for.
 
-        If it gives them `Packed`, sentences share rows; otherwise each has a row of its own.
+        If it gives them `PackedLosses`, sentences share rows; otherwise each has a row of its own.
 
-        `owners[i]` is the user of sentence `i`, `user_weights[u]` (at most 1) that of user `u`.
+        `owners[i]` is the user of sentence `i`.
         """
         refuse_unheld(self._shared)
         layout = Layout.of(owners)
@@ -127,7 +121,6 @@ class Engine:
         bounds = sentence_clips.to(device, torch.float64)[order]
         users = torch.tensor(layout.users, device=device)
         by_number = torch.argsort(users)
-        weights = user_weights.to(device)[users]
         made = self._pass(losses, layout)
 
         def summed(found: Mapping[str, Record]) -> ClippedSum:
@@ -143,7 +136,7 @@ class Engine:
             squares.clamp_(min=0)
             allowances = grams.user_allowances(factors)
             shares = _factors(allowances.bound(squares), update_clip)
-            weight = (factors * (shares * weights)[owner]).mul_(_DOWN).float()
+            weight = (factors * shares[owner]).mul_(_DOWN).float()
             total: dict[nn.Parameter, Tensor] = {}
             for rule in rules:
                 total.update(rule.weighted(weight))
@@ -153,11 +146,11 @@ class Engine:
         with torch.no_grad(), exact_float32():
             result = summed(made.records)
         broken = ~torch.isfinite(result.sentence_norms)[order]
-        alone = made.packed.alone if made.packed is not None else None
-        if alone is not None and broken.any():
+        recompute = made.packed.recompute if made.packed is not None else None
+        if recompute is not None and broken.any():
             # attention multiplies by zero what it does not let through, and zero times what is not
             # finite is not zero: the row's other sentences must not suffer for it
-            made = self._pass(lambda _: alone(), layout)
+            made = self._pass(lambda _: recompute(), layout)
             with torch.no_grad(), exact_float32():
                 result = summed(made.records)
             broken = ~torch.isfinite(result.sentence_norms)[order]
@@ -194,7 +187,7 @@ class Engine:
         def computed(order: Sequence[int]) -> Tensor:
             if chance is not None:
                 chance.of(len(order))
-            return values(losses(order))
+            return loss_values(losses(order))
 
         computed(range(sentences))  # what a model keeps of its first pass is not a text's
         before, kept = self._state(), kept_by(self._model)
@@ -222,7 +215,7 @@ class Engine:
             chance.of(sentences)
         expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
         unclipped = torch.full((sentences,), torch.inf)
-        clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))
+        clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf)
         found, norms = clipped.gradients, clipped.sentence_norms.to(true_norms)
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         scale = torch.stack([g.norm() for g in expected if g is not None]).norm()
@@ -267,8 +260,8 @@ class Engine:
             with self._recording(layout.sentences) as made:
                 with exact_float32():  # coarser products differ more from batch to batch
                     found = losses(layout.order)
-                per_sentence = values(found)
-                if isinstance(found, Packed):
+                per_sentence = loss_values(found)
+                if isinstance(found, PackedLosses):
                     made.packed = found
                 if per_sentence.shape != (layout.sentences,):
                     raise UserError(
