@@ -24,11 +24,13 @@ from uedp.audit.verdict import Claim, conclusion, document
 from uedp.audit.worlds import LARGE, TARGETS, ZERO, Distribution, Target, World, threats
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.estimators import Weights, f_e_plus
-from uedp.mechanism.sampling import Sampling, draw_alg
+from uedp.mechanism.estimators import Weights, draw_uedp_alg, f_e_plus
+from uedp.mechanism.sampling import Sampling
 
 ENTITY_RATE = 0.5
-CONLL = published.Setting(946, 50, entity_rate=ENTITY_RATE, sensitive=11_176, sentences=14_040)
+CONLL = published.PublishedSetting(
+    946, 50, entity_rate=ENTITY_RATE, sensitive=11_176, sentences=14_040
+)
 HOLDERS = 112  # of its most common entity
 NOISE = 2.0
 USER_RATE = CONLL.users_per_round / CONLL.users
@@ -163,7 +165,7 @@ def _average(incidence: Incidence, gradients: Floats, user_rate: float) -> Distr
     rng, everyone = np.random.default_rng(0), Sampling(1.0, ENTITY_RATE)
     seen: Counter[tuple[tuple[float, int], ...]] = Counter()
     for _ in range(_COIN_DRAWS):
-        drawn = draw_alg(incidence, everyone, rng, np.ones(incidence.entities))
+        drawn = draw_uedp_alg(incidence, everyone, rng, np.ones(incidence.entities))
         rows = drawn.sentences
         moves = np.bincount(
             rows.row_of_value(), gradients[rows.values] * drawn.weights, minlength=len(rows)

@@ -28,10 +28,11 @@ from uedp.audit.mechanism import (
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.clip import Engine
+from uedp.mechanism.estimators import draw_uedp_alg
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import SeededNoise
 from uedp.mechanism.release import release
-from uedp.mechanism.sampling import Sampling, draw, draw_alg, draw_users
+from uedp.mechanism.sampling import Sampling, draw, draw_users
 
 QUICK = {"fit_curve": False}
 USER = UserLevelProfile(1.0, 0.5)
@@ -125,7 +126,7 @@ def test_arithmetic_equals_local_updates(seed):
     replicas = Replicas.of(worlds(profile, "user and entity")[0], 1, 0)
     rng = np.random.default_rng(seed)
     replicas = replace(replicas, gradients=rng.normal(size=replicas.incidence.sentences))
-    found = draw_alg(replicas.incidence, Sampling(0.7, 0.5), rng, np.ones(7))
+    found = draw_uedp_alg(replicas.incidence, Sampling(0.7, 0.5), rng, np.ones(7))
     bounds = np.full(len(found.weights), np.inf)
     ours = projected_sums(replicas, Draw(found, found.weights, bounds), 1.0)
 

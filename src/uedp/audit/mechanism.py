@@ -23,9 +23,10 @@ from uedp.audit.verdict import Claim, MechanismAudit, judge
 from uedp.audit.worlds import Distribution, World, threats
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.estimators import draw_uedp_alg
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips
-from uedp.mechanism.sampling import Participants, Uniforms, draw_alg
+from uedp.mechanism.sampling import Participants, Uniforms
 from uedp.methods.base import Drawing, Randomness
 from uedp.progress import SILENT, Meter, Progress
 from uedp.training.plan import Plan
@@ -127,7 +128,7 @@ def local_update_draws(plan: Plan, incidence: Incidence) -> Draws:
     """UeDP-Alg's draws: sentences are weighted by their sampled entities, not clipped."""
 
     def draw(number: int, uniforms: Uniforms, key: int) -> Draw:
-        drawn = draw_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
+        drawn = draw_uedp_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
         ones = np.ones(len(drawn.weights), int)
         who = Participants(drawn.users, drawn.sentences, ones)
         return Draw(who, drawn.weights, np.full(len(ones), np.inf))

@@ -29,9 +29,10 @@ from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.worlds import LARGE, TARGETS, Target
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.lending import Mask
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
 from uedp.mechanism.release import max_tokens_on
-from uedp.mechanism.sampling import Mask, Participants
+from uedp.mechanism.sampling import Participants
 from uedp.methods.base import Drawing, Method, Randomness, build
 from uedp.progress import SILENT, Progress
 from uedp.training.plan import Plan

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from uedp.accounting.divergence import LARGEST, Floats
+from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.profile import PrivacyEvent
 from uedp.accounting.proven import Guarantee, MissedProfile, guarantee
 from uedp.accounting.published import NOT_A_GUARANTEE
@@ -259,7 +259,7 @@ def _fitted(trial: Trial, profile: PrivacyEvent, rounds: int, delta: float) -> B
 
 def _bound(epsilon: float, point: Point) -> Bound:
     guessed: Guessed = "full" if point.full else "emptied"
-    return Bound(min(epsilon, LARGEST), point.attack, guessed, point.right, point.wrong)
+    return Bound(min(epsilon, MAX_EPSILON), point.attack, guessed, point.right, point.wrong)
 
 
 def with_noise(profile: PrivacyEvent, noise: float) -> PrivacyEvent:

@@ -17,13 +17,14 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import numpy as np
 from scipy import stats
 
-from uedp.accounting.divergence import LARGEST, Floats
-from uedp.accounting.pld import Losses, compose
+from uedp.accounting.divergence import MAX_EPSILON, Floats
+from uedp.accounting.pld import PrivacyLossDistribution, compose
 from uedp.accounting.profile import PrivacyEvent
 from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.sampling import Mask, Sampling
+from uedp.mechanism.lending import Mask
+from uedp.mechanism.sampling import Sampling
 
 Target = Literal["user", "entity", "user and entity", "missed mention"]
 TARGETS: tuple[Target, ...] = ("user", "entity", "user and entity")
@@ -130,12 +131,14 @@ def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
     for ours, theirs in (logs, logs[::-1]):
         masses = np.exp(ours + bare)
         masses /= masses.sum()
-        losses = np.clip(ours - theirs, -LARGEST, LARGEST)
+        losses = np.clip(ours - theirs, -MAX_EPSILON, MAX_EPSILON)
         step = math.sqrt(float(masses @ losses**2)) / 100
         bins = np.round(losses / step).astype(np.int64)
         lowest = int(bins.min())
         binned: Floats = np.bincount(bins - lowest, masses).astype(np.float64)
-        epsilons.append(compose([(Losses(step, lowest, binned, 0.0), rounds)]).epsilon(delta))
+        epsilons.append(
+            compose([(PrivacyLossDistribution(step, lowest, binned, 0.0), rounds)]).epsilon(delta)
+        )
     return max(epsilons)
 
 

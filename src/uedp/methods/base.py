@@ -14,10 +14,11 @@ from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
+from uedp.mechanism.lending import Mask, lend
 from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing, loss_values
 from uedp.mechanism.release import ClipStats, max_tokens_on, release
-from uedp.mechanism.sampling import Mask, Participants, Uniforms, draw, draw_whole, lend
+from uedp.mechanism.sampling import Participants, Uniforms, draw, draw_whole
 from uedp.mechanism.secret import SecretUniforms, secret_masks
 from uedp.training.plan import Plan
 from uedp.training.tasks import Precision, Task

@@ -23,7 +23,7 @@ from uedp.accounting.decisions import Precision
 from uedp.accounting.ledger import (
     Budget,
     CorpusLedger,
-    Planned,
+    PlannedRun,
     RunLedger,
     refuse_another_plan,
 )
@@ -174,7 +174,7 @@ def run(
 def _finished(out: Path, config: Config) -> Outcome:
     result = read_result(out / RESULT)
     loaded = load_model(out, config.task.kind)
-    issued = certificates.load(out) if config.privacy.method in PRIVATE else None
+    issued = certificates.load_certificate(out) if config.privacy.method in PRIVATE else None
     return Outcome(
         folder=out,
         model=loaded.model,
@@ -193,7 +193,7 @@ def _budget(config: Config) -> Budget | None:
 
 
 @contextmanager
-def _ledger(planned: Planned, out: Path, corpus: Path) -> Iterator[RunLedger | None]:
+def _ledger(planned: PlannedRun, out: Path, corpus: Path) -> Iterator[RunLedger | None]:
     if planned.profile is None:
         yield None
         return
