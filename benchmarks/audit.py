@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from scipy import stats
 
-from uedp.accounting.certificate import rounded
 from uedp.accounting.proven import UedpAlgProfile
+from uedp.accounting.statement import rounded
 from uedp.audit.bounds import Scores
 from uedp.audit.cases import PAPER_RATE, Case, Setting, alg_cases, cases
 from uedp.audit.mechanism import attack
