@@ -6,7 +6,7 @@ noise `N(0, z^2)` against the same noise shifted by a random amount (`docs/priva
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,7 +23,7 @@ TAIL_MASS = 1e-20
 MAX_EPSILON = 500.0
 
 
-class DominatingPair(Protocol):
+class DominatingPair(Hashable, Protocol):
     """A dominating pair of a round: no adversary learns more than from a sample of it.
 
     `full(eps)` is `H_{e^eps}(P' || P)` and `emptied(eps)` is `H_{e^eps}(P || P')`, with `P` the
