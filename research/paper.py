@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from uedp.accounting.published import Method
+from uedp.accounting.published import PublishedMethod
 
 COVERAGE = 0.94  # "the results from spaCy cover over 94% of sensitive information"
 
@@ -35,21 +35,21 @@ USERS_PER_ROUND = {"conll": 50, "ag": 500, "edgar": 100}  # in the figure of eps
 
 # Every epsilon in the text, at z = 2: (data set, method, category, rounds).
 EPSILONS = {
-    ("conll", Method.f_e_plus, "all", 50): 0.52,
-    ("conll", Method.f_e, "all", 50): 0.62,
-    ("conll", Method.user, "all", 50): 1.18,
-    ("ag", Method.f_e_plus, "all", 50): 0.50,
-    ("ag", Method.f_e, "all", 50): 0.75,
-    ("ag", Method.user, "all", 50): 1.48,
-    ("edgar", Method.f_e_plus, "all", 50): 0.40,
-    ("edgar", Method.f_e, "all", 50): 0.71,
-    ("edgar", Method.user, "all", 50): 1.40,
-    ("edgar", Method.f_e_plus, "gpe", 500): 0.19,
-    ("edgar", Method.f_e_plus, "loc", 500): 0.24,
-    ("edgar", Method.f_e_plus, "pii", 500): 0.26,
-    ("edgar", Method.f_e_plus, "org", 500): 0.73,
-    ("edgar", Method.f_e_plus, "all", 500): 0.81,
-    ("edgar", Method.user, "all", 500): 4.08,
+    ("conll", PublishedMethod.f_e_plus, "all", 50): 0.52,
+    ("conll", PublishedMethod.f_e, "all", 50): 0.62,
+    ("conll", PublishedMethod.user, "all", 50): 1.18,
+    ("ag", PublishedMethod.f_e_plus, "all", 50): 0.50,
+    ("ag", PublishedMethod.f_e, "all", 50): 0.75,
+    ("ag", PublishedMethod.user, "all", 50): 1.48,
+    ("edgar", PublishedMethod.f_e_plus, "all", 50): 0.40,
+    ("edgar", PublishedMethod.f_e, "all", 50): 0.71,
+    ("edgar", PublishedMethod.user, "all", 50): 1.40,
+    ("edgar", PublishedMethod.f_e_plus, "gpe", 500): 0.19,
+    ("edgar", PublishedMethod.f_e_plus, "loc", 500): 0.24,
+    ("edgar", PublishedMethod.f_e_plus, "pii", 500): 0.26,
+    ("edgar", PublishedMethod.f_e_plus, "org", 500): 0.73,
+    ("edgar", PublishedMethod.f_e_plus, "all", 500): 0.81,
+    ("edgar", PublishedMethod.user, "all", 500): 4.08,
 }
 
 # Perplexities in the text: data set, protected category or other method, published epsilon.

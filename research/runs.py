@@ -126,7 +126,7 @@ def run(trial: Trial, workspace: Workspace, keep_weights: bool = False) -> dict[
 
     from research.datasets import load_incidence, load_texts
     from uedp.files import write_atomically
-    from uedp.models.load import load
+    from uedp.models.load import load_model
     from uedp.training import loop, tasks
     from uedp.training.config import parse
     from uedp.training.datasets import Material
@@ -150,7 +150,7 @@ def run(trial: Trial, workspace: Workspace, keep_weights: bool = False) -> dict[
         resume=(folder / loop.CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
     )
-    trained = load(str(folder), config.task.kind)
+    trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     names = list(trained.model.config.id2label.values())
     part, longest = load_texts(data, "test", most), min(config.model.max_tokens, trained.max_tokens)

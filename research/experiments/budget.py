@@ -33,8 +33,9 @@ from research.sources import DATA_SETS
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.planning import Supply
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
-from uedp.accounting.published import Method, Setting
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
+from uedp.accounting.published import PublishedMethod, PublishedSetting
 from uedp.incidence import Incidence
 
 NOISE = 2.0  # the paper's z in this figure
@@ -198,8 +199,8 @@ def _conclusions(result: Result) -> list[str]:
 def _published(name: str, rounds: Sequence[int]) -> Result:
     """The accountant's curves at the paper's counts, and its value beside each printed one."""
 
-    def at(method: Method, category: str, counts: Sequence[int]) -> list[float]:
-        setting = Setting(
+    def at(method: PublishedMethod, category: str, counts: Sequence[int]) -> list[float]:
+        setting = PublishedSetting(
             COUNTS[name]["users"],
             USERS_PER_ROUND[name],
             ENTITY_RATE,
@@ -225,9 +226,11 @@ def _published(name: str, rounds: Sequence[int]) -> Result:
         "users": COUNTS[name]["users"],
         "users_per_round": USERS_PER_ROUND[name],
         "printed": printed,
-        "user": at(Method.user, "all", rounds),
-        "f_e": at(Method.f_e, "all", rounds),
-        "f_e_plus": {category: at(Method.f_e_plus, category, rounds) for category in categories},
+        "user": at(PublishedMethod.user, "all", rounds),
+        "f_e": at(PublishedMethod.f_e, "all", rounds),
+        "f_e_plus": {
+            category: at(PublishedMethod.f_e_plus, category, rounds) for category in categories
+        },
     }
 
 
@@ -264,8 +267,8 @@ def _prove(
         def curve(profile: Profile) -> list[float]:
             return [spent(profile, count) for count in rounds]
 
-        def alg(holders: int) -> Alg:
-            return Alg(NOISE, rate, whole.users, holders)
+        def alg(holders: int) -> UedpAlgProfile:
+            return UedpAlgProfile(NOISE, rate, whole.users, holders)
 
         def category(incidence: Incidence) -> Result:
             sensitive = int(np.count_nonzero(~incidence.extended))
@@ -285,16 +288,16 @@ def _prove(
                 "most": None if most is None else curve(alg(most)),
             }
 
-        rotation = Rotation(noise * norms / whole.users, rate, SHARE)
+        rotation = RotationProfile(noise * norms / whole.users, rate, SHARE)
         return {
             "users": whole.users,
             "sentences": whole.sentences,
             "user_rate": rate,
             "noise_in_updates": noise,
             "noise_to_signal": noise / (rate * whole.users),
-            "user_alone": curve(UserLevel(noise, rate)),
+            "user_alone": curve(UserLevelProfile(noise, rate)),
             "everybody": curve(alg(whole.users)),
-            "user_level_at_its_noise": curve(UserLevel(NOISE, rate)),
+            "user_level_at_its_noise": curve(UserLevelProfile(NOISE, rate)),
             "rotation": {
                 "share": SHARE,
                 "signal": norms / whole.users,
@@ -309,13 +312,13 @@ def _prove(
 def _claim(
     name: str,
     incidence: Incidence,
-    alg: Callable[[int], Alg],
+    alg: Callable[[int], UedpAlgProfile],
     spent: Callable[[Profile], float],
     rate: float,
     norms: float,
 ) -> Result:
     """The entities for which the paper's f_E+ epsilon is proven, and rotation's noise for it."""
-    claimed = EPSILONS[name, Method.f_e_plus, "all", CLAIMED_AT]
+    claimed = EPSILONS[name, PublishedMethod.f_e_plus, "all", CLAIMED_AT]
     low, high = -1, incidence.users  # within the claim for `low` holders, not for `high`
     while high - low > 1:
         middle = (low + high) // 2
@@ -323,7 +326,7 @@ def _claim(
     beyond = np.asarray(incidence.holders.counts) > low
     mentioned = incidence.sentence_entities
     sentences = np.unique(mentioned.row_of_value()[beyond[mentioned.values]])
-    noise = noise_for(claimed, DELTA, CLAIMED_AT, lambda z: Rotation(z, rate, SHARE))
+    noise = noise_for(claimed, DELTA, CLAIMED_AT, lambda z: RotationProfile(z, rate, SHARE))
     return {
         "epsilon": claimed,
         "of_any_entity": spent(alg(incidence.users)),

@@ -19,7 +19,7 @@ import torch
 from tests.audit import plans
 from tests.models import tiny
 from tests.training import worlds
-from uedp.accounting.proven import Rotation, UserLevel
+from uedp.accounting.proven import RotationProfile, UserLevelProfile
 from uedp.audit.cases import Setting, plan_cases
 from uedp.audit.sensitivity import check
 from uedp.audit.verdict import conclusion
@@ -43,7 +43,7 @@ from uedp.training.plan import build as build_plan
 
 def crowding_one(patch) -> None:
     """Every sentence gets the whole share, however many mention the same entity."""
-    patch.setattr(drawing, "_crowding", lambda place, mentions: np.ones(len(mentions), int))
+    patch.setattr(drawing, "crowding", lambda mentions: np.ones(len(mentions), int))
 
 
 def crowding_after_coins(patch) -> None:
@@ -53,8 +53,8 @@ def crowding_after_coins(patch) -> None:
         users = drawing.draw_users(incidence.users, sampling.user_rate, rng)
         place, sentences, mentions = drawing.select(incidence, users, sampling, key, usable)
         heads = drawing._coins(mentions, sampling, rng)
-        crowding = drawing._crowding(place[heads], mentions.where(heads))
-        return drawing._participants(users, place[heads], sentences[heads], crowding)
+        rows = drawing.grouped(users, place[heads], sentences[heads])
+        return drawing.Participants(users, rows, drawing.crowding(mentions.where(heads)))
 
     patch.setattr(methods, "draw", after)
 
@@ -86,12 +86,12 @@ def clipping_by_pieces(patch) -> None:
     """A user too large for memory is taken for several."""
     original = releasing._chunks
 
-    def cut(participants, lengths, room, packing):
-        for rows in original(participants, lengths, room, packing):
-            if packing.tokens(lengths[rows]) <= room:
+    def cut(participants, lengths, max_tokens, packing):
+        for rows in original(participants, lengths, max_tokens, packing):
+            if packing.tokens(lengths[rows]) <= max_tokens:
                 yield rows
                 continue
-            each = max(1, room // int(lengths[rows].max()))
+            each = max(1, max_tokens // int(lengths[rows].max()))
             yield from np.split(rows, range(each, len(rows), each))
 
     patch.setattr(releasing, "_chunks", cut)
@@ -103,7 +103,7 @@ def division_by_the_drawn(patch) -> None:
 
     def mean(self, number):
         found = original(self, number)
-        scale = self._plan.expected_weight / max(found.reach.users, 1)
+        scale = self._plan.expected_weight / max(found.stats.users, 1)
         return replace(found, values=[value * scale for value in found.values])
 
     patch.setattr(methods.Clipped, "round", mean)
@@ -175,8 +175,8 @@ def one_entity_not_propagated(patch) -> None:
 
 # --- what has to notice --------------------------------------------------------------------------
 
-PLAN = plans.plan(Rotation(1.0, 0.3, 0.3, entity_rate=0.6, extended_rate=0.7))
-USERS = plans.plan(UserLevel(1.0, 0.3))
+PLAN = plans.plan(RotationProfile(1.0, 0.3, 0.3, entity_rate=0.6, extended_rate=0.7))
+USERS = plans.plan(UserLevelProfile(1.0, 0.3))
 
 
 def rounds_measured() -> list[str]:

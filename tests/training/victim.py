@@ -34,7 +34,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "spent, before the round": (methods.Clipped, "round"),
     "in a checkpoint": (checkpoint, "fsync_tree"),
     "before older checkpoints go": (checkpoint.shutil, "rmtree"),
-    "before the model": (loop, "save"),
+    "before the model": (loop, "save_model"),
     "saved, before its files are entered": (RunLedger, "record_saved"),
     "before it is closed": (CorpusLedger, "close"),
     "before what all runs come to": (RunLedger, "record_corpus"),

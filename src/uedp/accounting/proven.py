@@ -7,22 +7,36 @@ units of the update clip beta.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 from scipy import stats
 
-from uedp.accounting.divergence import Least, Pair, Revealed, Shifted, Worst, user_alone
+from uedp.accounting.divergence import (
+    DominatingPair,
+    PointwiseMax,
+    PointwiseMin,
+    RevealedMixture,
+    ShiftedGaussian,
+    sampled_gaussian,
+)
 from uedp.accounting.hidden_draw import hidden_draw, revealed_draw
 from uedp.accounting.hidden_holders import HiddenHolders
 from uedp.accounting.pld import (
-    Losses,
+    PrivacyLossDistribution,
     compose,
     discretise,
-    most_rounds,
-    smallest_delta,
-    step_for,
+    grid_step,
+    max_rounds,
+    min_delta,
+)
+from uedp.accounting.profile import (
+    LEAST_NOISE,
+    PrivacyEvent,
+    Profile,
+    check_rates,
+    register_profile,
 )
 from uedp.errors import UserError
 
@@ -31,85 +45,106 @@ _RARE = 1e-18
 _MOST_OUTCOMES = 400
 _MOST_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
 _TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
-LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
-MOST_NOISE = 1e7
+
+_GROUP = "one group of texts put together at random"
+_NOT_PEOPLE = "Groups are not people: whoever wrote more than one group holds is protected less"
 
 
-class Profile(Protocol):
-    """How one round of a method treats those it protects."""
-
-    @property
-    def noise(self) -> float: ...
-
-    @property
-    def user_rate(self) -> float: ...
-
-    def pairs(self) -> Mapping[str, Pair]:
-        """A dominating pair for each thing that is protected together with a user."""
-
-
+@register_profile
 @dataclass(frozen=True)
-class UserLevel:
+class UserLevelProfile(Profile):
     """User-level DP-SGD: Poisson-drawn users, one clipped update each. Entities: no guarantee."""
 
-    noise: float
-    user_rate: float
+    method: ClassVar[str] = "user-level"
+    unit: ClassVar[str] = (
+        "one user: all text the user wrote. Entities that several users mention are not protected"
+    )
+    unit_of_groups: ClassVar[str] = f"{_GROUP}. {_NOT_PEOPLE}. Entities are not protected"
+    short_unit: ClassVar[str] = "one user; entities that several users mention are not protected"
+    protects_entities: ClassVar[bool] = False
 
-    def __post_init__(self) -> None:
-        _check(self.noise, user_rate=self.user_rate)
+    def pairs(self) -> Mapping[str, DominatingPair]:
+        return {"user": sampled_gaussian(self.noise, self.user_rate)}
 
-    def pairs(self) -> Mapping[str, Pair]:
-        return {"user": user_alone(self.noise, self.user_rate)}
+    def user_alone(self) -> "UserLevelProfile":
+        return self
 
 
+@register_profile
 @dataclass(frozen=True)
-class Rotation:
+class RotationProfile(Profile):
     """Rotation (section 5): a user, and an entity that moves one drawn user's update by `share`.
 
-    `extended_share` is the share of a sentence without detected entities; with one sentence per
-    entity and round it equals the entity share, and that is the default.
+    With one sentence per entity and round, a sentence without detected entities has the same share.
     `reveal_draw=True` asks for Theorem 1 even where Theorem 2 applies, as a cross-check.
     """
 
-    noise: float
-    user_rate: float
+    method: ClassVar[str] = "rotation"
+    unit: ClassVar[str] = (
+        "one user together with one sensitive entity: all text the user wrote, and all text of "
+        "anyone that mentions the entity; a sentence with no detected entity counts as one"
+    )
+    unit_of_groups: ClassVar[str] = (
+        f"{_GROUP}, and one sensitive entity: all text of the group, and all text that mentions "
+        f"the entity; a sentence with no detected entity counts as one. {_NOT_PEOPLE}"
+    )
+    short_unit: ClassVar[str] = "one user together with one sensitive entity"
+    protects_entities: ClassVar[bool] = True
+
     entity_share: float
     entity_rate: float = 1.0
-    extended_share: float | None = None
     extended_rate: float = 1.0
     reveal_draw: bool = False
 
     def __post_init__(self) -> None:
-        _check(
-            self.noise,
-            user_rate=self.user_rate,
-            entity_rate=self.entity_rate,
-            extended_rate=self.extended_rate,
-        )
-        for name, share in (("entity", self.entity_share), ("extended", self.extended_share)):
-            if share is not None and not 0 <= share <= 2:
-                raise UserError(
-                    f"{name} share {share}: must lie in 0..2, in units of the update clip"
-                )
+        super().__post_init__()
+        check_rates(entity_rate=self.entity_rate, extended_rate=self.extended_rate)
+        if not 0 <= self.entity_share <= 2:
+            raise UserError(
+                f"entity share {self.entity_share}: must lie in 0..2, in units of the update clip"
+            )
 
-    def pairs(self) -> Mapping[str, Pair]:
-        extended = self.entity_share if self.extended_share is None else self.extended_share
+    def pairs(self) -> Mapping[str, DominatingPair]:
         return {
-            "user and entity": self._pair(self.entity_share, self.entity_rate),
-            "user and sentence": self._pair(extended, self.extended_rate),
+            "user and entity": self._pair(self.entity_rate),
+            "user and sentence": self._pair(self.extended_rate),
         }
 
-    def _pair(self, share: float, coin: float) -> Pair:
-        if share == 0 or coin == 0:
-            return user_alone(self.noise, self.user_rate)
-        rate, share = max(self.user_rate, _TINY), max(share, _TINY)
+    def user_alone(self) -> UserLevelProfile:
+        return UserLevelProfile(self.noise, self.user_rate)
+
+    def missed(
+        self, users: int, sentences: int | None, sentences_per_user: int | None = None
+    ) -> "MissedProfile":
+        """Where all sentences were missed and nothing bounds them, an update may turn around."""
+        if sentences is None:
+            sentences = sentences_per_user
+        elif sentences_per_user is not None:
+            sentences = min(sentences, sentences_per_user)
+        if sentences is None:
+            return MissedProfile(self, users, 1, 2.0)
+        return MissedProfile(self, users, sentences, self.entity_share)
+
+    def variants(self) -> Mapping[str, Self]:
+        changed = {
+            "half the entity share": replace(self, entity_share=self.entity_share / 2),
+            "half the user rate": replace(self, user_rate=self.user_rate / 2),
+        }
+        if 2 * self.user_rate < 1:
+            changed["twice the user rate"] = replace(self, user_rate=2 * self.user_rate)
+        return changed
+
+    def _pair(self, coin: float) -> DominatingPair:
+        if self.entity_share == 0 or coin == 0:
+            return sampled_gaussian(self.noise, self.user_rate)
+        rate, share = max(self.user_rate, _TINY), max(self.entity_share, _TINY)
         if rate < 1 and not self.reveal_draw:
             return hidden_draw(self.noise, rate, share, coin)
         return revealed_draw(self.noise, rate, share, coin)
 
 
 @dataclass(frozen=True)
-class Missed:
+class MissedProfile:
     """Rotation for an entity whose mention was missed, or has another id, in `holders` more users.
 
     `per_user` such sentences at most of each of them are selected; each moves its user's update by
@@ -122,7 +157,7 @@ class Missed:
       - never above the epsilon with every draw revealed, but for a thousandth of it
     """
 
-    rotation: Rotation
+    rotation: RotationProfile
     holders: int
     per_user: int
     sentence_share: float
@@ -142,7 +177,7 @@ class Missed:
     def user_rate(self) -> float:
         return self.rotation.user_rate
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         base = self.rotation
         missed = min(2.0, self.per_user * self.sentence_share)
         lent_too = min(2.0, base.entity_share + self.per_user * self.sentence_share)
@@ -150,9 +185,9 @@ class Missed:
         if self.holders == 0:
             return {"user and missed entity": elsewhere}
         one_of_them = self._pair(self.holders - 1, missed, missed, lent_too)
-        return {"user and missed entity": Worst((elsewhere, one_of_them))}
+        return {"user and missed entity": PointwiseMax((elsewhere, one_of_them))}
 
-    def _pair(self, others: int, missed: float, tails: float, heads: float) -> Pair:
+    def _pair(self, others: int, missed: float, tails: float, heads: float) -> DominatingPair:
         """`others` holders who move by `missed`, and the lent one, by what its coin says."""
         base = self.rotation
         rate, coin = max(base.user_rate, _TINY), base.entity_rate
@@ -163,10 +198,10 @@ class Missed:
         )
         if coin == 1:
             return up
-        known_coin = Revealed((1 - coin, coin), (down, up))
-        return Least((known_coin, self._revealed(others, missed, tails, heads)))
+        known_coin = RevealedMixture((1 - coin, coin), (down, up))
+        return PointwiseMin((known_coin, self._revealed(others, missed, tails, heads)))
 
-    def _revealed(self, others: int, missed: float, tails: float, heads: float) -> Pair:
+    def _revealed(self, others: int, missed: float, tails: float, heads: float) -> DominatingPair:
         base = self.rotation
         q, coin = base.user_rate, base.entity_rate
         weights, pairs = [], []
@@ -176,11 +211,12 @@ class Missed:
                 a = ((alone + tails, 1 - coin), (alone + heads, coin)) if drawn else ((alone, 1.0),)
                 weights.append(chance * probability)
                 pairs.append(_with_user(base.noise, q, a))
-        return Revealed(tuple(weights), tuple(pairs))
+        return RevealedMixture(tuple(weights), tuple(pairs))
 
 
+@register_profile
 @dataclass(frozen=True)
-class Alg:
+class UedpAlgProfile(Profile):
     """UeDP-Alg as published (section 3), for an entity that `holders` users mention.
 
     They are counted beside a protected user. If all users mention the entity there is no other,
@@ -190,45 +226,58 @@ class Alg:
     whose text is emptied must give a zero update: no local weight decay.
     """
 
-    noise: float
-    user_rate: float
+    method: ClassVar[str] = "uedp-alg"
+    unit: ClassVar[str] = (
+        "one user together with one sensitive entity that at most the stated number of other users "
+        "mention"
+    )
+    unit_of_groups: ClassVar[str] = (
+        f"{_GROUP}, and one sensitive entity that at most the stated number of other groups "
+        f"mention. {_NOT_PEOPLE}"
+    )
+    short_unit: ClassVar[str] = RotationProfile.short_unit
+    protects_entities: ClassVar[bool] = True
+
     users: int
     holders: int
 
     def __post_init__(self) -> None:
-        _check(self.noise, user_rate=self.user_rate)
+        super().__post_init__()
         if not 0 <= self.holders <= self.users:
             raise UserError(f"holders {self.holders}: must lie in 0..{self.users}")
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         scale = self.noise * (self.user_rate * self.users + 1)
         cases = list(_binomial(self.holders, self.user_rate))
         pairs = tuple(
             _with_user(scale, self.user_rate, ((2.0 * count, 1.0),)) for count, _ in cases
         )
-        return {"user and entity": Revealed(tuple(chance for _, chance in cases), pairs)}
+        return {"user and entity": RevealedMixture(tuple(chance for _, chance in cases), pairs)}
+
+    def user_alone(self) -> "UedpAlgProfile":
+        return replace(self, holders=0)
 
 
-_NO_LOSS = Losses(1.0, 0, np.ones(1), 0.0)
-_ALL_LOST = Losses(1.0, 0, np.zeros(1), 1.0)
+_NO_LOSS = PrivacyLossDistribution(1.0, 0, np.ones(1), 0.0)
+_ALL_LOST = PrivacyLossDistribution(1.0, 0, np.zeros(1), 1.0)
 
-Rounds = Sequence[tuple[Profile, int]]
+Events = Sequence[tuple[PrivacyEvent, int]]
 
 
 @dataclass(frozen=True)
 class Guarantee:
     """The composed losses of some rounds, for each thing protected and each direction."""
 
-    losses: Mapping[str, tuple[Losses, Losses]]
+    losses: Mapping[str, tuple[PrivacyLossDistribution, PrivacyLossDistribution]]
     rounds: int
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon that holds for everything protected, in both directions."""
         check_delta(delta)
-        if delta > 0 and self.rounds > most_rounds(delta):
+        if delta > 0 and self.rounds > max_rounds(delta):
             raise UserError(
                 f"delta {delta:g}: lost in rounding after {self.rounds:,} rounds; "
-                f"choose at least {1.05 * smallest_delta(self.rounds):.2g}"
+                f"choose at least {1.05 * min_delta(self.rounds):.2g}"
             )
         return max(
             side.epsilon(delta) for directions in self.losses.values() for side in directions
@@ -238,7 +287,7 @@ class Guarantee:
         return max(side.delta(epsilon) for both in self.losses.values() for side in both)
 
 
-def guarantee(rounds: Rounds) -> Guarantee:
+def guarantee(rounds: Events) -> Guarantee:
     """Compose rounds, which may differ, for everything that all of them protect.
 
     Guarantees:
@@ -259,7 +308,9 @@ def guarantee(rounds: Rounds) -> Guarantee:
     if len({tuple(kind) for kind in kinds}) > 1:
         raise UserError("rounds that protect different things do not add up to one guarantee")
     counts = [count for _, count in rounds]
-    composed: dict[tuple[Pair, ...], tuple[Losses, Losses]] = {}
+    composed: dict[
+        tuple[DominatingPair, ...], tuple[PrivacyLossDistribution, PrivacyLossDistribution]
+    ] = {}
     result = {}
     for name in kinds[0]:
         pairs = tuple(kind[name] for kind in kinds)
@@ -269,8 +320,10 @@ def guarantee(rounds: Rounds) -> Guarantee:
     return Guarantee(result, sum(counts))
 
 
-def _composed(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[Losses, Losses]:
-    step = step_for(pairs)
+def _composed(
+    pairs: Sequence[DominatingPair], counts: Sequence[int]
+) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
+    step = grid_step(pairs)
     sides = [discretise(pair, step) for pair in pairs]
     return (
         compose([(full, n) for (full, _), n in zip(sides, counts, strict=True)]),
@@ -278,9 +331,11 @@ def _composed(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[Losses, Los
     )
 
 
-def epsilon(profile: Profile, rounds: int, delta: float, *beside: tuple[Profile, int]) -> float:
+def epsilon(
+    event: PrivacyEvent, rounds: int, delta: float, *beside: tuple[PrivacyEvent, int]
+) -> float:
     """The proven epsilon of equal rounds, and of others beside them."""
-    return guarantee([(profile, rounds), *beside]).epsilon(delta)
+    return guarantee([(event, rounds), *beside]).epsilon(delta)
 
 
 def check_delta(delta: float) -> None:
@@ -288,19 +343,13 @@ def check_delta(delta: float) -> None:
         raise UserError(f"delta {delta}: must lie in 0..1, below 1")
 
 
-def _check(noise: float, **rates: float) -> None:
-    if not 0 <= noise <= MOST_NOISE:
-        raise UserError(f"noise {noise}: must lie in 0..{MOST_NOISE:g}")
-    for name, rate in rates.items():
-        if not 0 <= rate <= 1:
-            raise UserError(f"{name.replace('_', ' ')} {rate}: must lie in 0..1")
-
-
-def _with_user(noise: float, user_rate: float, others: Sequence[tuple[float, float]]) -> Shifted:
+def _with_user(
+    noise: float, user_rate: float, others: Sequence[tuple[float, float]]
+) -> ShiftedGaussian:
     """Shifts of others, each with a chance, plus the user's own with probability `q_u`."""
     shifts = tuple(shift + mine for shift, _ in others for mine in (0.0, 1.0))
     chances = tuple(c * p for _, c in others for p in (1 - user_rate, user_rate))
-    return Shifted(noise, shifts, chances)
+    return ShiftedGaussian(noise, shifts, chances)
 
 
 def _binomial(count: int, rate: float) -> list[tuple[int, float]]:

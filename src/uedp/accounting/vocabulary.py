@@ -13,8 +13,8 @@ import numpy as np
 from scipy import special
 
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.divergence import Floats, Pair, Revealed, Shifted
-from uedp.accounting.proven import LEAST_NOISE, MOST_NOISE, Profile
+from uedp.accounting.divergence import DominatingPair, Floats, RevealedMixture, ShiftedGaussian
+from uedp.accounting.profile import LEAST_NOISE, PrivacyEvent, check_noise
 from uedp.errors import UserError
 
 # Of delta, for words that cross the threshold by chance. Ten times as much would lower the
@@ -30,8 +30,8 @@ class VocabularyRelease:
     one of whose selected sentences mentions it. Without, users alone are protected.
 
     Guarantees:
-      - rounds of `Rotation` (with `words_per_sentence`) or of `UserLevel` (without) and this
-        release add up
+      - rounds of `RotationProfile` (with `words_per_sentence`) or of `UserLevelProfile` (without)
+        and this release add up
       - what crosses the threshold by chance is in its pairs, as a probability that all is lost:
         whoever composes them has it in delta
     """
@@ -42,8 +42,7 @@ class VocabularyRelease:
     words_per_sentence: int | None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise <= MOST_NOISE:
-            raise UserError(f"vocabulary noise {self.noise}: must lie in 0..{MOST_NOISE:g}")
+        check_noise(self.noise, "vocabulary noise")
         if not 0 <= self.threshold < math.inf:
             raise UserError(f"vocabulary threshold {self.threshold}: must be a number of users")
         if self.words_per_user < 1:
@@ -70,7 +69,7 @@ class VocabularyRelease:
         """The most probable it can be that a word of those protected alone is released."""
         return _failure(self, self._moved())
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         pair = _pair(self, self._moved())
         if self.words_per_sentence is None:
             return {"user": pair}
@@ -79,6 +78,10 @@ class VocabularyRelease:
     def user_alone(self) -> "VocabularyRelease":
         """The same release, asked about a user without an entity."""
         return replace(self, words_per_sentence=None)
+
+    def missed(self, users: int, sentences: int | None) -> "MissedInVocabulary":
+        """The same release, for an entity missed in `sentences` of each of `users`; None: in all"""
+        return MissedInVocabulary(self, users, sentences)
 
     def _moved(self) -> tuple[int, ...]:
         of_sentence = self.words_per_sentence
@@ -104,7 +107,7 @@ class MissedInVocabulary:
     def user_rate(self) -> float:
         return 1.0
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         own, of_sentence = self.release.words_per_user, self.release.words_per_sentence
         each = own
         if self.per_user is not None and of_sentence is not None:
@@ -130,13 +133,15 @@ class _Lost:
         return 0.0
 
 
-def _pair(release: VocabularyRelease, moved: Sequence[int]) -> Pair:
+def _pair(release: VocabularyRelease, moved: Sequence[int]) -> DominatingPair:
     """For sets of words, each moved by one user, of at most these sizes, largest first."""
     # a word on which the n-th set falls already moved by n - 1 at most: n^2 - (n - 1)^2 more
     squares = sum((2 * n - 1) * size for n, size in enumerate(moved, 1))
     shift = math.sqrt(squares / release.words_per_user)
     failure = _failure(release, moved)
-    return Revealed((1 - failure, failure), (Shifted(release.noise, (shift,), (1.0,)), _Lost()))
+    return RevealedMixture(
+        (1 - failure, failure), (ShiftedGaussian(release.noise, (shift,), (1.0,)), _Lost())
+    )
 
 
 def _failure(release: VocabularyRelease, moved: Sequence[int]) -> float:
@@ -194,7 +199,7 @@ def release_for(
     if not 0 < share <= 1:
         raise UserError(f"vocabulary share {share}: must lie in 0..1, without 0")
 
-    def release(noise: float) -> Profile:
+    def release(noise: float) -> PrivacyEvent:
         return with_threshold(noise, words_per_user, words_per_sentence, failure_share * delta)
 
     noise = noise_for(share * target, delta, 1, release)

@@ -19,17 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Alg, Profile
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.bounds import Scores, check_confidence
 from uedp.audit.verdict import MechanismAudit, judge
 from uedp.audit.worlds import Kind, Law, World
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.estimators import Weights, f_e_plus
+from uedp.mechanism.estimators import Weights, draw_uedp_alg, f_e_plus
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips, release
-from uedp.mechanism.sampling import Participants, Uniforms, draw_alg
+from uedp.mechanism.sampling import Participants, Uniforms
 from uedp.methods.base import Drawing, Randomness
 from uedp.progress import SILENT, Meter, Progress
 from uedp.training.plan import Plan
@@ -135,9 +136,7 @@ def by_engine(
 
     who = drawn.participants
     lengths = np.ones(len(who.sentences.values), int)
-    found = release(
-        Engine(model), who, losses, lengths, clips, drawn.user_weights, noise, multiplier, room=512
-    )
+    found = release(Engine(model), who, losses, lengths, clips, noise, multiplier, max_tokens=512)
     return torch.stack([table[:, 0] for table in found.sums]).sum(0) / math.sqrt(layers)
 
 
@@ -149,7 +148,7 @@ def by_training(plan: Plan, incidence: Incidence) -> Rounds:
     def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
         who = drawing.of(number, uniforms, key)
         bounds = plan.clips.of_sentences(who.crowding).double().numpy()
-        return Drawn(who, np.ones(len(bounds)), bounds, plan.weights[who.users])
+        return Drawn(who, np.ones(len(bounds)), bounds, np.ones(len(who.users)))
 
     return drawn
 
@@ -172,14 +171,14 @@ class Mechanism:
         """What a run of this plan does: rotation or user-level privacy."""
         if plan.profile is None:
             raise UserError(f"{plan.config.privacy.method}: has no guarantee to audit")
-        if isinstance(plan.profile, Alg):
+        if isinstance(plan.profile, UedpAlgProfile):
             return cls.of_alg(plan, plan.profile)
         # on numbers nothing is rounded: the adversary is granted the margin for it
         clips = replace(plan.clips, margin=0.0)
         return cls(replace(plan, clips=clips), plan.noise, clips)
 
     @classmethod
-    def of_alg(cls, plan: Plan, profile: Alg) -> "Mechanism":
+    def of_alg(cls, plan: Plan, profile: UedpAlgProfile) -> "Mechanism":
         """UeDP-Alg at a plan's rates, with as many users and as much noise as the profile has."""
         weights = Weights(np.ones(profile.users), np.ones(1), 1.0, 0)
         estimator = f_e_plus(plan.sampling, weights, 1.0, profile.noise)
@@ -221,7 +220,7 @@ _CPU = torch.device("cpu")
 
 def _draw_alg(plan: Plan, incidence: Incidence) -> Rounds:
     def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
-        found = draw_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
+        found = draw_uedp_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
         ones = np.ones(len(found.weights), int)
         who = Participants(found.users, found.sentences, ones)
         return Drawn(who, found.weights, np.full(len(ones), np.inf), np.ones(len(found.users)))
@@ -276,7 +275,7 @@ _AT_ONCE = 100_000  # users, or four times as many sentences: what a cache holds
 
 def audit(
     mechanism: Mechanism,
-    profile: Profile,
+    profile: PrivacyEvent,
     pair: Kind,
     rounds: int,
     delta: float,

@@ -25,13 +25,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Rotation, UserLevel
+from uedp.accounting.proven import RotationProfile, UserLevelProfile
 from uedp.audit.worlds import LARGE
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.lending import Mask
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
-from uedp.mechanism.release import ROOM
-from uedp.mechanism.sampling import Mask, Participants
+from uedp.mechanism.release import max_tokens_on
+from uedp.mechanism.sampling import Participants
 from uedp.methods.base import Drawing, Method, Randomness, build
 from uedp.progress import SILENT, Progress
 from uedp.training.plan import Plan
@@ -196,7 +197,7 @@ def check(
       - the rounds are those of the method that training builds from the plan
       - a shift beyond what Theorem 1 allows for the draws at hand is reported as broken
     """
-    if not isinstance(plan.profile, Rotation | UserLevel):
+    if not isinstance(plan.profile, RotationProfile | UserLevelProfile):
         raise UserError(
             f"{plan.config.privacy.method}: only rounds of rotation and user-level can be measured"
         )
@@ -255,9 +256,9 @@ def _larger(one: Shift | None, other: Shift) -> Shift:
 
 def _tokens(plan: Plan, incidence: Incidence) -> int:
     """Of a sentence: so many that large users come in pieces, unless rounds would take long."""
-    room = plan.config.run.tokens_at_once or ROOM["cpu"]
+    max_tokens = plan.config.run.tokens_at_once or max_tokens_on(torch.device("cpu"))
     drawn = plan.sampling.user_rate * incidence.sentences
-    return max(1, math.ceil(room / max(_AT_ONCE, drawn / _CHUNKS)))
+    return max(1, math.ceil(max_tokens / max(_AT_ONCE, drawn / _CHUNKS)))
 
 
 _AT_ONCE = 4  # sentences that fit in memory at a time
@@ -380,7 +381,7 @@ class _Round:
         return float(self._sum(np.ones_like(self._used)).norm())
 
     def _protected(self) -> Sequence[Moved]:
-        return _MOVED if isinstance(self._plan.profile, Rotation) else _MOVED[:1]
+        return _MOVED if isinstance(self._plan.profile, RotationProfile) else _MOVED[:1]
 
     def _allowed(self, pair: _Pair, moved: Moved) -> float:
         """What Theorem 1 allows, given who was drawn and which sentences were used."""

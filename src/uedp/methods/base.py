@@ -14,10 +14,11 @@ from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
+from uedp.mechanism.lending import Mask, lend
 from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing, loss_values
-from uedp.mechanism.release import ROOM, Reach, release
-from uedp.mechanism.sampling import Mask, Participants, Uniforms, draw, draw_whole, lend
+from uedp.mechanism.release import ClipStats, max_tokens_on, release
+from uedp.mechanism.sampling import Participants, Uniforms, draw, draw_whole
 from uedp.mechanism.secret import SecretUniforms, secret_masks
 from uedp.training.plan import Plan
 from uedp.training.tasks import Precision, Task
@@ -29,7 +30,7 @@ class Gradient:
 
     values: list[Tensor]
     deviation: float
-    reach: Reach
+    stats: ClipStats
 
 
 class Method(Protocol):
@@ -175,7 +176,6 @@ class Clipped:
                 lambda sentences: self._losses(sentences, self._packing),
                 self._task.lengths[participants.sentences.values],
                 plan.clips,
-                plan.weights[participants.users],
                 noise,
                 plan.noise,
                 plan.config.run.tokens_at_once,
@@ -183,7 +183,7 @@ class Clipped:
             )
         scale = 1 / plan.expected_weight
         torch._foreach_mul_(found.sums, scale)
-        return Gradient(found.sums, plan.noise * plan.clips.unit_of_noise * scale, found.reach)
+        return Gradient(found.sums, plan.noise * plan.clips.unit_of_noise * scale, found.stats)
 
 
 class Plain:
@@ -223,15 +223,16 @@ class Plain:
         """About equally many tokens each: padded ones too, unless sentences share rows."""
         if not len(sentences):
             return []
-        device = self.parameters[0].device.type
-        room = self._plan.config.run.tokens_at_once or ROOM.get(device, ROOM["cpu"])
+        max_tokens = self._plan.config.run.tokens_at_once or max_tokens_on(
+            self.parameters[0].device
+        )
         ordered = sentences[np.argsort(self._task.lengths[sentences], kind="stable")]
         tokens = self._packing.tokens(self._task.lengths[ordered])
-        return np.array_split(ordered, min(len(ordered), -(-tokens // room)))
+        return np.array_split(ordered, min(len(ordered), -(-tokens // max_tokens)))
 
 
-def _untouched(who: Participants) -> Reach:
-    return Reach(len(who.users), len(who.sentences.values), 0.0, 0.0, 0.0)
+def _untouched(who: Participants) -> ClipStats:
+    return ClipStats(len(who.users), len(who.sentences.values), 0.0, 0.0, 0.0)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from uedp.incidence import Incidence
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import Noise, add_once_
-from uedp.mechanism.release import ROOM, Reach
+from uedp.mechanism.release import ClipStats, max_tokens_on
 from uedp.mechanism.sampling import Floats, Uniforms
 from uedp.methods.base import Gradient, Randomness
 from uedp.training.plan import Plan
@@ -73,18 +73,18 @@ class UedpAlg:
         add_once_(noise, sums, estimator.deviation_of_sum * self._larger)
         torch._foreach_mul_(sums, -1 / estimator.denominator)
         deviation = estimator.deviation * self._larger
-        return Gradient(sums, deviation, _reach(len(who.sentences.values), norms))
+        return Gradient(sums, deviation, _stats(len(who.sentences.values), norms))
 
 
 def _fitting(plan: Plan, task: Task, batch: int, device: torch.device) -> int:
     """How many users may step side by side, by the tokens that are held at once."""
-    room = plan.config.run.tokens_at_once or ROOM.get(device.type, ROOM["cpu"])
-    return max(1, room // (batch * max(1, int(task.lengths.max(initial=1)))))
+    max_tokens = plan.config.run.tokens_at_once or max_tokens_on(device)
+    return max(1, max_tokens // (batch * max(1, int(task.lengths.max(initial=1)))))
 
 
-def _reach(sentences: int, norms: Floats) -> Reach:
+def _stats(sentences: int, norms: Floats) -> ClipStats:
     some = bool(len(norms))
-    return Reach(
+    return ClipStats(
         users=len(norms),
         sentences=sentences,
         sentences_clipped=0.0,

@@ -9,7 +9,7 @@ import torch
 
 from uedp.errors import UserError
 from uedp.mechanism.clip.kinds import trainable_layers
-from uedp.models.load import Loaded, load
+from uedp.models.load import LoadedModel, load_model
 from uedp.models.trainable import make_trainable
 from uedp.progress import SILENT, Progress
 from uedp.training import loop, tasks
@@ -93,7 +93,7 @@ def preview(config: Config) -> Preview:
     plan = build_plan(config, incidence, _previewed(config, incidence))
     settings = config.model
     labels = len(config.task.labels) or 2  # how many is told by the corpus; a head is small
-    loaded = load(
+    loaded = load_model(
         settings.name,
         config.task.kind,
         labels=labels if config.task.kind == "classification" else None,
@@ -219,11 +219,11 @@ def generate(
     return texts if temperature > 0 else texts * count
 
 
-def _finished(run: Path) -> tuple[Config, Loaded]:
+def _finished(run: Path) -> tuple[Config, LoadedModel]:
     """The config and the model of a run."""
     if not (run / CONFIG).is_file():
         raise UserError(f"{run}: not a run; name the folder that `uedp train` was given as --out")
     config = load_config(run / CONFIG)
     if not (run / "config.json").is_file():
         raise UserError(f"{run}: not finished yet, so that it has no model; go on with --resume")
-    return config, load(run, config.task.kind)
+    return config, load_model(run, config.task.kind)

@@ -23,7 +23,7 @@ from uedp.accounting.decisions import Precision
 from uedp.accounting.ledger import (
     Budget,
     CorpusLedger,
-    Planned,
+    PlannedRun,
     RunLedger,
     refuse_another_plan,
 )
@@ -32,11 +32,11 @@ from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
 from uedp.files import write_atomically
 from uedp.incidence import Incidence
-from uedp.mechanism.release import Reach
+from uedp.mechanism.release import ClipStats
 from uedp.methods import base as methods
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.scratch import BYTES
-from uedp.models.trainable import make_trainable, save, trained_names
+from uedp.models.trainable import make_trainable, save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
 from uedp.strict import parse_json
@@ -173,8 +173,8 @@ def run(
 
 def _finished(out: Path, config: Config) -> Outcome:
     result = read_result(out / RESULT)
-    loaded = load(out, config.task.kind)
-    issued = certificates.load(out) if config.privacy.method in PRIVATE else None
+    loaded = load_model(out, config.task.kind)
+    issued = certificates.load_certificate(out) if config.privacy.method in PRIVATE else None
     return Outcome(
         folder=out,
         model=loaded.model,
@@ -193,7 +193,7 @@ def _budget(config: Config) -> Budget | None:
 
 
 @contextmanager
-def _ledger(planned: Planned, out: Path, corpus: Path) -> Iterator[RunLedger | None]:
+def _ledger(planned: PlannedRun, out: Path, corpus: Path) -> Iterator[RunLedger | None]:
     if planned.profile is None:
         yield None
         return
@@ -241,7 +241,7 @@ class _Trainer:
                     f"labels found in the corpus: {', '.join(names)}; that there are these is not "
                     "protected, unless task.labels names them"
                 )
-        loaded = load(
+        loaded = load_model(
             config.model.name,
             config.task.kind,
             labels=len(names) or None,
@@ -320,7 +320,7 @@ class _Trainer:
         if not finished:
             self._say(f"stopped after round {done}; go on with --resume")
             return self._outcome(before, {}, done)
-        written = save(self._model, self._out, self._tokenizer)
+        written = save_model(self._model, self._out, self._tokenizer)
         if ledger is not None:
             # not what somebody laid beside them meanwhile: `verify` is to find that
             found = model_files(self._out).items()
@@ -351,7 +351,7 @@ class _Trainer:
                 done += 1
                 if self._average is not None:
                     self._average.update(done)
-                row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.reach)}
+                row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.stats)}
                 if done % plan.config.run.evaluate_every == 0 and done < plan.rounds:
                     found = {} if self._stop else self._evaluated()
                     row.update(found)
@@ -359,15 +359,15 @@ class _Trainer:
                 row["seconds"] = time.monotonic() - began
                 metrics.add(row)
                 meter.advance(1, done)
-                meter.note(self._note(gradient.reach, done, latest))
+                meter.note(self._note(gradient.stats, done, latest))
                 if time.monotonic() - saved >= plan.config.run.checkpoint_seconds:
                     self._checkpoint(done, before)
                     saved = time.monotonic()
         self._checkpoint(done, before)
         return done
 
-    def _note(self, reach: Reach, done: int, latest: str) -> str:
-        parts = [f"{reach.users} users, {reach.sentences} sentences"]
+    def _note(self, stats: ClipStats, done: int, latest: str) -> str:
+        parts = [f"{stats.users} users, {stats.sentences} sentences"]
         if self._plan.private:
             parts.append(f"epsilon {self._spent(done):.2f} of {self._plan.epsilon:.2f}")
         return ", ".join([*parts, latest] if latest else parts)

@@ -8,18 +8,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-import numpy as np
-
 from uedp.accounting import certificate as certificates
 from uedp.accounting import decisions
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.ledger import Planned
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.ledger import PlannedRun
+from uedp.accounting.profile import PrivacyEvent, Profile
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.release import Clips
-from uedp.mechanism.sampling import Floats, Sampling
+from uedp.mechanism.sampling import Sampling
 from uedp.training.config import PRIVATE, Config
 from uedp.training.provenance import Provenance
 
@@ -41,13 +40,12 @@ class Plan:
     epsilon: float
     sampling: Sampling
     clips: Clips
-    weights: Floats
     shape: decisions.Shape
     vocabulary: VocabularyRelease | None = None
     provenance: Provenance = field(default_factory=Provenance)
 
     @property
-    def beside(self) -> tuple[tuple[Profile, int], ...]:
+    def beside(self) -> tuple[tuple[PrivacyEvent, int], ...]:
         """What is released beside the rounds."""
         return () if self.vocabulary is None else ((self.vocabulary, 1),)
 
@@ -67,8 +65,8 @@ class Plan:
 
     @property
     def expected_weight(self) -> float:
-        """The expected sum of the drawn users' weights: what a noisy sum is divided by."""
-        return self.sampling.user_rate * float(self.weights.sum())
+        """The expected number of drawn users: what a noisy sum is divided by."""
+        return self.sampling.user_rate * self.shape.users
 
     @property
     def statement(self) -> str:
@@ -77,7 +75,7 @@ class Plan:
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
         return certificates.statement(
-            privacy.method, self.epsilon, privacy.delta, self.private, self.setup()
+            self.profile, self.epsilon, privacy.delta, self.private, self.setup()
         )
 
     @property
@@ -94,9 +92,9 @@ class Plan:
 
     def on(self, incidence: Incidence) -> "Plan":
         """The same rounds on another corpus. UeDP-Alg's epsilon depends on it: build it anew."""
-        if isinstance(self.profile, Alg):
+        if isinstance(self.profile, UedpAlgProfile):
             raise ValueError("what is proven of uedp-alg depends on the corpus")
-        return replace(self, weights=_weights(incidence), shape=_shape(incidence))
+        return replace(self, shape=_shape(incidence))
 
     def seeded(self, seed: int | None) -> "Plan":
         """The same rounds, repeatable; without a seed, fresh."""
@@ -111,7 +109,7 @@ class Plan:
         if not self.noise:
             return math.inf
         users = self.sampling.user_rate * self.shape.users
-        noise = self.noise * (users + 1 if isinstance(self.profile, Alg) else 1)
+        noise = self.noise * (users + 1 if isinstance(self.profile, UedpAlgProfile) else 1)
         return users * math.sqrt(self.rounds) / (noise * math.sqrt(parameters))
 
     def doubts(self, parameters: int) -> list[str]:
@@ -123,10 +121,10 @@ class Plan:
                 f"a round draws about {users:.2g} users: the noise hides one among them, so with "
                 f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
             )
-        if certificates.MUCH < self.epsilon < math.inf:
+        if certificates.LARGE_EPSILON < self.epsilon < math.inf:
             found.append(
-                f"epsilon {self.epsilon:.3g} says little, being above {certificates.MUCH}; lower "
-                "privacy.epsilon, or raise privacy.noise"
+                f"epsilon {self.epsilon:.3g} says little, being above "
+                f"{certificates.LARGE_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
             )
         if self.provenance.precision == "bfloat16" and self.profile is not None:
             found.append(
@@ -174,9 +172,9 @@ class Plan:
             stated = stated.model_copy(update={"chosen_by": privacy.chosen_by})
         return stated
 
-    def planned(self, run: str) -> Planned:
+    def planned(self, run: str) -> PlannedRun:
         """The first line of the ledger of a run by this plan."""
-        return Planned(
+        return PlannedRun(
             run=run,
             profile=self.profile,
             rounds=self.rounds,
@@ -232,17 +230,17 @@ def build(config: Config, incidence: Incidence, provenance: Provenance | None = 
 
     def profile(noise: float) -> Profile:
         if privacy.method == "rotation":
-            return Rotation(
-                noise, privacy.user_rate, share, privacy.entity_rate, None, privacy.extended_rate
+            return RotationProfile(
+                noise, privacy.user_rate, share, privacy.entity_rate, privacy.extended_rate
             )
         if privacy.method == "user-level":
-            return UserLevel(noise, privacy.user_rate)
-        return Alg(noise, privacy.user_rate, incidence.users, _other_holders(incidence))
+            return UserLevelProfile(noise, privacy.user_rate)
+        return UedpAlgProfile(noise, privacy.user_rate, incidence.users, _other_holders(incidence))
 
     precision = Provenance().precision if provenance is None else provenance.precision
     margin = rounding_margin(precision, privacy.user_rate * incidence.users)
     words = _vocabulary(config)
-    beside: tuple[tuple[Profile, int], ...] = () if words is None else ((words, 1),)
+    beside: tuple[tuple[PrivacyEvent, int], ...] = () if words is None else ((words, 1),)
     described: Profile | None = None
     spent = math.inf
     if private:
@@ -265,16 +263,10 @@ def build(config: Config, incidence: Incidence, provenance: Provenance | None = 
             privacy.sentences_per_user,
         ),
         clips=Clips(privacy.update_clip, share, margin if private else 0.0),
-        weights=_weights(incidence),
         shape=_shape(incidence),
         vocabulary=words,
         provenance=provenance or Provenance(),
     )
-
-
-def _weights(incidence: Incidence) -> Floats:
-    """Of users, each at most 1."""
-    return np.ones(incidence.users)
 
 
 def _shape(incidence: Incidence) -> decisions.Shape:

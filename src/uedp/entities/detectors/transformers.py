@@ -16,7 +16,7 @@ from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors import package
 from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
-from uedp.hf_hub import ask_hub, most_tokens
+from uedp.hf_hub import ask_hub, max_tokens
 
 _CHUNK = 1024  # sentences sorted by length together
 _TOKENS_PER_BATCH = 8192
@@ -66,7 +66,7 @@ class Transformers:
         ids = probe["input_ids"][0]
         leading, trailing = special.index(0), special[::-1].index(0)
         self._before, self._after = ids[:leading], ids[len(ids) - trailing :]
-        self._room = max(1, most_tokens(model, tokenizer, _DEFAULT_WINDOW) - leading - trailing)
+        self._room = max(1, max_tokens(model, tokenizer, _DEFAULT_WINDOW) - leading - trailing)
         self._overlap = min(_OVERLAP, self._room // 4)
 
     def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
