@@ -42,12 +42,12 @@ class DataSet:
         Guarantees:
           - random groups are formed in the training part only, and are the same every time
         """
-        from uedp.corpus.readers import read
-        from uedp.corpus.users import assign, random_groups
+        from uedp.corpus.readers import read_sentences
+        from uedp.corpus.users import assign_users, random_groups
 
-        sentences = list(islice(read(data / self.file(part), self.reader), most))
+        sentences = list(islice(read_sentences(data / self.file(part), self.reader), most))
         if part == "train" and self.groups is not None:
-            sentences = list(assign(sentences, random_groups(len(sentences), *self.groups)))
+            sentences = list(assign_users(sentences, random_groups(len(sentences), *self.groups)))
         return sentences
 
 

@@ -12,7 +12,7 @@ from research.paper import COUNTS
 from research.sources import DATA_SETS
 from uedp.corpus.store import Corpus
 from uedp.entities.breakdown import breakdown, sentence_masks
-from uedp.entities.categories import BASE, expand, mask_of
+from uedp.entities.categories import BASE, expand_categories, mask_of
 from uedp.incidence import Ints
 
 
@@ -101,8 +101,8 @@ def _data_set(name: str, options: Options) -> Result:
 def _sensitive(corpus: Corpus, categories: tuple[str, ...]) -> dict[str, int]:
     """The number of sentences that mention each category, and any of them."""
     present = sentence_masks(corpus)
-    bits = {name: mask_of(expand([name])) for name in categories} | {
-        "all": mask_of(expand(categories))
+    bits = {name: mask_of(expand_categories([name])) for name in categories} | {
+        "all": mask_of(expand_categories(categories))
     }
     return {name: int(np.count_nonzero(present & mask)) for name, mask in bits.items()}
 
@@ -111,7 +111,9 @@ def _mentions(corpus: Corpus, categories: tuple[str, ...]) -> dict[str, int]:
     """The number of mentions of each category; a sentence may have several."""
     counts = Counter(corpus.mentions["category"].to_pylist())
     index = {name: number for number, name in enumerate(BASE)}
-    return {name: sum(counts[index[base]] for base in expand([name])) for name in categories}
+    return {
+        name: sum(counts[index[base]] for base in expand_categories([name])) for name in categories
+    }
 
 
 def _histogram(counts: Ints) -> dict[str, int]:
