@@ -21,6 +21,7 @@ from uedp.accounting.statement import ADJACENCY, NO_FINITE_EPSILON, rounded, sta
 from uedp.cli.terminal import plain, progress, show, table, with_flags
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
+from uedp.mechanism.sampling import supply_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Delta = Annotated[float, typer.Option(help="The probability of failure that is allowed.")]
@@ -179,7 +180,7 @@ def plan(
     if plot is not None:
         from uedp.report.plots import epsilon_curves
 
-        epsilon_curves(curves(tried[0], delta), delta, plot)
+        epsilon_curves(curves(tried[0].profile, tried[0].rounds, delta), delta, plot)
     if as_json:
         rows = [asdict(option) for option in tried]
         typer.echo(
@@ -205,13 +206,7 @@ def plan(
     if plot is not None:
         typer.echo(f"epsilon against rounds: {plot}")
     first = tried[0]
-    show_missed(
-        RotationProfile(first.noise, first.user_rate, first.entity_share),
-        first.rounds,
-        delta,
-        None,
-        "the best of these",
-    )
+    show_missed(first.profile, first.rounds, delta, None, "the best of these")
 
 
 def show_missed(
@@ -469,7 +464,7 @@ def _number(value: float | None, digits: int = 4, down: bool = False) -> str:
 
 def _supply(corpus: Path | None, users: int | None, sentences: int | None, usable: float) -> Supply:
     if corpus is not None:
-        return Supply.of_incidence(Corpus(corpus).incidence)
+        return supply_of(Corpus(corpus).incidence)
     if users is None or sentences is None:
         raise UserError("plan: give a corpus folder, or --users and --sentences")
     if users < 1 or sentences < 1 or not 0 <= usable <= 1:
