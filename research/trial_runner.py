@@ -173,7 +173,7 @@ def _row(trial: Trial, result: Row | None, place: Place) -> Result:
         "train": config["model"]["train"],
         "category": trial.category,
         "method": privacy["method"],
-        "estimator": config.get("alg", {}).get("estimator", "f_E+"),
+        "estimator": config.get("method_options", config.get("alg", {})).get("estimator", "f_E+"),
         "target": privacy.get("epsilon"),
         "rate": config["optimiser"]["rate"],
         "user_rate": privacy["user_rate"],

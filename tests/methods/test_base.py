@@ -201,11 +201,11 @@ def test_a_round_of_the_paper_is_the_sum_by_hand(estimator, literal):
         privacy__user_rate=0.2,
         privacy__entity_rate=0.6,
         privacy__update_clip=0.3,
-        alg__estimator=estimator,
-        alg__local_rate=0.05,
-        alg__local_batch=1,
-        alg__user_cap=6,
-        alg__literal_line=literal,
+        method_options__estimator=estimator,
+        method_options__local_rate=0.05,
+        method_options__local_batch=1,
+        method_options__user_cap=6,
+        method_options__literal_line=literal,
     )
     gradient = made(found).round(2)
     weights = Weights.of(worlds.incidence(), 6, 1)
