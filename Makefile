@@ -4,7 +4,7 @@ USE := .venv/.ready-to-use
 DEV := .venv/.ready-to-develop
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: test slow fuzz lint demo clean help
+.PHONY: test slow fuzz lint demo paper clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -55,6 +55,13 @@ demo/corpus/corpus.json: demo/messages.jsonl
 
 demo/others/corpus.json: demo/others.jsonl
 	$(BIN)/uedp detect $< --out demo/others --overwrite --label label --detector labels,patterns
+
+paper: $(DEV)  ## docs/results.md from results/; with DATA=DIR NER=DIR measure what trains nothing first
+ifdef DATA
+	for name in breakdown integrity budget; do \
+	  $(BIN)/python -m research $$name --data $(DATA) --out results --model ner=$(NER) || exit; done
+endif
+	$(BIN)/python -m research report --results results --out docs/results.md
 
 clean:  ## remove what was made, .venv too
 	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -37,7 +37,7 @@ def train(options: argparse.Namespace) -> None:
         return processes.start(name, command, options.out)
 
     jobs = {name: (lambda name=name: start(name)) for name in trees}
-    failed = processes.carry_out(jobs, options.out, 2, say=lambda line: print(line, flush=True))
+    failed = processes.run_processes(jobs, options.out, 2, say=lambda line: print(line, flush=True))
     if failed:
         raise SystemExit(f"{failed[0]}; the logs are in {options.out}")
     found = {

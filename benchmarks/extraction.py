@@ -224,9 +224,10 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
     """Attack the model in a folder; without one, the model before training."""
     import torch
 
+    from research.membership import membership
     from uedp.audit.extraction import likelihood, rank_entities, rank_secrets, written
     from uedp.audit.gaps import Gap
-    from uedp.audit.ranks import Roc, membership, summary
+    from uedp.audit.ranks import Roc, summary
     from uedp.audit.scoring import Scorer
     from uedp.audit.secrets import load as load_secrets
     from uedp.models.load import load
@@ -324,7 +325,7 @@ def schedule(options: argparse.Namespace, again: bool) -> None:
         for name in options.runs or RUNS
         if (_attackable(name, options) if again else not (options.out / f"{name}.json").exists())
     }
-    failed = processes.carry_out(
+    failed = processes.run_processes(
         waiting, options.out, options.jobs, options.deadline, lambda line: print(line, flush=True)
     )
     table(options.out)
@@ -397,7 +398,7 @@ def table(folder: Path, plot: Path | None = None) -> None:
         if row.get("certificate"):
             print(f"\n{row['name']}: {row['statement']} Check: {row['certificate_check']}.")
     if plot is not None:
-        from uedp.report.extraction_plots import membership_figure
+        from research.plots.membership import membership_figure
 
         membership_figure(
             {row["name"]: row["membership"] for row in rows if row["name"] != "untrained"}, plot

@@ -2,7 +2,8 @@
 
     python benchmarks/lending.py MATERIALS [--out JSON]
 
-`MATERIALS` holds prepared data sets (`uedp experiment` leaves them in OUT/.work/common/materials).
+`MATERIALS` holds prepared data sets (`python -m research` leaves them in
+OUT/.work/common/materials).
 
 - *usable*: sentences all of whose entities are lent to their user, of all.
 - *whole*: the same, each counted by how much of an entity's share it has (several of one user

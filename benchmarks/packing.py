@@ -25,7 +25,8 @@ import numpy as np
 import torch
 import transformers
 
-from uedp.mechanism.clip import Engine, values
+from uedp.mechanism import packing
+from uedp.mechanism.clip import Engine
 from uedp.models.trainable import make_trainable
 from uedp.training import tasks
 
@@ -86,21 +87,20 @@ def measure(
     options: argparse.Namespace, task: tasks.NextWord, model: Any, owners: list[int]
 ) -> list[dict[str, Any]]:
     engine, everything = Engine(model), np.arange(len(owners))
-    device, narrow = options.device, tasks.piece_width
+    device, narrow = options.device, packing.piece_width
     half = device == "cuda"
     clips, weights = torch.full((len(owners),), 0.3), torch.ones(options.users)
 
-    def losses(order: Any) -> Any:
+    def losses(order: Any, packed: bool = True) -> Any:
         with torch.autocast(device, torch.bfloat16, enabled=half):
-            return task.losses(model, everything[list(order)])
+            return task.losses(model, everything[list(order)], packing.Packing(packed))
 
     def plain() -> None:
-        task.packed = True
-        torch.autograd.grad(values(losses(everything)).sum(), engine.parameters)
+        torch.autograd.grad(packing.loss_values(losses(everything)).sum(), engine.parameters)
 
     def clipped(packed: bool, width: Callable[[Any], int]) -> None:
-        task.packed, tasks.piece_width = packed, width
-        engine.clipped_sum(losses, owners, clips, 1.0, weights)
+        packing.piece_width = width
+        engine.clipped_sum(lambda order: losses(order, packed), owners, clips, 1.0, weights)
 
     ways = {
         "plain": plain,

@@ -4,10 +4,10 @@
     python benchmarks/public_text.py table FOLDER
 
 Another data set is taken as public, and the model is fine-tuned on it without privacy. Then come
-the private trials of `uedp experiment next-word-gpt` at the larger epsilon, with the steps they
+the private trials of `python -m research next-word-gpt` at the larger epsilon, with the steps they
 have there and with steps of half the length, as less is left to learn. `--materials` holds all
-three data sets (`uedp experiment` leaves them in OUT/.work/common/materials). Of the results that
-are kept, those of rotation were made with another order of lending (see docs/results.md).
+three data sets (`python -m research` leaves them in OUT/.work/common/materials). Of the committed
+results, those of rotation were made with another order of lending (see docs/results.md).
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> None:
             runs.run(trial, first, keep=True)
         models[part(data)] = str(first.out / trial.name)
     place = runs.Place(options.materials, models, options.out, options.rounds)
-    results = runs.carry_out(list(trials()), place, options.jobs, say=print)
+    results = runs.run_trials(list(trials()), place, options.jobs, say=print)
     print(runs.table(results.values()))
 
 

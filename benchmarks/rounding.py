@@ -28,6 +28,7 @@ from packing import Numbers
 from research.datasets import texts as material_texts
 from uedp.incidence import Rows
 from uedp.mechanism.clip import Engine, rules
+from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.release import Clips, clipped_sums
 from uedp.mechanism.sampling import Participants
 from uedp.models.load import load
@@ -143,7 +144,6 @@ def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
 
 def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Tensor:
     task = NextWord(texts, tokenizer, 128)
-    task.packed = True
     clipper, count = Engine(model), len(texts)
     users = 1 + (count - 1) // EACH
     offsets = np.concatenate([[0, 1], np.arange(1 + EACH, count + 1, EACH)])
@@ -152,12 +152,12 @@ def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Te
     def losses(order: Any) -> Any:
         device = clipper.parameters[0].device.type
         with torch.autocast(device, torch.bfloat16, enabled=half):
-            return task.losses(model, np.array(order))
+            return task.losses(model, np.array(order), SHARED_ROWS)
 
     weights = np.ones(users)
     weights[0] = 0
     sums, _ = clipped_sums(
-        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), weights, packed=True
+        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), weights, packing=SHARED_ROWS
     )
     return torch.cat([part.flatten().double() for part in sums])
 

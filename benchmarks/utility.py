@@ -7,7 +7,7 @@
 `train` goes through the same loop as `uedp train`, several runs at once, all or those named; what
 is finished is not run again. Choices are made on the validation part; the test part is measured
 once per finished run and decides nothing. `experiments/settings.py` holds what was chosen, and
-`uedp experiment next-word-gpt` is the comparison made with it.
+`python -m research next-word-gpt` is the comparison made with it.
 """
 
 import argparse
@@ -88,7 +88,7 @@ def main() -> None:
         models = dict(part.split("=", 1) for part in options.model)
         place = runs.Place(options.materials, models, options.out, options.rounds)
         asked = [trial for trial in trials() if not options.runs or trial.name in options.runs]
-        found = runs.carry_out(
+        found = runs.run_trials(
             asked, place, options.jobs, options.deadline, say=lambda line: print(line, flush=True)
         )
         print(runs.table(found.values()))

@@ -1,4 +1,4 @@
-"""Commands that measure: one for each table or figure, and one that writes the results page."""
+"""The command line of the experiments: `python -m research NAME`, `--list`, and `report`."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,64 +6,68 @@ from typing import Annotated
 
 import typer
 
-from research.base import Experiment, Options, carry_out
+from research.base import Experiment, Options, run_experiment
 from research.catalogue import EXPERIMENTS
+from uedp.cli import run_app
 from uedp.cli.terminal import plain, progress, show, table
 from uedp.errors import UserError
 
-experiment = typer.Typer(
-    help="Measure a table or figure of the paper anew, and what is true beside it."
+PROGRAM = "python -m research"
+
+app = typer.Typer(
+    help="Reproduce the tables and figures of the paper, and measure what lies beyond them.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
 )
 
 Data = Annotated[
-    Path, typer.Option(help="A folder with conll2003, ag_news, edgar and presidio_synth in it.")
+    Path, typer.Option(help="The folder that holds conll2003, ag_news, edgar and presidio_synth.")
 ]
-Out = Annotated[Path, typer.Option(help="Where NAME.json, NAME.png and NAME.svg go.")]
-Quick = Annotated[bool, typer.Option("--quick", help="A small part of it, in minutes.")]
-Jobs = Annotated[int, typer.Option(help="Processes at work at once.")]
+Out = Annotated[Path, typer.Option(help="The folder to write NAME.json, NAME.png and NAME.svg to.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Use a small part of the data; minutes.")]
+Jobs = Annotated[int, typer.Option(help="Number of processes.")]
 Models = Annotated[
     list[str],
     typer.Option("--model", metavar="PART=PATH", help="A saved model: ner, gpt, bert, words."),
 ]
 FinishedOnly = Annotated[
-    bool, typer.Option("--finished-only", help="Train nothing; tell what has been trained so far.")
+    bool, typer.Option("--finished-only", help="Train nothing; report the finished runs.")
 ]
 
 
-@experiment.callback(invoke_without_command=True)
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command. A user error is one line on stderr and exit code 2; a bug is a traceback."""
+    run_app(app, arguments, PROGRAM)
+
+
+@app.callback(invoke_without_command=True)
 def overview(
     context: typer.Context,
-    listed: Annotated[bool, typer.Option("--list", help="Name the experiments.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
-    if listed:
-        shown = table("experiment", "what it measures")
-        shown.columns[1].justify = "left"
-        for found in EXPERIMENTS.values():
-            shown.add_row(found.name, found.of_the_paper)
-        show("", shown)
+    if list_:
+        listing = table("experiment", "what it measures")
+        listing.columns[1].justify = "left"
+        for experiment in EXPERIMENTS.values():
+            listing.add_row(experiment.name, experiment.title)
+        show("", listing)
     elif context.invoked_subcommand is None:
         typer.echo(context.get_help())
 
 
-@experiment.command()
+@app.command()
 def report(
-    results: Annotated[Path, typer.Option(help="The folder that experiments wrote to.")],
+    results: Annotated[Path, typer.Option(help="The folder that the experiments wrote to.")],
     out: Annotated[Path, typer.Option(help="The Markdown page to write.")],
 ) -> None:
-    """Write the results page from the JSON of experiments."""
-    from research.results import write
+    """Write the results page from the JSON files of the experiments."""
+    from research.results import write_page
 
-    missing = write(results, out)
+    missing = write_page(results, out)
     typer.echo(f"{plain(str(out))}: {', '.join(missing) or 'none'} not run")
 
 
-def register(app: typer.Typer) -> None:
-    for found in EXPERIMENTS.values():
-        experiment.command(found.name, help=f"{found.of_the_paper}.")(_command(found))
-    app.add_typer(experiment, name="experiment")
-
-
-def _command(found: Experiment) -> Callable[..., None]:
+def _command(experiment: Experiment) -> Callable[..., None]:
     def command(
         data: Data,
         out: Out,
@@ -74,19 +78,26 @@ def _command(found: Experiment) -> Callable[..., None]:
     ) -> None:
         if not data.is_dir():
             raise UserError(f"--data {data}: no such folder")
-        work = out / ".work" / found.name
+        work = out / ".work" / experiment.name
         options = Options(data, work, quick, _models(model), jobs, progress(), finished_only)
-        carry_out(found, options, out)
-        typer.echo(f"{plain(str(out / found.name))}.json, .png, .svg")
+        run_experiment(experiment, options, out)
+        typer.echo(f"{plain(str(out / experiment.name))}.json, .png, .svg")
 
     return command
 
 
-def _models(given: Sequence[str]) -> dict[str, str]:
+def _models(arguments: Sequence[str]) -> dict[str, str]:
     models = {}
-    for one in given:
-        part, equals, path = one.partition("=")
+    for argument in arguments:
+        part, equals, path = argument.partition("=")
         if not (part and equals and path):
-            raise UserError(f"--model {one!r}: write PART=PATH, such as ner=FOLDER")
+            raise UserError(f"--model {argument!r}: write PART=PATH, such as ner=FOLDER")
         models[part] = path
     return models
+
+
+for _experiment in EXPERIMENTS.values():
+    app.command(_experiment.name, help=f"{_experiment.title}.")(_command(_experiment))
+
+if __name__ == "__main__":
+    main()

@@ -57,13 +57,13 @@ class Experiment:
     """
 
     name: str
-    of_the_paper: str
+    title: str
     measure: Callable[[Options], Result]
     draw: Callable[[Result, Path], None]
     table: Callable[[Result], str]
 
 
-def carry_out(experiment: Experiment, options: Options, out: Path) -> Result:
+def run_experiment(experiment: Experiment, options: Options, out: Path) -> Result:
     """Measure, then write NAME.json, NAME.png and NAME.svg into a folder."""
     options.work.mkdir(parents=True, exist_ok=True)
     (options.work.parent / ".gitignore").write_text("*\n")  # results are kept, what led to them not

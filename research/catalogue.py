@@ -15,13 +15,13 @@ def _later(module: str, function: str) -> Callable[..., Any]:
     return call
 
 
-def _experiment(name: str, of_the_paper: str, module: str, measure: str = "measure") -> Experiment:
+def _experiment(name: str, title: str, module: str, measure: str = "measure") -> Experiment:
     """An experiment whose `measure`, `draw` and `table` are functions of a module.
 
     Several experiments of one module differ in the function that measures.
     """
     return Experiment(
-        name, of_the_paper, _later(module, measure), _later(module, "draw"), _later(module, "table")
+        name, title, _later(module, measure), _later(module, "draw"), _later(module, "table")
     )
 
 

@@ -16,7 +16,7 @@ def start(name: str, command: Sequence[str], out: Path) -> Process:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
 
-def carry_out(
+def run_processes(
     jobs: Mapping[str, Callable[[], Process]],
     out: Path,
     at_once: int = 1,

@@ -21,7 +21,7 @@ _SECTION = re.compile(r"^\{\{ *([a-z0-9-]+) *\}\}$", re.MULTILINE)
 _VALUE = re.compile(r"\{\{ *([a-z0-9-]+)\.([^:{}]+?)(?::([^{}]*?))? *\}\}")
 
 
-def write(results: Path, out: Path) -> list[str]:
+def write_page(results: Path, out: Path) -> list[str]:
     """Write the page; the names of experiments in it that have not been run.
 
     Guarantees:
@@ -30,13 +30,13 @@ def write(results: Path, out: Path) -> list[str]:
     """
     if not results.is_dir():
         raise UserError(f"--results {results}: no such folder")
-    page, missing = rendered(TEMPLATE.read_text(encoding="utf-8"), results, out.parent)
+    page, missing = render_page(TEMPLATE.read_text(encoding="utf-8"), results, out.parent)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     return missing
 
 
-def rendered(template: str, results: Path, beside: Path) -> tuple[str, list[str]]:
+def render_page(template: str, results: Path, beside: Path) -> tuple[str, list[str]]:
     """The page that a template makes, with links that hold in the folder `beside`."""
     found: dict[str, Result | None] = {}
 
@@ -48,7 +48,7 @@ def rendered(template: str, results: Path, beside: Path) -> tuple[str, list[str]
     def section(match: re.Match[str]) -> str:
         name = match[1]
         if (measured := result(name)) is None:
-            return f"*{NOT_RUN}: `uedp experiment {name} --data DIR --out {results.name}`*"
+            return f"*{NOT_RUN}: `python -m research {name} --data DIR --out {results.name}`*"
         if name not in EXPERIMENTS:
             raise UserError(f"{results / name}.json: no such experiment; rename or remove it")
         link = Path(os.path.relpath(results, beside), f"{name}.png").as_posix()

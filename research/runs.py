@@ -63,7 +63,7 @@ def changed(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
     return config
 
 
-def carry_out(
+def run_trials(
     trials: Sequence[Trial],
     place: Place,
     jobs: int = 1,
@@ -87,7 +87,7 @@ def carry_out(
     finished = len(trials) - len(waiting)
     with progress.stage("training", len(trials), "runs") as meter:
         meter.advance(finished, finished)
-        failed = processes.carry_out(
+        failed = processes.run_processes(
             waiting, place.out, jobs, deadline, say, ended=lambda: meter.advance(1)
         )
     if failed:

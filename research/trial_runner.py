@@ -62,7 +62,7 @@ def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
             material(data, options)
         _clear_finished(found, place)
     deadline = -1.0 if options.finished_only else float("inf")
-    results = runs.carry_out(
+    results = runs.run_trials(
         found, place, options.jobs, deadline=deadline, progress=options.progress
     )
     return [_row(trial, results.get(trial.name), place) for trial in found]

@@ -37,6 +37,11 @@ Run = Callable[..., Outcome]
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Run a `uedp` command in this process, as the shell would see it."""
+    return command_runner(main, capsys)
+
+
+def command_runner(main: Callable[[list[str]], None], capsys: pytest.CaptureFixture[str]) -> Run:
+    """A function that runs a command line in this process, as the shell would see it."""
 
     def command(*arguments: object) -> Outcome:
         code = 0

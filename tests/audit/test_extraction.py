@@ -23,14 +23,14 @@ from tests.conftest import marked
 from uedp.audit import scoring
 from uedp.audit.extraction import extract, likelihood, rank_entities, rank_secrets, written
 from uedp.audit.gaps import Gap, entity_gaps
-from uedp.audit.ranks import Ranked, Roc, by_chance, membership, rank, roc, share, summary
+from uedp.audit.ranks import Ranked, Roc, by_chance, rank, roc, share, summary
 from uedp.audit.scoring import Completions, Endings, Question, Scorer, likelihoods
 from uedp.audit.secrets import Secret, drawn, filled, load, plant, save, size, write
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors.patterns import load as patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
-from uedp.report.extraction_plots import extraction_figure, membership_figure
+from uedp.report.extraction_plots import extraction_figure
 from uedp.training.config import parse
 from uedp.training.loop import run
 
@@ -460,37 +460,6 @@ def test_hits_follow_from_how_many_others_are_above(
     assert own.hits(rate) == np.count_nonzero(above <= rate * len(others) + 1e-9)
 
 
-def test_groups_are_judged_by_one_threshold() -> None:
-    others = np.arange(10_000.0)
-    # the 11th best of the others is 9,989: ten are above it, one in a thousand
-    members = np.array([9_989.0, 9_989.5, 10_001.0, 10_002.0, 5_000.0, 0.5])
-    found = membership(Roc(members, others), ["few", "few", "many", "many", "many", "few"])
-    assert (found["members"], found["others"]) == (6, 10_000)
-    first = found["at"][0]
-    assert (first["false_positives"], first["resolved"]) == (0.001, True)
-    assert first["true_positives"]["share"] == pytest.approx(3 / 6)
-    few, many = found["groups"]["few"], found["groups"]["many"]
-    assert few["at"][0]["true_positives"]["share"] == pytest.approx(1 / 3)
-    assert many["at"][0]["true_positives"]["share"] == pytest.approx(2 / 3)
-    assert few["above"] == [10, 11, 9_999]
-    assert many["above"] == [0, 0, 5_000]
-    for part in (found, few, many):
-        rate = part["at"][0]["true_positives"]
-        hits = round(rate["share"] * part["members"])
-        assert rate == share([True] * hits + [False] * (part["members"] - hits))
-
-
-def test_membership_can_be_computed_again_from_counts() -> None:
-    chance = np.random.default_rng(0)
-    members, others = chance.normal(0.5, 1, 300), chance.normal(0, 1, 4_000)
-    found = membership(Roc(members, others), ["1"] * 100 + ["4"] * 200)
-    above = np.concatenate([group["above"] for group in found["groups"].values()])
-    for rate in found["at"]:
-        caught = np.mean(above <= rate["false_positives"] * found["others"])
-        assert rate["true_positives"]["share"] == pytest.approx(caught)
-    assert found["area"] == pytest.approx(1 - above.mean() / len(others))
-
-
 def test_the_interval_of_a_share() -> None:
     found = share([False] * 40)
     assert found == {"share": 0.0, "low": 0.0, "high": pytest.approx(1 - 0.025 ** (1 / 40))}
@@ -499,22 +468,6 @@ def test_the_interval_of_a_share() -> None:
         pytest.approx(0.0667, abs=1e-4),
         pytest.approx(0.6525, abs=1e-4),
     )
-
-
-@pytest.mark.slow
-def test_the_interval_covers_the_true_rate() -> None:
-    """Members score like others, so 1% are above the threshold that 1% of the others are above.
-
-    With 100,000 others the threshold is almost the true one; of 500 intervals at 95%, more than 45
-    misses have a chance below 1e-4.
-    """
-    chance, misses = np.random.default_rng(0), 0
-    others = chance.normal(0, 1, 100_000)
-    for _ in range(500):
-        found = membership(Roc(chance.normal(0, 1, 1_000), others), ["all"] * 1_000)
-        rate = found["at"][1]["true_positives"]
-        misses += not rate["low"] <= 0.01 <= rate["high"]
-    assert misses <= 45
 
 
 # --- entities of two corpora ---------------------------------------------------------------------
@@ -684,14 +637,3 @@ def test_the_figure_shows_runs_beside_each_other(tmp_path: Path) -> None:
         path = tmp_path / f"{count}.png"
         extraction_figure({f"run {n}": found for n in range(count)}, path)
         assert imread(path).std() > 0
-
-
-def test_the_figure_of_membership_is_drawn_from_what_is_stored(tmp_path: Path) -> None:
-    chance = np.random.default_rng(0)
-    others = chance.normal(0, 1, 2_000)
-    found = {
-        name: membership(Roc(chance.normal(shift, 1, 40), others), ["1"] * 20 + ["64"] * 20)
-        for name, shift in (("noiseless", 4.0), ("rotation-8", 0.0))
-    }
-    membership_figure(json.loads(json.dumps(found)), tmp_path / "found.png")
-    assert imread(tmp_path / "found.png").std() > 0

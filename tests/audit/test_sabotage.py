@@ -86,9 +86,9 @@ def clipping_by_pieces(patch) -> None:
     """A user too large for memory is taken for several."""
     original = releasing._chunks
 
-    def cut(participants, lengths, room, size):
-        for rows in original(participants, lengths, room, size):
-            if size(lengths[rows]) <= room:
+    def cut(participants, lengths, room, packing):
+        for rows in original(participants, lengths, room, packing):
+            if packing.tokens(lengths[rows]) <= room:
                 yield rows
                 continue
             each = max(1, room // int(lengths[rows].max()))

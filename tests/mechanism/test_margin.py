@@ -20,12 +20,12 @@ def others(texts: list[str], half: bool) -> torch.Tensor:
     torch.manual_seed(0)
     model = tiny.llama().eval()
     task = NextWord(texts, tiny.tokenizer(), 64)
-    task.pack_for(model)
+    packing = task.packing_for(model)
     engine, count = Engine(model), len(texts)
 
     def losses(order):
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            return task.losses(model, np.array(order))
+            return task.losses(model, np.array(order), packing)
 
     who = Participants(
         np.arange(count), Rows(np.arange(count + 1), np.arange(count)), np.ones(count, int)
@@ -33,7 +33,7 @@ def others(texts: list[str], half: bool) -> torch.Tensor:
     weights = np.ones(count)
     weights[0] = 0
     sums, _ = clipped_sums(
-        engine, who, losses, task.lengths, Clips(CLIP, 0.5), weights, packed=task.packed
+        engine, who, losses, task.lengths, Clips(CLIP, 0.5), weights, packing=packing
     )
     return torch.cat([part.flatten().double() for part in sums])
 

@@ -12,6 +12,7 @@ from tests.training import worlds
 from uedp.errors import UserError
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local_update import shuffled
+from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.sampling import draw, draw_whole
 from uedp.methods import base as methods
 from uedp.methods.base import Lending, Randomness, build
@@ -401,8 +402,8 @@ def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
         task,
         lambda: Asked("cpu", torch.bfloat16),
     )
-    assert task.packed
-    found = method._losses(np.arange(4))
+    assert method._packing == SHARED_ROWS
+    found = method._losses(np.arange(4), SHARED_ROWS)
     seen.clear()
-    found.alone()
+    found.recompute()
     assert seen == ["in"]

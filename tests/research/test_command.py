@@ -1,4 +1,4 @@
-"""`uedp experiment` as a person types it, --quick, on small data."""
+"""`python -m research` as a user types it: --quick, on small data."""
 
 import json
 import re
@@ -6,18 +6,25 @@ from pathlib import Path
 
 import pytest
 
+from research.__main__ import main
 from research.catalogue import EXPERIMENTS
-from tests.conftest import Run
+from tests.conftest import Run, command_runner
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `python -m research` in this process, as the shell would see it."""
+    return command_runner(main, capsys)
 
 
 def test_list_and_help(run: Run) -> None:
-    listed = run("experiment", "--list")
+    listed = run("--list")
     assert listed.code == 0
     for experiment in EXPERIMENTS.values():
         assert experiment.name in listed.out
-        assert experiment.of_the_paper in listed.out
-    assert run("experiment").out.count("Usage") == 1
-    unknown = run("experiment", "magic", "--data", ".", "--out", "x")
+        assert experiment.title in listed.out
+    assert run().out.count("Usage") == 1
+    unknown = run("magic", "--data", ".", "--out", "x")
     assert unknown.code == 2
     assert "magic" in unknown.err
 
@@ -25,7 +32,7 @@ def test_list_and_help(run: Run) -> None:
 @pytest.mark.parametrize("name", ["breakdown", "integrity", "budget"])
 def test_quick(name: str, run: Run, data: Path, ner: Path, together: Path) -> None:
     out = together
-    arguments = ("experiment", name, "--data", data, "--out", out, "--quick")
+    arguments = (name, "--data", data, "--out", out, "--quick")
     made = run(*arguments, "--model", f"ner={ner}")
     assert (made.code, made.err) == (0, "")
     result = json.loads((out / f"{name}.json").read_text())
@@ -41,15 +48,13 @@ def test_quick(name: str, run: Run, data: Path, ner: Path, together: Path) -> No
 
 
 def test_report(run: Run, together: Path, tmp_path: Path) -> None:
-    made = run(
-        "experiment", "report", "--results", together, "--out", tmp_path / "docs" / "results.md"
-    )
+    made = run("report", "--results", together, "--out", tmp_path / "docs" / "results.md")
     assert made.code == 0
     assert "next-word-gpt" in made.out
     page = (tmp_path / "docs" / "results.md").read_text()
     assert page.count("*Measured with `--quick`") == 3
     assert "| CoNLL-2003, f_E+ | 0.52 | 0.52 |" in page
-    assert "not run: `uedp experiment next-word-gpt" in page
+    assert "not run: `python -m research next-word-gpt" in page
     assert "{{" not in page
 
 
@@ -66,7 +71,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 def test_user_errors_are_one_line(case: str, run: Run, data: Path, tmp_path: Path) -> None:
     given, expected = REFUSED[case]
     arguments: list[object] = list(given) if "--data" in given else ["--data", data, *given]
-    outcome = run("experiment", "integrity", "--out", tmp_path / "out", *arguments)
+    outcome = run("integrity", "--out", tmp_path / "out", *arguments)
     assert outcome.code == 2
     assert outcome.err.startswith("error: ")
     assert len(outcome.err.splitlines()) == 1
@@ -78,7 +83,7 @@ def test_a_data_set_that_is_missing_is_named(
 ) -> None:
     (tmp_path / "empty").mkdir()
     outcome = run(
-        *("experiment", "breakdown", "--data", tmp_path / "empty", "--out", tmp_path / "out"),
+        *("breakdown", "--data", tmp_path / "empty", "--out", tmp_path / "out"),
         *("--model", f"ner={ner}"),
     )
     assert outcome.code == 2

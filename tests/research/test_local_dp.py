@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from research import local_dp
-from research.base import Options, Result, carry_out
+from research.base import Options, Result, run_experiment
 from research.baselines.discriminant import Discriminant
 from research.baselines.dpnr import Dpnr
 from research.catalogue import EXPERIMENTS
@@ -61,7 +61,7 @@ def size() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def result(options: Options, size: None) -> Result:
-    return carry_out(EXPERIMENTS["local-dp"], options, options.work.parent.parent)
+    return run_experiment(EXPERIMENTS["local-dp"], options, options.work.parent.parent)
 
 
 def at(result: Result, epsilon: float | None, dropout: float = 0.0) -> Result:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from research.processes import Process, carry_out, results, start
+from research.processes import Process, results, run_processes, start
 
 Job = Callable[[], Process]
 WRITES = """
@@ -29,7 +29,7 @@ def test_results_are_what_jobs_left(tmp_path: Path) -> None:
     said: list[str] = []
     ended: list[int] = []
     jobs = {name: job(name, WRITES, tmp_path) for name in ("one", "two")}
-    failed = carry_out(jobs, tmp_path, 2, say=said.append, ended=lambda: ended.append(1))
+    failed = run_processes(jobs, tmp_path, 2, say=said.append, ended=lambda: ended.append(1))
     assert failed == []
     assert results(("two", "one", "three"), tmp_path) == {
         "two": {"name": "two"},
@@ -45,7 +45,7 @@ def test_a_job_that_fails_is_named_with_its_last_words_and_the_others_go_on(tmp_
         "mute": job("mute", "import sys; sys.exit(3)", tmp_path),
         "good": job("good", WRITES, tmp_path),
     }
-    assert carry_out(jobs, tmp_path) == ["bad: no room", "mute: mute: no word"]
+    assert run_processes(jobs, tmp_path) == ["bad: no room", "mute: mute: no word"]
     assert results(jobs, tmp_path) == {"good": {"name": "good"}}
 
 
@@ -79,7 +79,7 @@ def test_no_more_than_asked_for_run_at_once_and_in_turn(
     monkeypatch.setattr(Counted, "most", 0)
     monkeypatch.setattr(Counted, "order", ())
     jobs: dict[str, Any] = {name: partial(Counted, name, tmp_path) for name in "cabde"}
-    assert carry_out(jobs, tmp_path, at_once) == []
+    assert run_processes(jobs, tmp_path, at_once) == []
     assert Counted.most == at_once
     assert Counted.order == tuple("cabde")
 
@@ -93,7 +93,7 @@ def test_none_is_begun_after_the_deadline_and_those_left_are_named(
     monkeypatch.setattr(Counted, "order", ())
     said: list[str] = []
     jobs: dict[str, Any] = {name: partial(Counted, name, tmp_path) for name in ("a", "b", "c")}
-    assert carry_out(jobs, tmp_path, deadline=2, say=said.append) == []
+    assert run_processes(jobs, tmp_path, deadline=2, say=said.append) == []
     assert Counted.order == ("a",)
     assert said[0] == "not begun: b, c"
     assert len(said) == 2  # a goes on to its end, and nothing is said twice
@@ -112,11 +112,11 @@ def test_an_interrupt_ends_what_is_running(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            carry_out({"long": begin}, tmp_path)
+            run_processes({"long": begin}, tmp_path)
     assert begun[0].wait(timeout=30) < 0
 
 
 def test_a_log_is_added_to(tmp_path: Path) -> None:
     for _ in range(2):
-        carry_out({"one": job("one", WRITES, tmp_path)}, tmp_path)
+        run_processes({"one": job("one", WRITES, tmp_path)}, tmp_path)
     assert (tmp_path / "one.log").read_text().count("done one") == 2

@@ -7,13 +7,13 @@ from research.base import (
     Experiment,
     Options,
     Result,
-    carry_out,
     code_of,
     digest,
     kept,
+    run_experiment,
 )
 from research.catalogue import EXPERIMENTS
-from research.results import NOT_RUN, TEMPLATE, rendered, write
+from research.results import NOT_RUN, TEMPLATE, render_page, write_page
 from uedp.errors import UserError
 
 
@@ -36,7 +36,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the result of one experiment."""
     experiments = {"breakdown": _plain()}
     monkeypatch.setattr("research.results.EXPERIMENTS", experiments)
-    carry_out(experiments["breakdown"], _options(tmp_path), tmp_path / "results")
+    run_experiment(experiments["breakdown"], _options(tmp_path), tmp_path / "results")
     return tmp_path / "results"
 
 
@@ -59,32 +59,32 @@ def test_carrying_out_writes_three_files(results: Path) -> None:
 def test_json_keeps_strings_that_look_like_lists(tmp_path: Path) -> None:
     said = {"text": "[ 1,\n   2 ]", "nested": [[1, 2], ["a  b"]]}
     experiment = Experiment("x", "", lambda _: said, _draw, lambda _: "")
-    carry_out(experiment, _options(tmp_path), tmp_path / "out")
+    run_experiment(experiment, _options(tmp_path), tmp_path / "out")
     assert json.loads((tmp_path / "out" / "x.json").read_text()) == said
 
 
 def test_a_section_has_the_table_and_the_plot(results: Path) -> None:
-    page, missing = rendered("# T\n\n{{ breakdown }}\n\nend\n", results, results.parent / "docs")
+    page, missing = render_page("# T\n\n{{ breakdown }}\n\nend\n", results, results.parent / "docs")
     assert page == "# T\n\ncurve of 2\n\n![breakdown](../results/breakdown.png)\n\nend\n"
     assert missing == []
 
 
 def test_what_was_not_run_says_so(results: Path) -> None:
-    page, missing = rendered("{{ budget }}\n{{ local-dp.x.y:.2f }}", results, results)
-    assert page == f"*{NOT_RUN}: `uedp experiment budget --data DIR --out results`*\n{NOT_RUN}"
+    page, missing = render_page("{{ budget }}\n{{ local-dp.x.y:.2f }}", results, results)
+    assert page == f"*{NOT_RUN}: `python -m research budget --data DIR --out results`*\n{NOT_RUN}"
     assert missing == ["budget", "local-dp"]
 
 
 def test_values_in_a_line(results: Path) -> None:
-    page, _ = rendered(
+    page, _ = render_page(
         "a {{ breakdown.at.a b:.1%}} and {{breakdown.curve.1}}", results, results.parent
     )
     assert page == "a 12.3% and 2.5"
 
 
 def test_a_quick_result_is_marked(results: Path, tmp_path: Path) -> None:
-    carry_out(_plain(), _options(tmp_path, quick=True), results)
-    page, _ = rendered("{{ breakdown }}", results, results)
+    run_experiment(_plain(), _options(tmp_path, quick=True), results)
+    page, _ = render_page("{{ breakdown }}", results, results)
     assert page.startswith("*Measured with `--quick`")
 
 
@@ -106,21 +106,21 @@ def test_mistakes_are_named(
     if content is not None:
         (results / "breakdown.json").write_text(content)
     with pytest.raises(UserError, match=expected):
-        rendered(template, results, results)
+        render_page(template, results, results)
 
 
 def test_the_page_is_written_whole_or_not_at_all(results: Path, tmp_path: Path) -> None:
     out = tmp_path / "docs" / "results.md"
-    missing = write(results, out)
+    missing = write_page(results, out)
     assert "curve of 2" in out.read_text()
     assert set(missing) >= {"budget", "integrity"}
     before = out.read_text()
     (results / "breakdown.json").write_text("{")
     with pytest.raises(UserError):
-        write(results, out)
+        write_page(results, out)
     assert out.read_text() == before
     with pytest.raises(UserError, match="no such folder"):
-        write(tmp_path / "nowhere", out)
+        write_page(tmp_path / "nowhere", out)
 
 
 def test_the_template_has_a_place_for_every_experiment() -> None:

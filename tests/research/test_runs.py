@@ -10,7 +10,7 @@ import pytest
 
 from research import processes, runs
 from research.datasets import incidence, prepare, texts
-from research.runs import Place, Trial, carry_out, changed, resolved, table
+from research.runs import Place, Trial, changed, resolved, run_trials, table
 from research.sources import DATA_SETS
 from uedp.errors import UserError
 
@@ -64,7 +64,7 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path, monkeypatch: pytest.M
     stand_in(monkeypatch, WRITES)
     said: list[str] = []
     trials = [Trial("old", "conll", CONFIG), Trial("new", "conll", CONFIG)]
-    found = carry_out(trials, where, jobs=2, say=said.append)
+    found = run_trials(trials, where, jobs=2, say=said.append)
     assert [found[name]["name"] for name in ("old", "new")] == ["kept", "new"]
     assert len(said) == 1
     assert "done new" in said[0]
@@ -74,7 +74,7 @@ def test_nothing_is_begun_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, WRITES)
-    assert carry_out([Trial("new", "conll", CONFIG)], place(tmp_path), deadline=-1) == {}
+    assert run_trials([Trial("new", "conll", CONFIG)], place(tmp_path), deadline=-1) == {}
 
 
 def test_a_trial_that_fails_is_named_with_its_last_word(
@@ -83,7 +83,7 @@ def test_a_trial_that_fails_is_named_with_its_last_word(
     stand_in(monkeypatch, "import sys; sys.exit('no room' if sys.argv[1] == 'bad' else 0)")
     trials = [Trial(name, "conll", CONFIG) for name in ("bad", "good")]
     with pytest.raises(UserError, match="1 runs failed; bad: no room"):
-        carry_out(trials, place(tmp_path))
+        run_trials(trials, place(tmp_path))
 
 
 def test_a_table_has_a_line_for_each() -> None:

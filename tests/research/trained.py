@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from research import runs
-from research.base import Experiment, Options, Result, carry_out
+from research.base import Experiment, Options, Result, run_experiment
 from research.runs import Place, Trial
 from tests.models import tiny
 
@@ -84,7 +84,7 @@ def carried_out(experiment: Experiment, options: Options) -> tuple[Result, Here]
         here = Here()
         patch.setattr(runs, "_start", here)
         patch.setattr("time.sleep", lambda _: None)
-        return carry_out(experiment, options, options.work.parent.parent), here
+        return run_experiment(experiment, options, options.work.parent.parent), here
 
 
 def _packed(path: Path, text: str) -> None:

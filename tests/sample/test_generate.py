@@ -42,7 +42,7 @@ PATTERNS = {
 
 @pytest.fixture(scope="module", params=[0, 1])
 def corpus(request):
-    return list(sample.sentences(request.param))
+    return list(sample.sample_sentences(request.param))
 
 
 def surfaces(sentence):
@@ -161,16 +161,28 @@ def test_the_text_is_well_formed(corpus):
 
 
 def test_same_seed_same_corpus():
-    assert list(sample.sentences(3, 40)) == list(sample.sentences(3, 40))
+    assert list(sample.sample_sentences(3, 40)) == list(sample.sample_sentences(3, 40))
+
+
+@pytest.mark.parametrize(
+    ("seed", "people", "digest"),
+    [
+        (0, 300, "3f790ce2240e60ec41c24a3f215084cf85bcfda54ce99f952d1613be8e4706ad"),
+        (7, 40, "6545c4be95daecf64cf8c29459043b3fe0c2f2a9e2948d1c4209f39be89a95f2"),
+    ],
+)
+def test_a_seed_gives_the_same_bytes_in_every_version(tmp_path, seed, people, digest):
+    sample.write_sample(tmp_path / "sample.jsonl", seed, people)
+    assert hashlib.sha256((tmp_path / "sample.jsonl").read_bytes()).hexdigest() == digest
 
 
 def test_other_seed_other_corpus():
-    one, other = ({s.text for s in sample.sentences(seed, 40)} for seed in (3, 4))
+    one, other = ({s.text for s in sample.sample_sentences(seed, 40)} for seed in (3, 4))
     assert len(one & other) < 0.05 * len(one)
 
 
 def test_the_corpus_does_not_depend_on_the_order_of_sets():
-    script = "from uedp.corpus import sample; print(repr(list(sample.sentences(3, 40))))"
+    script = "from uedp.sample.generate import *; print(list(sample_sentences(3, 40)))"
     digests = {
         hashlib.sha256(
             subprocess.run(
@@ -182,7 +194,9 @@ def test_the_corpus_does_not_depend_on_the_order_of_sets():
         ).hexdigest()
         for hash_seed in ("1", "2")
     }
-    assert digests == {hashlib.sha256(f"{list(sample.sentences(3, 40))!r}\n".encode()).hexdigest()}
+    assert digests == {
+        hashlib.sha256(f"{list(sample.sample_sentences(3, 40))!r}\n".encode()).hexdigest()
+    }
 
 
 def test_everyone_writes_eight_to_twenty_messages(corpus):
@@ -277,19 +291,19 @@ def test_what_is_learned_from_some_users_helps_with_others(corpus):
 
 @pytest.mark.parametrize("people", [1, 2, 9])
 def test_any_number_of_people_will_do(people):
-    users = {sentence.user for sentence in sample.sentences(0, people)}
+    users = {sentence.user for sentence in sample.sample_sentences(0, people)}
     assert len(users) == people
 
 
 def test_no_people_is_refused():
     with pytest.raises(UserError, match="people is 0"):
-        next(sample.sentences(0, 0))
+        next(sample.sample_sentences(0, 0))
 
 
 def test_write_gives_what_sentences_gives(tmp_path):
     path = tmp_path / "sample.jsonl"
-    expected = list(sample.sentences(5, 30))
-    assert sample.write(path, 5, 30) == len(expected)
+    expected = list(sample.sample_sentences(5, 30))
+    assert sample.write_sample(path, 5, 30) == len(expected)
     records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert records == [
         {
@@ -304,10 +318,10 @@ def test_write_gives_what_sentences_gives(tmp_path):
 
 def test_write_compresses_by_name_and_without_a_clock(tmp_path, monkeypatch):
     plain, packed, again = (tmp_path / name for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.gz"))
-    sample.write(plain, 5, 30)
-    sample.write(packed, 5, 30)
+    sample.write_sample(plain, 5, 30)
+    sample.write_sample(packed, 5, 30)
     monkeypatch.setattr("time.time", lambda: 2e9)
-    sample.write(again, 5, 30)
+    sample.write_sample(again, 5, 30)
     assert gzip.decompress(packed.read_bytes()) == plain.read_bytes()
     assert packed.read_bytes() == again.read_bytes()
 
@@ -319,14 +333,14 @@ def test_write_leaves_nothing_when_it_fails(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "write_bytes", disk_full)
     with pytest.raises(OSError, match="No space"):
-        sample.write(tmp_path / "sample.jsonl", 5, 30)
+        sample.write_sample(tmp_path / "sample.jsonl", 5, 30)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_fifth_person_can_be_held_out(tmp_path):
     whole, most, rest = (tmp_path / name for name in ("whole", "most", "rest"))
-    sample.write(whole, 5, 30)
-    counts = sample.write_split(most, rest, 5, 30)
+    sample.write_sample(whole, 5, 30)
+    counts = sample.write_sample_split(most, rest, 5, 30)
     users = [
         {json.loads(line)["user"] for line in path.read_text().splitlines()}
         for path in (most, rest)

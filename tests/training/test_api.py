@@ -15,7 +15,7 @@ from uedp.accounting import certificate
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
 from uedp.models.load import Loaded, load
-from uedp.sample.generate import sentences
+from uedp.sample.generate import sample_sentences
 from uedp.training import api
 from uedp.training.config import load as load_config
 
@@ -34,7 +34,7 @@ PRIVACY = {"rounds": 3, "user_rate": 0.5}
 def corpora(tmp_path_factory):
     """Some people of the sample, and others."""
     folder = tmp_path_factory.mktemp("corpora")
-    every = list(sentences(1, 50))
+    every = list(sample_sentences(1, 50))
     for name, wanted in (("train", True), ("held-out", False)):
         chosen = (s for s in every if (int(s.user[1:]) < 40) == wanted)
         uedp.detect(chosen, folder / name, uedp.Detection(("labels",)))
@@ -171,9 +171,9 @@ def test_evaluate_finds_what_training_found(run, corpora):
 
 
 def test_a_classifier(corpora, tmp_path):
-    every = list(sentences(2, 30))
+    every = list(sample_sentences(2, 30))
     uedp.detect(every, tmp_path / "labelled", uedp.Detection(("labels",)))
-    uedp.detect(list(sentences(3, 30)), tmp_path / "others", uedp.Detection(("labels",)))
+    uedp.detect(list(sample_sentences(3, 30)), tmp_path / "others", uedp.Detection(("labels",)))
     outcome = uedp.train(
         tmp_path / "labelled",
         MODEL,

@@ -4,22 +4,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.models import tiny
 from uedp.errors import UserError
-from uedp.mechanism.clip import Packed
+from uedp.mechanism.packing import SHARED_ROWS, PackedLosses
 from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
 from uedp.training.tasks import (
     Classification,
     NextWord,
     build,
-    cut_up,
     encoded,
-    keeps_apart,
-    packed_rows,
-    piece_width,
 )
 
 TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "   "]
@@ -106,10 +100,10 @@ def test_sharing_rows_changes_neither_losses_nor_gradients(kind):
     expected = task.losses(model, ALL)
     weights = torch.arange(1.0, len(TEXTS) + 1)
     by_row = gradient((expected * weights).sum(), model)
-    task.pack_for(model)
-    assert task.packed
-    found = task.losses(model, ALL)
-    assert isinstance(found, Packed)
+    packing = task.packing_for(model)
+    assert packing.shares_rows
+    found = task.losses(model, ALL, packing)
+    assert isinstance(found, PackedLosses)
     assert found.sentences.end < expected.numel() * int(task.lengths.max())
     assert torch.allclose(found.losses, expected, atol=1e-5)
     for ours, theirs in zip(gradient((found.losses * weights).sum(), model), by_row, strict=True):
@@ -119,74 +113,15 @@ def test_sharing_rows_changes_neither_losses_nor_gradients(kind):
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_no_gradient_goes_from_one_sentence_of_a_row_to_another(kind):
     model, task = CASES[kind][0](), words()
-    task.pack_for(model)
     seen = []
     embedding = model.get_input_embeddings()
     embedding.register_forward_hook(lambda _, __, output: seen.append(output) or output)
-    found = task.losses(model, ALL[[3, 0, 2]])
+    found = task.losses(model, ALL[[3, 0, 2]], SHARED_ROWS)
     (received,) = torch.autograd.grad(found.losses[1], seen[0])
     received = received.flatten(0, 1).abs().sum(1)
     own = set(found.sentences.places[1][found.sentences.real[1]].tolist())
     assert {place for place, value in enumerate(received.tolist()) if value} <= own
     assert float(received.sum()) > 0
-
-
-class Forgetful(torch.nn.Module):
-    """Reads positions, but lets every token see all before it."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model, self.config = model, model.config
-
-    def forward(self, input_ids, position_ids, use_cache):
-        mask = torch.ones_like(input_ids)  # given one, no model looks for new beginnings
-        return self.model(input_ids=input_ids, attention_mask=mask, position_ids=position_ids)
-
-
-def test_a_model_that_does_not_keep_sentences_apart_gives_each_its_row():
-    assert keeps_apart(tiny.llama())
-    assert not keeps_apart(Forgetful(tiny.llama()))
-    assert not keeps_apart(lstm())
-    task = words()
-    task.pack_for(lstm())
-    assert not task.packed
-
-
-@given(st.lists(st.integers(2, 300), min_size=1, max_size=200))
-def test_rows_hold_every_sentence_whole(lengths):
-    starts, width, rows = packed_rows(np.array(lengths))
-    taken = [place for s, n in zip(starts, lengths, strict=True) for place in range(s, s + n)]
-    assert len(set(taken)) == len(taken)
-    assert max(taken) < rows * width
-    assert all(s // width == (s + n - 1) // width for s, n in zip(starts, lengths, strict=True))
-    assert rows >= 2 or len(lengths) == 1
-    assert rows - (int(starts.max()) // width + 1) <= rows / 8
-
-
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=30), st.integers(1, 70))
-def test_pieces_hold_every_token_once_and_first_ones_come_first(lengths, width):
-    lengths = np.array(lengths)
-    starts = np.cumsum(lengths) - lengths
-    rows = cut_up(starts, lengths, width, int(lengths.sum()))
-    assert rows.sentence[: len(lengths)].tolist() == list(range(len(lengths)))
-    assert sorted(rows.places[rows.real].tolist()) == list(range(lengths.sum()))
-    sentence_of = np.repeat(np.arange(len(lengths)), lengths)
-    assert (sentence_of[rows.places.numpy()] == rows.sentence[:, None].numpy()).all()
-    assert (rows.places_or_end[~rows.real] == lengths.sum()).all()
-    first = rows.places[: len(lengths), 0].numpy()
-    assert np.array_equal(first, starts)
-
-
-def test_pieces_are_narrow_where_few_sentences_are_long():
-    assert piece_width(np.array([20] * 50 + [120])) == 32
-    assert piece_width(np.array([100] * 50)) == 100
-    assert piece_width(np.array([5])) == 5
-
-
-def test_few_shapes_of_many_rows_come_again_and_again():
-    lengths = np.full(2000, 20)
-    found = {packed_rows(lengths[:count])[2] for count in range(1000, 2000)}
-    assert len(found) <= 12
 
 
 # --- tokens --------------------------------------------------------------------------------------

@@ -126,26 +126,8 @@ def summary(found: Sequence[Ranked]) -> dict[str, Any]:
         "largest_exposure": math.log2(most),
         "exposure_by_chance": by_chance(most),
         "groups": {name: _of_group(items) for name, items in groups.items()},
-        "membership": {"others": len(curve.others), **_told_apart(curve)},
+        "membership": {"others": len(curve.others), **membership_rates(curve)},
     }
-
-
-def membership(curve: Roc, groups: Sequence[str]) -> dict[str, Any]:
-    """Membership inference, overall and by group: `groups` names the group of each member.
-
-    Guarantees:
-      - at a false positive rate, every group is judged by the same threshold
-      - intervals are Clopper and Pearson's (1934) at 95%, given that threshold
-      - `above` is `Roc.above`, sorted: every other number here can be recomputed from it
-    """
-    above = curve.above()
-    found: dict[str, Any] = {"others": len(curve.others), **_told_apart(curve), "groups": {}}
-    for name in dict.fromkeys(groups):
-        inside = np.array([group == name for group in groups])
-        found["groups"][name] = _told_apart(Roc(curve.members[inside], curve.others)) | {
-            "above": np.sort(above[inside]).tolist()
-        }
-    return found
 
 
 def by_chance(among: int) -> float:
@@ -176,7 +158,8 @@ def _of_group(items: Sequence[Ranked]) -> dict[str, Any]:
     return found
 
 
-def _told_apart(curve: Roc) -> dict[str, Any]:
+def membership_rates(curve: Roc) -> dict[str, Any]:
+    """The area under the curve, and true positive rates at a few false positive rates."""
     return {
         "members": len(curve.members),
         "area": curve.area(),

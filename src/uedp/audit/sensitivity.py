@@ -29,6 +29,7 @@ from uedp.accounting.proven import Rotation, UserLevel
 from uedp.audit.worlds import LARGE
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.packing import ONE_PER_ROW, Packing
 from uedp.mechanism.release import ROOM
 from uedp.mechanism.sampling import Mask, Participants
 from uedp.methods.base import Drawing, Method, Randomness, build
@@ -61,22 +62,20 @@ class Line(nn.Module):
 class Chosen:
     """A task whose sentences have the gradients an adversary chose; an emptied one has none."""
 
-    packed = False
-
     def __init__(self, sentences: int, width: int, tokens: int) -> None:
         self.vectors = torch.zeros(sentences, width)
         self.emptied = torch.zeros(sentences, dtype=torch.bool)
         self.lengths: Ints = np.full(sentences, tokens)
 
-    def pack_for(self, model: nn.Module) -> None:
-        pass
+    def packing_for(self, model: nn.Module) -> Packing:
+        return ONE_PER_ROW
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         which = torch.from_numpy(np.asarray(sentences, dtype=np.int64))
         left = self.vectors[which].masked_fill(self.emptied[which, None], 0.0)
         return {"vectors": left[:, None, :]}
 
-    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+    def losses(self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW) -> Tensor:
         return self.sentence_losses(model, self.batch(sentences))
 
     @staticmethod

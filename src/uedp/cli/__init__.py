@@ -5,7 +5,6 @@ from types import FrameType
 
 import typer
 
-from research import __main__ as experiment
 from uedp.cli import audit, data, privacy, train
 from uedp.cli.terminal import plain
 from uedp.errors import UserError
@@ -20,15 +19,18 @@ app = typer.Typer(
 data.register(app)
 privacy.register(app)
 train.register(app)
-experiment.register(app)
 audit.register(app)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command. A user's error is one line on stderr and exit code 2; a bug is a traceback."""
+    run_app(app, arguments)
+
+
+def run_app(app: typer.Typer, arguments: list[str] | None, program: str | None = None) -> None:
+    """Run a command. A user error is one line on stderr and exit code 2; a bug is a traceback."""
     try:
         with handled_by(_stop):
-            app(args=arguments)
+            app(args=arguments, prog_name=program)
     except UserError as error:
         _refuse(str(error))
     except OSError as error:  # the person's disk, paths or permissions

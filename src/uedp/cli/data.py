@@ -259,7 +259,7 @@ def sample(
     ] = None,
 ) -> None:
     """Write the bundled sample: made-up people, their messages, and what is sensitive in them."""
-    from uedp.sample.generate import write, write_split
+    from uedp.sample.generate import write_sample, write_sample_split
 
     for path in filter(None, (out, held_out)):
         if os.path.lexists(path):
@@ -270,11 +270,11 @@ def sample(
     if people < least:
         raise UserError(f"--people {people}: at least {least} are needed")
     if held_out is None:
-        typer.echo(f"{out}: {write(out, seed, people):,} messages by {people:,} people")
+        typer.echo(f"{out}: {write_sample(out, seed, people):,} messages by {people:,} people")
         return
     if held_out == out:
         raise UserError(f"--held-out {held_out}: is --out too; choose another")
-    most, rest = write_split(out, held_out, seed, people)
+    most, rest = write_sample_split(out, held_out, seed, people)
     others = people // 5
     typer.echo(f"{out}: {most:,} messages by {people - others:,} people")
     typer.echo(f"{held_out}: {rest:,} messages by {others:,} others")

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.mechanism.clip import Allowances, ClippedSum, Engine, Packed
+from uedp.mechanism.clip import Allowances, ClippedSum, Engine
 from uedp.mechanism.noise import Noise, add_once_
+from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing
 from uedp.mechanism.sampling import Floats, Mask, Participants
 
 
@@ -80,21 +81,21 @@ class Release:
 def release(
     engine: Engine,
     participants: Participants,
-    losses: Callable[[Ints], Tensor | Packed],
+    losses: Callable[[Ints], Tensor | PackedLosses],
     lengths: Ints,
     clips: Clips,
     weights: Floats,
     noise: Noise,
     multiplier: float,
     room: int | None = None,
-    packed: bool = False,
+    packing: Packing = ONE_PER_ROW,
 ) -> Release:
     """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.unit_of_noise`.
 
     `losses(ids)` gives the loss of each of these sentences. `lengths` are the tokens of the
     participants' sentences, `weights` (at most 1) those of the participants' users. About `room`
     tokens are computed at a time, fewer where the device's memory does not allow it; padding is not
-    among them if the losses are `packed`.
+    among them with a `packing` of shared rows.
 
     Guarantees:
       - every parameter's sum gets noise, in every round: with no user drawn, with no sentence
@@ -104,7 +105,7 @@ def release(
     """
     if len(weights) and not (weights.min() >= 0 and weights.max() <= 1):
         raise UserError("user weights must lie in 0..1")
-    sums, reach = clipped_sums(engine, participants, losses, lengths, clips, weights, room, packed)
+    sums, reach = clipped_sums(engine, participants, losses, lengths, clips, weights, room, packing)
     add_once_(noise, sums, multiplier * clips.unit_of_noise)
     return Release(sums, reach)
 
@@ -112,17 +113,16 @@ def release(
 def clipped_sums(
     engine: Engine,
     participants: Participants,
-    losses: Callable[[Ints], Tensor | Packed],
+    losses: Callable[[Ints], Tensor | PackedLosses],
     lengths: Ints,
     clips: Clips,
     weights: Floats,
     room: int | None = None,
-    packed: bool = False,
+    packing: Packing = ONE_PER_ROW,
 ) -> tuple[list[Tensor], Reach]:
     """What `release` adds noise to."""
     device = engine.parameters[0].device
     room = room or ROOM.get(device.type, ROOM["cpu"])
-    size = _unpadded if packed else _padded
     sums = [torch.zeros(p.shape, device=device) for p in engine.parameters]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
     owners = participants.sentences.row_of_value()
@@ -164,7 +164,7 @@ def clipped_sums(
     def add(rows: Ints, room: int) -> None:
         users = np.unique(owners[rows])
         try:
-            if len(users) == 1 and len(rows) > 1 and size(lengths[rows]) > room:
+            if len(users) == 1 and len(rows) > 1 and packing.tokens(lengths[rows]) > room:
                 add_in_pieces(rows, users, room)
             else:
                 add_whole(rows, users)
@@ -174,14 +174,14 @@ def clipped_sums(
                 raise
         torch.cuda.empty_cache()
         if len(users) == 1:
-            add(rows, min(room, size(lengths[rows])) // 2)
+            add(rows, min(room, packing.tokens(lengths[rows])) // 2)
         else:
             first = np.isin(owners[rows], users[: len(users) // 2])
             add(rows[first], room)
             add(rows[~first], room)
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
-        for rows in _chunks(participants, lengths, room, size):
+        for rows in _chunks(participants, lengths, room, packing):
             add(rows, room)
     return sums, _reach(participants, bounds, sentence_norms, update_norms / clips.update)
 
@@ -196,7 +196,7 @@ ROOM = {"cuda": 1 << 15, "cpu": 1 << 12}  # tokens computed at a time
 
 
 def _chunks(
-    participants: Participants, lengths: Ints, room: int, size: Callable[[Ints], int]
+    participants: Participants, lengths: Ints, room: int, packing: Packing
 ) -> Iterator[Ints]:
     """Places of sentences, users whole; users whose longest sentences are alike together."""
     offsets = participants.sentences.offsets
@@ -204,20 +204,12 @@ def _chunks(
     rows.sort(key=lambda own: int(lengths[own].max()))
     chunk: list[Ints] = []
     for own in rows:
-        if chunk and size(lengths[np.concatenate([*chunk, own])]) > room:
+        if chunk and packing.tokens(lengths[np.concatenate([*chunk, own])]) > room:
             yield np.concatenate(chunk)
             chunk = []
         chunk.append(own)
     if chunk:
         yield np.concatenate(chunk)
-
-
-def _padded(lengths: Ints) -> int:
-    return int(len(lengths) * lengths.max())
-
-
-def _unpadded(lengths: Ints) -> int:
-    return int(lengths.sum())
 
 
 def _reach(participants: Participants, bounds: Tensor, norms: Floats, updates: Floats) -> Reach:

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
 from uedp.files import scratch
-from uedp.sample import words as words
+from uedp.sample import words
 from uedp.sample.grammar import RULES, TOPICS
 
 T = TypeVar("T")
@@ -91,7 +91,7 @@ class Writer:
     topics: Sequence[float]
 
 
-def sentences(seed: int = 0, people: int = 300) -> Iterator[Sentence]:
+def sample_sentences(seed: int = 0, people: int = 300) -> Iterator[Sentence]:
     """The sample corpus, person by person.
 
     Guarantees:
@@ -110,20 +110,22 @@ def sentences(seed: int = 0, people: int = 300) -> Iterator[Sentence]:
             yield Sentence(writer.user, text, topic, marks)
 
 
-def write(path: Path, seed: int = 0, people: int = 300) -> int:
+def write_sample(path: Path, seed: int = 0, people: int = 300) -> int:
     """Write the sample corpus as JSON lines, compressed if the name ends in `.gz`; its length.
 
     Guarantees:
       - the same seed and number of people give the same bytes
       - `path` appears complete or not at all
     """
-    return _write(path, [_line(sentence) for sentence in sentences(seed, people)])
+    return _write(path, [_line(sentence) for sentence in sample_sentences(seed, people)])
 
 
-def write_split(path: Path, held_out: Path, seed: int = 0, people: int = 300) -> tuple[int, int]:
+def write_sample_split(
+    path: Path, held_out: Path, seed: int = 0, people: int = 300
+) -> tuple[int, int]:
     """The same in two files, every fifth person in the second; their lengths."""
     parts: tuple[list[str], list[str]] = [], []
-    for sentence in sentences(seed, people):
+    for sentence in sample_sentences(seed, people):
         parts[int(sentence.user[1:]) % 5 == 4].append(_line(sentence))
     return _write(path, parts[0]), _write(held_out, parts[1])
 

@@ -12,9 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.eval_mode import evaluating
 from uedp.incidence import Ints
-from uedp.mechanism.clip import Packed, Rows
+from uedp.mechanism.packing import (
+    ONE_PER_ROW,
+    PackedLosses,
+    Packing,
+    SharedRows,
+    packed_logits,
+    packing_for,
+)
 from uedp.progress import SILENT, Progress
 
 Precision = Callable[[], AbstractContextManager[Any]]
@@ -32,15 +38,16 @@ class Task(Protocol):
     """
 
     lengths: Ints
-    packed: bool
 
-    def pack_for(self, model: nn.Module) -> None:
-        """Let sentences share rows from here on, if this model keeps them apart."""
+    def packing_for(self, model: nn.Module) -> Packing:
+        """Shared rows where this task allows them and the model keeps sentences apart."""
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         """These sentences, padded: what `sentence_losses` reads."""
 
-    def losses(self, model: nn.Module, sentences: Ints) -> Tensor | Packed:
+    def losses(
+        self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW
+    ) -> Tensor | PackedLosses:
         """The loss of each of these sentences."""
 
     @staticmethod
@@ -70,10 +77,9 @@ class NextWord:
         )
         self._words = sum(len(text.split()) for text in kept)
         self.lengths = np.array([max(len(ids), 2) for ids in self._ids])
-        self.packed = False
 
-    def pack_for(self, model: nn.Module) -> None:
-        self.packed = len(self.lengths) > 0 and keeps_apart(model, int(self.lengths.max()))
+    def packing_for(self, model: nn.Module) -> Packing:
+        return packing_for(model, int(self.lengths.max(initial=0)))
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         """Ids and labels; label `t` is what position `t` should predict."""
@@ -86,52 +92,39 @@ class NextWord:
             labels[row, : max(len(own) - 1, 0)] = own[1:]
         return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
 
-    def losses(self, model: nn.Module, sentences: Ints) -> Tensor | Packed:
-        if self.packed:
+    def losses(
+        self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW
+    ) -> Tensor | PackedLosses:
+        if packing.shares_rows:
             return self._packed_losses(model, sentences)
-        batch = _to_device(self.batch(sentences), model)
-        return self.sentence_losses(model, batch)
+        return self.sentence_losses(model, _to_device(self.batch(sentences), model))
 
-    def _packed_losses(self, model: nn.Module, sentences: Ints) -> Packed:
-        lengths = self.lengths[sentences]
-        starts, width, rows = packed_rows(lengths)
-        ids = np.full(rows * width, self._first)
-        labels = np.full(rows * width, IGNORED)
-        positions = np.zeros(rows * width, dtype=np.int64)
-        for start, sentence in zip(starts.tolist(), sentences, strict=True):
-            own = self._ids[sentence]
-            ids[start : start + len(own)] = own
-            labels[start : start + max(len(own) - 1, 0)] = own[1:]
-            length = int(self.lengths[sentence])
-            positions[start : start + length] = np.arange(length)
-        there = _to_device(
+    def _packed_losses(self, model: nn.Module, sentences: Ints) -> PackedLosses:
+        chosen = [self._ids[sentence] for sentence in sentences]
+        layout = SharedRows.of(self.lengths[sentences])
+        batch = _to_device(
             {
-                "input_ids": torch.from_numpy(ids).view(rows, width),
-                "position_ids": torch.from_numpy(positions).view(rows, width),
-                "labels": torch.from_numpy(labels).view(rows, width),
+                "ids": layout.fill(chosen, self._first),
+                "positions": layout.positions(),
+                "labels": layout.fill([own[1:] for own in chosen], IGNORED),
             },
             model,
         )
-        device, end = there["labels"].device, rows * width
-        whole = cut_up(starts, lengths, int(lengths.max()), end).to(device)
-        pieces = cut_up(starts, lengths, piece_width(lengths), end).to(device)
-        labels_there, places = there["labels"], whole.places
+        labels = batch["labels"].flatten()
+        by_sentence = layout.by_sentence(labels.device)
         # one set of logits at a time: with a large vocabulary nothing else needs as much memory
-        logits = _from_positions(model, there["input_ids"], there["position_ids"])
-        found = nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(),
-            labels_there.flatten(),
-            ignore_index=IGNORED,
-            reduction="none",
+        logits = packed_logits(model, batch["ids"], batch["positions"])
+        by_token = nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="none"
         )
-        counted = (labels_there.flatten() != IGNORED)[places] & whole.real
-        summed = (found[places] * counted).sum(1)
+        counted = (labels != IGNORED)[by_sentence.places] & by_sentence.real
+        summed = (by_token[by_sentence.places] * counted).sum(1)
+        losses = summed / counted.sum(1).clamp(min=1)
 
-        def alone() -> Tensor:
+        def recompute() -> Tensor:
             return self.sentence_losses(model, _to_device(self.batch(sentences), model))
 
-        found = summed / counted.sum(1).clamp(min=1)
-        return Packed(found, whole, pieces, alone)
+        return PackedLosses(losses, by_sentence, layout.by_piece(labels.device), recompute)
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
@@ -180,10 +173,10 @@ class Classification:
             else []
         )
         self.lengths = np.array([max(len(ids), 1) for ids in self._ids])
-        self.packed = False
 
-    def pack_for(self, model: nn.Module) -> None:
-        """A classifier reads a sentence off the ends of its row: each keeps its own."""
+    def packing_for(self, model: nn.Module) -> Packing:
+        """A classifier reads a sentence off the ends of its row: one row each."""
+        return ONE_PER_ROW
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         chosen = [self._ids[i] for i in sentences]
@@ -200,7 +193,7 @@ class Classification:
             "labels": torch.from_numpy(self._labels[sentences]),
         }
 
-    def losses(self, model: nn.Module, sentences: Ints) -> Tensor:
+    def losses(self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW) -> Tensor:
         return self.sentence_losses(model, _to_device(self.batch(sentences), model))
 
     @staticmethod
@@ -244,7 +237,6 @@ class Probing(Classification):
         self._labels = _numbered(texts, labels, names)
         self._vectors = vectors
         self.lengths = np.ones(len(vectors), dtype=np.int64)
-        self.packed = False
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         return {
@@ -359,129 +351,6 @@ def _token_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Ten
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
     return found.view(labels.shape)
-
-
-_ROW = 256  # tokens of a row that sentences share, or as long as the longest
-
-
-def packed_rows(lengths: Ints) -> tuple[Ints, int, int]:
-    """Where each of these sentences starts in rows laid end to end; how wide rows are, how many.
-
-    Guarantees:
-      - no sentence is cut in two, and no two overlap
-      - several sentences take at least two rows: a single one would mean one sentence elsewhere
-      - of many rows, up to an eighth are empty at the end: shapes that come again are planned once
-    """
-    longest, total = int(lengths.max()), int(lengths.sum())
-    width = max(longest, min(_ROW, total // 2 + 1))
-    starts = np.zeros(len(lengths), dtype=np.int64)
-    row = used = 0
-    for place, length in enumerate(lengths.tolist()):
-        if used + length > width:
-            row, used = row + 1, 0
-        starts[place] = row * width + used
-        used += length
-    step = 1 << max(0, (row + 1).bit_length() - 4)
-    return starts, width, -(-(row + 1) // step) * step
-
-
-_PIECES = (8, 16, 32, 64, 128, 256)
-_PIECE_COST = 16  # tokens that take as long as one more piece
-
-
-def piece_width(lengths: Ints) -> int:
-    """Into pieces of how many tokens to cut sentences, so that little is padded."""
-    widths = [width for width in _PIECES if width < lengths.max()] + [int(lengths.max())]
-    return min(widths, key=lambda width: int((-(-lengths // width)).sum()) * (width + _PIECE_COST))
-
-
-def cut_up(starts: Ints, lengths: Ints, width: int, end: int) -> Rows:
-    """Sentences that start at places and are so long, in rows of a width; `end` is past all places.
-
-    Guarantees:
-      - the first row of every sentence comes first, in order
-      - every token is in one row, once; what a row lacks is marked, and is placed at the first
-        token of its sentence
-    """
-    count = -(-lengths // width)
-    all_, none = np.arange(len(lengths)), np.zeros(len(lengths), dtype=np.int64)
-    sentence = np.concatenate([all_, np.repeat(all_, count - 1)])
-    number = np.concatenate([none, *(np.arange(1, c) for c in count.tolist() if c > 1)])
-    token = number[:, None] * width + np.arange(width)
-    real = token < lengths[sentence][:, None]
-    places = starts[sentence][:, None] + np.where(real, token, 0)
-    return Rows(torch.from_numpy(places), torch.from_numpy(real), torch.from_numpy(sentence), end)
-
-
-_LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest
-_PROBED = 5  # every so many sentences
-
-
-@torch.no_grad()
-def keeps_apart(model: nn.Module, longest: int = 32) -> bool:
-    """Whether a causal model computes what begins again at position 0 as if it stood alone.
-
-    Tried out, not looked up, with rows as wide and as many as in training: some sentences are
-    computed beside others, beside others still, and alone.
-
-    Guarantees:
-      - weights that are all zero, behind which nothing shows, are others while it is tried; they
-        are zero again afterwards, and the caller's random numbers are left alone
-    """
-    device = next(model.parameters()).device
-    size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
-    if size < 8:
-        return False
-    numbers = np.random.default_rng(0)
-    once = [max(2, round(share * longest)) for share in _LENGTHS]
-    lengths = np.array(once * (1 + 3 * _ROW // (2 * sum(once))))
-    starts, width, rows = packed_rows(lengths)
-    positions = np.zeros(rows * width, dtype=np.int64)
-    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
-        positions[start : start + length] = np.arange(length)
-    ids, others = numbers.integers(0, size, (2, rows * width))
-    probed = [slice(a, a + n) for a, n in zip(starts.tolist(), lengths.tolist(), strict=True)]
-    probed = probed[::_PROBED]
-    for where in probed:
-        others[where] = ids[where]
-
-    def logits(of: Ints, at: Ints, shape: tuple[int, int]) -> Tensor:
-        tensors = (torch.from_numpy(values.copy()).view(shape).to(device) for values in (of, at))
-        return _from_positions(model, *tensors).flatten(0, 1)
-
-    try:
-        with evaluating(model), torch.autocast(device.type, enabled=False), _opened(model):
-            beside, still = (logits(of, positions, (rows, width)) for of in (ids, others))
-            for where in probed:
-                alone = logits(ids[where], positions[where], (1, where.stop - where.start))
-                near = 1e-4 * float(alone.abs().max())
-                for found in (beside[where], still[where]):
-                    if not near or not torch.allclose(found, alone, rtol=1e-4, atol=near):
-                        return False
-    except (TypeError, ValueError, IndexError, RuntimeError, UserError):
-        return False  # it takes no positions, or no rows that long
-    return True
-
-
-@contextmanager
-def _opened(model: nn.Module) -> Iterator[None]:
-    """Weights that are all zero filled with something, for the length of a block."""
-    closed = [p for p in model.parameters() if p.is_floating_point() and not bool(p.any())]
-    generator = torch.Generator().manual_seed(0)
-    for parameter in closed:
-        parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            for parameter in closed:
-                parameter.zero_()
-
-
-def _from_positions(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
-    # with a cache, positions would not part sentences
-    logits: Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits
-    return logits
 
 
 def _to_device(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

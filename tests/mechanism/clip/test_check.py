@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
+from tests.models import tiny
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
+from uedp.mechanism.clip.reference import clipped_sum
+from uedp.training.tasks import Classification
 
 WORDS, WIDTH = 20, 16
 
@@ -159,3 +163,60 @@ def test_dropout_of_relative_positions_is_refused():
 
     with pytest.raises(UserError, match="sentences of a pass share"):
         Engine(model).check(losses, 4)
+
+
+# --- attribution: whose gradient is whose --------------------------------------------------------
+
+
+class TimeFirst(torch.nn.Module):
+    """A layer that is handed (tokens, sentences, features)."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x.transpose(0, 1)).square().sum((0, 2))
+
+
+def _wrong_or_refused(model, loss_of, owners):
+    """The engine refuses the model, or its norms are those of gradients formed one by one."""
+    count = len(owners)
+    engine = Engine(model)
+    try:
+        engine.check(loss_of, count)
+    except UserError:
+        return
+    found = engine.clipped_sum(loss_of, owners, torch.ones(count), 1.0, torch.ones(count))
+    _, norms = clipped_sum(
+        model, lambda i: loss_of([i])[0], owners, [1.0] * count, 1.0, [1.0] * count
+    )
+    assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-3)
+
+
+def test_the_try_finds_gradients_that_are_given_to_another_sentence():
+    """`check` compares unclipped sums, which do not change when sentences are mixed up."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 4, 4) * torch.tensor([0.1, 1.0, 3.0, 9.0])[:, None, None]
+    model = TimeFirst()
+    _wrong_or_refused(model, lambda order: model(x[list(order)]), [0, 1, 2, 3])
+
+
+def test_a_table_of_relative_positions_is_not_split_among_sentences():
+    """MPNet looks its bias up once for all, as (queries, keys, heads)."""
+    config = transformers.MPNetConfig(
+        vocab_size=tiny.WORDS,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        num_labels=2,
+    )
+    model = tiny._new(transformers.MPNetForSequenceClassification, config)
+    for name, parameter in model.named_parameters():  # beside all others the error is small
+        parameter.requires_grad_("relative_attention_bias" in name)
+    texts = ["the cat sat on", "a cat", "the other", "on and on"]
+    labels = ["x", "y", "y", "x"]
+    task = Classification(texts, labels, ("x", "y"), tiny.tokenizer(pad_token="<|end|>"), 64)
+    _wrong_or_refused(model, lambda order: task.losses(model, np.array(order)), [0, 1, 2, 3])

@@ -16,6 +16,7 @@ from tests.mechanism.clip.test_engine import (
 from tests.mechanism.clip.test_packed import CLIPS, TEXTS
 from tests.mechanism.clip.test_packed import OWNERS as PACKED_OWNERS
 from tests.models import tiny
+from uedp.mechanism import packing
 from uedp.mechanism.clip import Engine, kernels
 from uedp.mechanism.clip.reference import clipped_sum
 from uedp.models.trainable import make_trainable
@@ -83,16 +84,19 @@ def test_the_engine_is_the_oracle(name):
 
 @pytest.mark.parametrize("train", ["full", "lora"])
 def test_shared_rows_give_there_what_they_give_here(train, monkeypatch):
-    monkeypatch.setattr(tasks, "piece_width", lambda _: 3)
+    monkeypatch.setattr(packing, "piece_width", lambda _: 3)
     model = make_trainable(tiny.llama(), train, rank=2)
     task = tasks.NextWord(TEXTS, tiny.tokenizer(), 32)
-    task.pack_for(model)
-    assert task.packed
+    assert task.packing_for(model) == packing.SHARED_ROWS
     found = []
     for device in ("cpu", "cuda"):
         engine = Engine(model.to(device).eval())
         sums = engine.clipped_sum(
-            lambda order: task.losses(model, np.array(order)), PACKED_OWNERS, CLIPS, 0.6, WEIGHTS
+            lambda order: task.losses(model, np.array(order), packing.SHARED_ROWS),
+            PACKED_OWNERS,
+            CLIPS,
+            0.6,
+            WEIGHTS,
         )
         found.append([sums.gradients[p].cpu() for p in engine.parameters if p in sums.gradients])
     for here, there in zip(*found, strict=True):

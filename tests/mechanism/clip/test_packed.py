@@ -9,12 +9,13 @@ import torch
 
 from tests.models import tiny
 from uedp.errors import UserError
-from uedp.mechanism.clip import Engine, Packed
+from uedp.mechanism import packing
+from uedp.mechanism.clip import Engine
 from uedp.mechanism.clip import engine as engine_module
 from uedp.mechanism.clip.reference import clipped_sum
+from uedp.mechanism.packing import SHARED_ROWS, PackedLosses, cut_up
 from uedp.models.trainable import make_trainable
-from uedp.training import tasks
-from uedp.training.tasks import NextWord, cut_up
+from uedp.training.tasks import NextWord
 
 TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "on and on and on", "the"]
 OWNERS = [2, 0, 1, 0, 2, 0]
@@ -28,7 +29,7 @@ def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
     if way != "as it costs least":
         monkeypatch.setattr(engine_module, "_cheapest", lambda *_: "explicit")
     if way == "in pieces":
-        monkeypatch.setattr(tasks, "piece_width", lambda _: 3)
+        monkeypatch.setattr(packing, "piece_width", lambda _: 3)
     model = make_trainable(getattr(tiny, kind)(), train, rank=2, alpha=4.0, seed=0)
     task = NextWord(TEXTS, tiny.tokenizer(), 32)
     model.eval()
@@ -41,11 +42,10 @@ def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
         0.6,
         weights.tolist(),
     )
-    task.pack_for(model)
-    assert task.packed
+    assert task.packing_for(model) == SHARED_ROWS
     engine = Engine(model)
     found = engine.clipped_sum(
-        lambda order: task.losses(model, np.array(order)), OWNERS, CLIPS, 0.6, weights
+        lambda order: task.losses(model, np.array(order), SHARED_ROWS), OWNERS, CLIPS, 0.6, weights
     )
     assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-4, atol=1e-6)
     for parameter, sum_ in zip(engine.parameters, expected, strict=True):
@@ -57,18 +57,18 @@ def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
 def test_a_sentence_that_is_not_finite_contributes_nothing(pieces, monkeypatch):
     if pieces:
         monkeypatch.setattr(engine_module, "_cheapest", lambda *_: "explicit")
-        monkeypatch.setattr(tasks, "piece_width", lambda _: 3)
-    model, task = tiny.llama(), NextWord(TEXTS, tiny.tokenizer(), 32)
-    task.pack_for(model)
+        monkeypatch.setattr(packing, "piece_width", lambda _: 3)
+    model = tiny.llama()
 
     def summed(texts, spoilt):
         own = NextWord(texts, tiny.tokenizer(), 32)
-        own.packed = task.packed
 
         def losses(order):
-            found = own.losses(model, np.array(order))
+            found = own.losses(model, np.array(order), SHARED_ROWS)
             scale = torch.tensor([math.nan if place in spoilt else 1.0 for place in order])
-            return replace(found, losses=found.losses * scale, alone=lambda: found.alone() * scale)
+            return replace(
+                found, losses=found.losses * scale, recompute=lambda: found.recompute() * scale
+            )
 
         return Engine(model).clipped_sum(losses, OWNERS, CLIPS, 0.6, torch.ones(3)).gradients
 
@@ -84,7 +84,7 @@ def test_a_layer_that_does_not_see_every_token_is_refused_by_name():
     def losses(order):
         out = layer(inputs[:, :2]).sum((1, 2))  # half of each row
         rows = cut_up(np.array([0, 4]), np.array([4, 4]), 4, 8)
-        return Packed(out, rows, rows, lambda: out)
+        return PackedLosses(out, rows, rows, lambda: out)
 
     with pytest.raises(UserError, match="cannot share rows"):
         Engine(layer).clipped_sum(losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))

@@ -33,7 +33,6 @@ from uedp.mechanism.clip.layout import Allowances, Grams, Layout
 from uedp.mechanism.clip.masked import MaskedProduct
 from uedp.mechanism.clip.recording import (
     OverwrittenError,
-    Packed,
     Record,
     Recording,
     recording,
@@ -50,6 +49,7 @@ from uedp.mechanism.clip.rules import (
     Weight,
 )
 from uedp.mechanism.clip.shared import held_masks, mask_of, refuse_unheld, shared_masks
+from uedp.mechanism.packing import PackedLosses, loss_values
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,7 @@ class ClippedSum:
     """Of users: what their norms may be beyond `user_norms`."""
 
 
-Losses = Callable[[Sequence[int]], Tensor | Packed]
-
-
-def values(found: Tensor | Packed) -> Tensor:
-    """One loss per sentence, whichever way they were computed."""
-    return found.losses if isinstance(found, Packed) else found
+Losses = Callable[[Sequence[int]], Tensor | PackedLosses]
 
 
 class Engine:
@@ -112,7 +107,7 @@ class Engine:
     ) -> ClippedSum:
         """One chunk: `losses(order)` gives the loss of each sentence, in the order asked for.
 
-        If it gives them `Packed`, sentences share rows; otherwise each has a row of its own.
+        If it gives them `PackedLosses`, sentences share rows; otherwise each has a row of its own.
 
         `owners[i]` is the user of sentence `i`, `user_weights[u]` (at most 1) that of user `u`.
         """
@@ -153,11 +148,11 @@ class Engine:
         with torch.no_grad(), exact_float32():
             result = summed(made.records)
         broken = ~torch.isfinite(result.sentence_norms)[order]
-        alone = made.packed.alone if made.packed is not None else None
-        if alone is not None and broken.any():
+        recompute = made.packed.recompute if made.packed is not None else None
+        if recompute is not None and broken.any():
             # attention multiplies by zero what it does not let through, and zero times what is not
             # finite is not zero: the row's other sentences must not suffer for it
-            made = self._pass(lambda _: alone(), layout)
+            made = self._pass(lambda _: recompute(), layout)
             with torch.no_grad(), exact_float32():
                 result = summed(made.records)
             broken = ~torch.isfinite(result.sentence_norms)[order]
@@ -194,7 +189,7 @@ class Engine:
         def computed(order: Sequence[int]) -> Tensor:
             if chance is not None:
                 chance.of(len(order))
-            return values(losses(order))
+            return loss_values(losses(order))
 
         computed(range(sentences))  # what a model keeps of its first pass is not a text's
         before, kept = self._state(), kept_by(self._model)
@@ -267,8 +262,8 @@ class Engine:
             with self._recording(layout.sentences) as made:
                 with exact_float32():  # coarser products differ more from batch to batch
                     found = losses(layout.order)
-                per_sentence = values(found)
-                if isinstance(found, Packed):
+                per_sentence = loss_values(found)
+                if isinstance(found, PackedLosses):
                     made.packed = found
                 if per_sentence.shape != (layout.sentences,):
                     raise UserError(

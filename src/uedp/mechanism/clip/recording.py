@@ -1,10 +1,9 @@
 """What every trainable layer read and what gradient came back to it, in one pass of a model."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.mechanism.clip.kinds import PRODUCTS, kind_of
+from uedp.mechanism.packing import PackedLosses, TokenRows
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PackedRecord(Record):
     when a rule comes to them.
     """
 
-    packed: "Packed"
+    packed: PackedLosses
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -79,7 +79,7 @@ class PackedRecord(Record):
     def shape_in_pieces(self) -> tuple[int, int]:
         return self._shape_of(self.packed.pieces)
 
-    def _shape_of(self, rows: "Rows") -> tuple[int, int]:
+    def _shape_of(self, rows: TokenRows) -> tuple[int, int]:
         count, tokens = rows.places.shape
         return count, tokens * (self.grads.shape[1] if self.grads.dim() == 3 else 1)
 
@@ -94,7 +94,7 @@ class PackedRecord(Record):
         more = self.packed.pieces.sentence[sentences:]
         return values[:sentences].index_add_(0, more, values[sentences:])
 
-    def _rows(self, rows: "Rows", with_inputs: bool) -> Record:
+    def _rows(self, rows: TokenRows, with_inputs: bool) -> Record:
         # a row of zeros at the end, for what rows lack; to gather costs less than to multiply
         grads = torch.cat([self.grads, self.grads.new_zeros(1, *self.grads.shape[1:])])
         grads = grads[rows.places_or_end].flatten(1, -2)
@@ -105,55 +105,12 @@ class PackedRecord(Record):
         return Record(inputs, grads)
 
 
-@dataclass(frozen=True)
-class Rows:
-    """Where the tokens of rows lie in others, laid end to end.
-
-    `places` are (rows, tokens); where `real` is false a row has no token, and the place is one of
-    the same sentence's. `sentence` is whose each row is, `end` how many tokens there are in all.
-    """
-
-    places: Tensor
-    real: Tensor
-    sentence: Tensor
-    end: int
-
-    @cached_property
-    def places_or_end(self) -> Tensor:
-        """The same, but one past all the tokens there are where a row has none."""
-        return self.places.where(self.real, self.end)
-
-    def to(self, device: torch.device) -> "Rows":
-        return Rows(
-            self.places.to(device, non_blocking=True),
-            self.real.to(device, non_blocking=True),
-            self.sentence.to(device, non_blocking=True),
-            self.end,
-        )
-
-
-@dataclass(frozen=True)
-class Packed:
-    """Losses of sentences that share rows, and where each sentence's tokens lie.
-
-    `sentences` has a row for each sentence, as wide as the longest. `pieces` has narrower rows: the
-    first part of every sentence, in order, and then what is left of the longer ones. No sentence
-    may see another's tokens; see `tasks.keeps_apart`. `alone` computes the same losses with a row
-    for each sentence.
-    """
-
-    losses: Tensor
-    sentences: Rows
-    pieces: Rows
-    alone: Callable[[], Tensor]
-
-
 @dataclass
 class Recording:
     """What a pass leaves behind. `packed` is set within the pass, where sentences share rows."""
 
     records: dict[str, Record]
-    packed: Packed | None = None
+    packed: PackedLosses | None = None
 
 
 class OverwrittenError(Exception):
@@ -325,7 +282,9 @@ def _joined(name: str, calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -
     return Record(torch.cat(inputs, 1), torch.cat(grads, 1))
 
 
-def _packed(name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: Packed) -> PackedRecord:
+def _packed(
+    name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: PackedLosses
+) -> PackedRecord:
     """The one call of a layer whose sentences share rows."""
     tokens = packed.sentences.end
     rows = [x.numel() // max(1, _features(x, grad)) for x, grad in calls]

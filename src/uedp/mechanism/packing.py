@@ -1,0 +1,234 @@
+"""How sentences are laid out in rows: one row each, or several sentences end to end in one row.
+
+Padding every sentence to the longest wastes most of the work where lengths differ. A causal model
+that treats every position 0 as a new beginning computes several sentences in one row.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp.errors import UserError
+from uedp.eval_mode import evaluating
+from uedp.incidence import Ints
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Whether sentences share rows; decided once per model, by `packing_for`."""
+
+    shares_rows: bool
+
+    def tokens(self, lengths: Ints) -> int:
+        """The tokens computed for sentences of these lengths, padding included."""
+        return int(lengths.sum() if self.shares_rows else len(lengths) * lengths.max())
+
+
+ONE_PER_ROW = Packing(False)
+SHARED_ROWS = Packing(True)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Where the tokens of some rows lie in other rows, laid end to end.
+
+    `places` is (rows, tokens); where `real` is false a row has no token, and the place is one of
+    the same sentence's. `sentence` is the sentence of each row, `end` the total number of places.
+    """
+
+    places: Tensor
+    real: Tensor
+    sentence: Tensor
+    end: int
+
+    @cached_property
+    def places_or_end(self) -> Tensor:
+        """`places`, with `end` where a row has no token."""
+        return self.places.where(self.real, self.end)
+
+    def to(self, device: torch.device) -> "TokenRows":
+        places, real, sentence = (
+            tensor.to(device, non_blocking=True)
+            for tensor in (self.places, self.real, self.sentence)
+        )
+        return TokenRows(places, real, sentence, self.end)
+
+
+@dataclass(frozen=True)
+class PackedLosses:
+    """Losses of sentences that share rows, and where each sentence's tokens lie.
+
+    `sentences` has a row per sentence, as wide as the longest. `pieces` has narrower rows: the
+    first piece of every sentence, in order, then the remaining pieces of longer ones. No sentence
+    may see another's tokens (`keeps_apart`). `recompute` gives the same losses, one row each.
+    """
+
+    losses: Tensor
+    sentences: TokenRows
+    pieces: TokenRows
+    recompute: Callable[[], Tensor]
+
+
+def loss_values(losses: Tensor | PackedLosses) -> Tensor:
+    """One loss per sentence, packed or not."""
+    return losses.losses if isinstance(losses, PackedLosses) else losses
+
+
+_WIDTH = 256  # tokens of a shared row; more if a sentence is longer
+
+
+@dataclass(frozen=True, eq=False)
+class SharedRows:
+    """Sentences laid end to end in `rows` rows of `width` tokens.
+
+    Guarantees:
+      - no sentence is cut in two, and no two overlap
+      - several sentences take at least two rows: a model may read a single row as one sentence
+      - up to an eighth of many rows are empty, at the end, so that few shapes occur
+    """
+
+    lengths: Ints
+    starts: Ints
+    width: int
+    rows: int
+
+    @classmethod
+    def of(cls, lengths: Ints) -> "SharedRows":
+        width = max(int(lengths.max()), min(_WIDTH, int(lengths.sum()) // 2 + 1))
+        starts = np.zeros(len(lengths), dtype=np.int64)
+        row = used = 0
+        for place, length in enumerate(lengths.tolist()):
+            if used + length > width:
+                row, used = row + 1, 0
+            starts[place] = row * width + used
+            used += length
+        step = 1 << max(0, (row + 1).bit_length() - 4)
+        return cls(lengths, starts, width, -(-(row + 1) // step) * step)
+
+    def fill(self, sentences: Sequence[Sequence[int] | Ints], padding: int) -> Tensor:
+        """(rows, width), with the numbers of each sentence at its place."""
+        flat = np.full(self.rows * self.width, padding, dtype=np.int64)
+        for start, numbers in zip(self.starts.tolist(), sentences, strict=True):
+            flat[start : start + len(numbers)] = numbers
+        return torch.from_numpy(flat).view(self.rows, self.width)
+
+    def positions(self) -> Tensor:
+        """(rows, width): every sentence counts its tokens from 0."""
+        return self.fill([np.arange(length) for length in self.lengths.tolist()], 0)
+
+    def by_sentence(self, device: torch.device) -> TokenRows:
+        """A row per sentence."""
+        return self._cut(int(self.lengths.max()), device)
+
+    def by_piece(self, device: torch.device) -> TokenRows:
+        """Narrower rows, with little padding."""
+        return self._cut(piece_width(self.lengths), device)
+
+    def _cut(self, width: int, device: torch.device) -> TokenRows:
+        return cut_up(self.starts, self.lengths, width, self.rows * self.width).to(device)
+
+
+_PIECES = (8, 16, 32, 64, 128, 256)
+_PIECE_COST = 16  # tokens that take as long as one more piece
+
+
+def piece_width(lengths: Ints) -> int:
+    """Tokens per piece that leave little padding when sentences are cut into pieces."""
+    widths = [width for width in _PIECES if width < lengths.max()] + [int(lengths.max())]
+    return min(widths, key=lambda width: int((-(-lengths // width)).sum()) * (width + _PIECE_COST))
+
+
+def cut_up(starts: Ints, lengths: Ints, width: int, end: int) -> TokenRows:
+    """Sentences by start and length, cut into rows of `width`; `end` is the number of places.
+
+    Guarantees:
+      - the first row of every sentence comes first, in order
+      - every token is in one row, once; missing tokens are marked, and placed at the first token
+        of their sentence
+    """
+    count = -(-lengths // width)
+    all_, none = np.arange(len(lengths)), np.zeros(len(lengths), dtype=np.int64)
+    sentence = np.concatenate([all_, np.repeat(all_, count - 1)])
+    number = np.concatenate([none, *(np.arange(1, c) for c in count.tolist() if c > 1)])
+    token = number[:, None] * width + np.arange(width)
+    real = token < lengths[sentence][:, None]
+    places = starts[sentence][:, None] + np.where(real, token, 0)
+    from_numpy = torch.from_numpy
+    return TokenRows(from_numpy(places), from_numpy(real), from_numpy(sentence), end)
+
+
+def packed_logits(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
+    # with a cache, positions would not separate sentences
+    logits: Tensor = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+    return logits
+
+
+def packing_for(model: nn.Module, longest: int) -> Packing:
+    """Shared rows for a causal model that keeps sentences of up to `longest` tokens apart."""
+    return SHARED_ROWS if longest and keeps_apart(model, longest) else ONE_PER_ROW
+
+
+_LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest
+_PROBED = 5  # every fifth sentence is compared
+
+
+@torch.no_grad()
+def keeps_apart(model: nn.Module, longest: int = 32) -> bool:
+    """Whether a causal model computes a sentence from position 0 on as if it were by itself.
+
+    Decided by trial, with rows as wide and as many as in training: some sentences are computed
+    among others, among different others, and by themselves.
+
+    Guarantees:
+      - weights that are all zero, which could hide mixing, are replaced during the trial and zero
+        again afterwards; the caller's random state is unchanged
+    """
+    device = next(model.parameters()).device
+    size = int(getattr(getattr(model, "config", None), "vocab_size", 0))
+    if size < 8:
+        return False
+    once = [max(2, round(share * longest)) for share in _LENGTHS]
+    layout = SharedRows.of(np.array(once * (1 + 3 * _WIDTH // (2 * sum(once)))))
+    shape, positions = (layout.rows, layout.width), layout.positions().to(device)
+    rng = np.random.default_rng(0)
+    ids, others = torch.from_numpy(rng.integers(0, size, (2, shape[0] * shape[1]))).to(device)
+    ends = layout.starts + layout.lengths
+    probed = [slice(*ends_) for ends_ in zip(layout.starts, ends, strict=True)][::_PROBED]
+    for tokens in probed:
+        others[tokens] = ids[tokens]
+    try:
+        with evaluating(model), torch.autocast(device.type, enabled=False), _nonzero(model):
+            among = [
+                packed_logits(model, all_.view(shape), positions).flatten(0, 1)
+                for all_ in (ids, others)
+            ]
+            for tokens in probed:
+                own_positions = positions.flatten()[tokens][None]
+                single = packed_logits(model, ids[tokens][None], own_positions)[0]
+                near = 1e-4 * float(single.abs().max())
+                for logits in among:
+                    if not near or not torch.allclose(logits[tokens], single, 1e-4, near):
+                        return False
+    except (TypeError, ValueError, IndexError, RuntimeError, UserError):
+        return False  # it takes no positions, or no rows of this width
+    return True
+
+
+@contextmanager
+def _nonzero(model: nn.Module) -> Iterator[None]:
+    """Fill weights that are all zero with small random values inside the block."""
+    zero = [p for p in model.parameters() if p.is_floating_point() and not bool(p.any())]
+    generator = torch.Generator().manual_seed(0)
+    for parameter in zero:
+        parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter in zero:
+                parameter.zero_()

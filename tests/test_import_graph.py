@@ -1,0 +1,165 @@
+"""Modules import in one direction, docs/architecture.md states it, and its figures are current."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.import_graph import (
+    DRAWING,
+    PACKAGE,
+    PAGE,
+    Import,
+    against_flow,
+    cycles,
+    drawing,
+    line_counts,
+    module_files,
+    part_of,
+    read_imports,
+    stated_counts,
+    stated_flow,
+    with_counts,
+)
+
+REFRESH = "run `python -m tests.import_graph` and commit the result"
+
+# Violations not yet fixed. An entry that no longer exists must be removed.
+KNOWN_AGAINST_FLOW = {
+    "accounting -> mechanism",
+    "corpus -> entities",
+    "methods -> training",
+}
+KNOWN_CYCLES = [
+    ["uedp.methods.base", "uedp.methods.uedp_alg"],
+    ["uedp.training.tasks", "uedp.training.vectors"],
+]
+KNOWN_RESEARCH_IMPORTS = {"cli/__init__.py"}
+KNOWN_SHARED_CLASS_NAMES = set("Alg Corpus Method Optimiser Rows Setting Task Vocabulary".split())
+MAX_LINES = 26_000
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    return read_imports(PACKAGE)
+
+
+def test_flow_on_the_page_names_every_part_once():
+    stated = [part for layer in stated_flow(PAGE.read_text()) for part in layer]
+    assert sorted(stated) == sorted({part_of(module) for module in module_files(PACKAGE)})
+
+
+def test_no_import_goes_against_the_flow(imports):
+    wrong = against_flow(imports, stated_flow(PAGE.read_text()))
+    pairs = {f"{part_of(item.importer)} -> {part_of(item.imported)}" for item in wrong}
+    assert pairs == KNOWN_AGAINST_FLOW, "\n".join(map(str, wrong))
+
+
+def test_no_cycle_between_modules(imports):
+    arrows = {(item.importer, item.imported) for item in imports if not item.typing_only}
+    assert cycles(arrows) == KNOWN_CYCLES
+
+
+def test_drawing_is_current():
+    assert DRAWING.read_text() == drawing(PACKAGE, PAGE.read_text()), REFRESH
+
+
+def test_line_counts_on_the_page_are_current():
+    stated, actual = stated_counts(PAGE.read_text()), line_counts(PACKAGE)
+    total = stated.pop("total")
+    assert total == sum(stated.values())
+    assert stated.keys() == actual.keys(), REFRESH
+    for part, lines in actual.items():
+        assert stated[part] == pytest.approx(lines, rel=0.05, abs=30), f"{part}: {REFRESH}"
+
+
+def test_package_stays_small():
+    assert sum(line_counts(PACKAGE).values()) <= MAX_LINES
+
+
+def test_no_two_public_classes_share_a_name():
+    names = Counter(
+        node.name
+        for path in module_files(PACKAGE).values()
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in names.items() if count > 1} == KNOWN_SHARED_CLASS_NAMES
+
+
+def test_package_never_imports_research():
+    importers = set()
+    for path in module_files(PACKAGE).values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names = [node.value] if node.value.replace(".", "").isidentifier() else []
+            else:
+                continue
+            if any(name.split(".")[0] in ("research", "tests", "benchmarks") for name in names):
+                importers.add(str(path.relative_to(PACKAGE)))
+    assert importers == KNOWN_RESEARCH_IMPORTS
+
+
+def write_package(folder: Path, **modules: str) -> Path:
+    package = folder / "toy"
+    for name, text in {"__init__": "", **modules}.items():
+        path = package / f"{name.replace('__in__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return package
+
+
+def test_imports_are_read_wherever_they_stand(tmp_path):
+    package = write_package(
+        tmp_path,
+        a="from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from toy.b import B\n",
+        b="def f():\n    from toy import c\n",
+        c="LAZY = {'x': 'toy.d'}\n",
+        d="from . import a\nimport os.path, toy\nprint(toy.__version__)\n",
+        e="import toy\nprint(toy.anything)\n",
+        sub__in____init__="from .inner import x\nfrom ..a import y\n",
+        sub__in__inner="from toy.b import f\n",
+    )
+    assert read_imports(package) == [
+        Import("toy.a", "toy.b", typing_only=True),
+        Import("toy.b", "toy.c"),
+        Import("toy.c", "toy.d"),
+        Import("toy.d", "toy.a"),
+        Import("toy.e", "toy"),
+        Import("toy.sub", "toy.a"),
+        Import("toy.sub", "toy.sub.inner"),
+        Import("toy.sub.inner", "toy.b"),
+    ]
+
+
+def test_cycles_are_detected():
+    assert cycles({("a", "b"), ("b", "c"), ("c", "d")}) == []
+    assert cycles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [["a", "b", "c"]]
+    assert cycles({("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")}) == [["a", "b"], ["c", "d"]]
+
+
+def test_arrows_against_the_flow_are_detected_and_drawn_in_red(tmp_path):
+    package = write_package(tmp_path, a="import toy.b", b="", c="import toy.b", d="import toy.a")
+    page = "```flow\nb ─► a c\n─► d ─► __init__\n```\n"
+    assert against_flow(read_imports(package), stated_flow(page)) == []
+    assert 'url(#wrong)"' not in drawing(package, page)
+    (package / "b.py").write_text("import toy.d")
+    (package / "c.py").write_text("import toy.a")  # the same layer
+    wrong = against_flow(read_imports(package), stated_flow(page))
+    assert wrong == [Import("toy.b", "toy.d"), Import("toy.c", "toy.a")]
+    assert drawing(package, page).count('url(#wrong)"') == 2
+
+
+def test_table_of_line_counts_is_refreshed():
+    page = "x\n| `gone` | 5 |  |\n| top level | 7 | 7 |\n| total | 12 | 7 |\ny\n"
+    refreshed = with_counts(page, {"top level": 8, "new": 2000})
+    assert refreshed == (
+        "x\n| `gone` | 5 |  |\n| top level | 7 | 8 |\n| `new` |  | 2,000 |\n"
+        "| total | 12 | 2,008 |\ny\n"
+    )
+    assert stated_counts(refreshed) == {"top level": 8, "new": 2000, "total": 2008}
