@@ -212,7 +212,7 @@ class PrivacyEngine:
                 identity.truncate(0)
             raise
         write_atomically(out / run_dir.CONFIG, config.to_yaml())
-        ancestors = (*plan.provenance.lineage, lineage.own_entry(plan, name))
+        ancestors = (*plan.provenance.lineage, lineage.entry_of(planned))
         lineage.write(out, ancestors)
         ledger = None
         if plan.profile is not None:
@@ -309,7 +309,10 @@ class PrivateRun:
             self._save_model()
             self._corpus.close(self.name, self.plan.rounds)
             return None
-        self._ledger.record_saved(model_files(self.out, self._save_model()))
+        written = self._save_model()
+        # only what was written: `verify` must find files that others put beside them
+        files = model_files(self.out).items()
+        self._ledger.record_saved({name: digest for name, digest in files if name in written})
         self._corpus.close(self.name, self._ledger.spent, self._ledger.vocabulary_spent)
         return self.certify()
 

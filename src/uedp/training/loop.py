@@ -5,48 +5,29 @@ with the rounds that were not entered. Rounds that were entered but lost stay sp
 have been seen.
 """
 
-import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 
-from uedp.accounting.certificate import Certificate, load_certificate
 from uedp.errors import UserError
-from uedp.files import write_atomically
 from uedp.mechanism.release import ClipStats
-from uedp.models.load import load_model
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
-from uedp.strict import parse_json
 from uedp.training import optimise
 from uedp.training.build import Say, Watch
 from uedp.training.config import Config
 from uedp.training.datasets import TrainingData
 from uedp.training.engine import FinishedRun, PrivacyEngine, PrivateRun
-from uedp.training.metrics import Metrics, finite
-from uedp.training.run_dir import RESULT
+from uedp.training.metrics import Metrics
+from uedp.training.outcome import Outcome, finished_outcome, write_result
 
 _EVALUATED_TOKENS = {"cuda": 1 << 13, "cpu": 1 << 12}  # per batch
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a run leaves behind."""
-
-    folder: Path
-    model: Any
-    tokenizer: Any
-    certificate: Certificate | None
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    rounds: int
-    finished: bool
 
 
 def run(
@@ -80,7 +61,7 @@ def run(
             private = engine.attach(watch=watch)
         except FinishedRun:
             say("this run is finished; nothing is left to do")
-            return _finished(out, config)
+            return finished_outcome(out, config)
         return _Training(private, progress, say).run()
 
 
@@ -114,19 +95,22 @@ class _Training:
         self._model.eval()
         if self._average is not None:
             self._private.set_weights(self._average.values)
-        after: Mapping[str, float] = {}
-        if finished := done >= self._plan.rounds:
-            after = self._evaluate()
+        finished = done >= self._plan.rounds
+        after = self._evaluate() if finished else {}
+        if finished:
             certificate = self._private.finish()
-            result = {"before": finite(before), "after": finite(after), "rounds": done}
-            write_atomically(self._private.out / RESULT, json.dumps(result, indent=2) + "\n")
+            if after:
+                self._say(f"after training: {_brief(after)}")
         else:
-            self._say(f"stopped after round {done}; continue with `resume=True`")
             certificate = self._private.certify()
-        tokenizer = self._private.assembly.tokenizer
-        return Outcome(
-            self._private.out, self._model, tokenizer, certificate, before, after, done, finished
+            self._say(f"stopped after round {done}; continue with `resume=True`")
+        out, tokenizer = self._private.out, self._private.assembly.tokenizer
+        outcome = Outcome(
+            out, self._model, tokenizer, certificate, before, after, done, finished
         )
+        if finished:
+            write_result(outcome)
+        return outcome
 
     def _rounds(self, done: int, before: Mapping[str, float], metrics: Metrics) -> int:
         plan, settings = self._plan, self._plan.config
@@ -192,7 +176,7 @@ class _Training:
         if held_out is None:
             return {}
         self._model.eval()
-        with self._averaged():
+        with self._average.applied() if self._average else nullcontext():
             while True:
                 try:
                     autocast = self._private.assembly.autocast
@@ -202,44 +186,6 @@ class _Training:
                         raise
                     self._max_tokens //= 2
                     torch.cuda.empty_cache()
-
-    @contextmanager
-    def _averaged(self) -> Iterator[None]:
-        """The averaged weights in place of the last ones."""
-        if self._average is None:
-            yield
-            return
-        last = [p.detach().clone() for p in self._private.parameters]
-        self._private.set_weights(self._average.values)
-        try:
-            yield
-        finally:
-            self._private.set_weights(last)
-
-
-def _finished(out: Path, config: Config) -> Outcome:
-    result, trained = read_result(out / RESULT), load_model(out, config.task.kind)
-    return Outcome(
-        folder=out,
-        model=trained.model,
-        tokenizer=trained.tokenizer,
-        certificate=load_certificate(out) if config.private else None,
-        before=result["before"],
-        after=result["after"],
-        rounds=result["rounds"],
-        finished=True,
-    )
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    try:
-        result = parse_json(path.read_bytes())
-    except ValueError:
-        result = None
-    shape = {"before": dict, "after": dict, "rounds": int}
-    if not isinstance(result, dict) or any(type(result.get(k)) is not v for k, v in shape.items()):
-        raise UserError(f"{path}: damaged; restore it from a copy")
-    return result
 
 
 def _brief(measures: Mapping[str, float]) -> str:

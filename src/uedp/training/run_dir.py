@@ -15,22 +15,23 @@ from typing import IO
 from uedp.errors import UserError
 from uedp.files import make_private, private_opener
 from uedp.strict import parse_json
-from uedp.training.config import Config, load
+from uedp.training.config import Config, load_config
 
 CONFIG = "config.yaml"
 IDENTITY = "run.json"
+RESULT = "result.json"  # written last: a run that has one is finished
 _NAME = re.compile(r"[\w.-]{1,150}")  # it is part of the name of a file beside the corpus
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[IO[bytes]]:
+def lock_run_dir(out: Path) -> Iterator[IO[bytes]]:
     """Hold the identity of a run, empty if it has none yet, against other processes.
 
     If it is empty still at the end, nothing has begun, and no trace is left. What is in the folder
     of a run is its owner's alone, whatever the umask.
     """
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: not a folder; choose another --out")
+        raise UserError(f"{out}: not a folder; choose another folder")
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(out / IDENTITY, "a+b", opener=private_opener) as file:
@@ -52,23 +53,23 @@ def alone(out: Path) -> Iterator[IO[bytes]]:
                         folder.rmdir()
 
 
-def begun(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:
+def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:
     """The name of the run that a folder holds, if it is the one asked for; None if it is empty."""
     identity.seek(0)
     if not (text := identity.read()):
         if any(path.name != IDENTITY for path in out.iterdir()):
-            raise UserError(f"{out}: exists and is not a run; choose another --out")
+            raise UserError(f"{out}: exists and is not a run; choose another folder")
         if resume:
-            raise UserError(f"{out}: holds no run to resume; leave out --resume")
+            raise UserError(f"{out}: holds no run to resume; leave out `resume=True`")
         return None
     if not resume:
-        raise UserError(f"{out}: holds a run already; add --resume to go on with it")
+        raise UserError(f"{out}: holds a run already; add `resume=True` to continue it")
     # a run killed as it began has not written its config yet, nor anything else
     new = {path.name for path in out.iterdir()} <= {IDENTITY, _partial(out / CONFIG).name}
-    before = config if new else load(out / CONFIG)
+    before = config if new else load_config(out / CONFIG)
     if changed := _differences(before, config):
         raise UserError(
-            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another --out"
+            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another folder"
         )
     make_private(out)
     try:
@@ -80,7 +81,7 @@ def begun(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str |
     return name
 
 
-def begin(identity: IO[bytes]) -> str:
+def name_run(identity: IO[bytes]) -> str:
     """Give a run its name. From here on the folder is a run."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     Path(identity.name).parent.chmod(0o700)
