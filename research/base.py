@@ -113,9 +113,9 @@ def code_of(*parts: str) -> str:
 
 
 def _write(path: Path, content: Result) -> None:
-    from uedp.training import run_dir as folder
+    from uedp.files import write_atomically
 
     lines = json.dumps(content, indent=1)
     # a list of numbers on a line of its own: easier to read, and to compare with another version
     lines = re.sub(r'\[\n[^][{}"]*\]', lambda found: " ".join(found[0].split()), lines)
-    folder.write(path, lines + "\n")
+    write_atomically(path, lines + "\n")

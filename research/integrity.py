@@ -19,7 +19,7 @@ from uedp.entities.coverage import coverage
 from uedp.entities.detection import Detection, detect
 from uedp.entities.detectors import load
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 
 PAPER = 0.94  # "the results from spaCy cover over 94% of sensitive information"
 
@@ -151,7 +151,7 @@ def _compared(options: Options, gold: tuple[str, str], detectors: tuple[str, ...
 
     def compute(propagate: bool) -> Result:
         sentences = list(islice(read(path, reader), QUICK_SENTENCES if options.quick else None))
-        with scratch(options.work / "found") as folder:
+        with scratch_dir(options.work / "found") as folder:
             corpus = detect(
                 sentences,
                 folder / "corpus",

@@ -123,11 +123,11 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
     import torch
 
     from research.datasets import incidence, texts
+    from uedp.files import write_atomically
     from uedp.models.load import load
     from uedp.training import loop, tasks
     from uedp.training.config import parse
     from uedp.training.datasets import Material
-    from uedp.training.run_dir import write
 
     began, most = time.time(), DRY_SENTENCES if place.dry_rounds else None
     config = parse(resolved(trial, place))
@@ -186,7 +186,7 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
         "seconds": time.time() - began,
         "mechanism": code_of("mechanism"),
     }
-    write(place.result(trial), json.dumps(result, indent=2) + "\n")
+    write_atomically(place.result(trial), json.dumps(result, indent=2) + "\n")
     for bulky in () if keep else ("model.safetensors", "checkpoints"):
         path = folder / bulky
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)

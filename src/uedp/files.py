@@ -1,4 +1,4 @@
-"""Temporary directories, and directories that are replaced as a whole."""
+"""Locks, atomic writes, temporary directories and private modes."""
 
 import ctypes
 import fcntl
@@ -7,31 +7,71 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
+from uedp.errors import UserError
 from uedp.signals import deferred
 
-# In every scratch folder: locked for as long as its process lives; says what it stands beside.
+# A file in every scratch directory, locked while its process lives. It holds the name of the path
+# that the directory stands beside.
 OWNER = ".uedp-scratch"
-SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # how scratch folders are named
-REPLACED = "old"  # in a scratch folder: what is about to be replaced
+SCRATCH = re.compile(r"\..+\.[0-9a-f]{12}")  # the names of scratch directories
+REPLACED = "old"  # in a scratch directory: the directory that is being replaced
 
+_POLL = 0.05  # seconds between two attempts to lock a file
 _AT_WORKING_DIRECTORY, _EXCHANGE = -100, 2  # of Linux's renameat2
 
 
+def lock_file(file: IO[bytes], busy: str, timeout: float = 0.0) -> None:
+    """Lock an open file against other processes until it is closed.
+
+    Args:
+        busy: the message of the UserError if another process still holds it after `timeout` seconds
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise UserError(busy) from None
+            time.sleep(_POLL)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is the old one or the new one at any moment, never a part of it.
+
+    It keeps the mode of the file it replaces; a new file is readable by its owner only.
+    """
+    partial = partial_path(path)
+    with open(partial, "w", encoding="utf-8", opener=private_opener) as file:
+        file.write(text)
+        if path.exists():
+            shutil.copymode(path, partial)
+        fsync_file(file)
+    partial.replace(path)
+
+
+def partial_path(path: Path) -> Path:
+    """The file that `write_atomically` writes first, and leaves if its process is killed."""
+    return path.with_name(f"{path.name}.partial")
+
+
 @contextmanager
-def scratch(beside: Path) -> Iterator[Path]:
-    """A hidden folder beside a path, on the same disk; gone at the end, whatever happens.
+def scratch_dir(beside: Path) -> Iterator[Path]:
+    """A hidden temporary directory beside a path, on the same disk.
 
     Guarantees:
-      - what was moved out of it stays; all else in it is removed, on Ctrl-C too
-      - parents made for it are removed too, unless something else stands in them by then
-      - what processes that were killed left beside the path is removed first (`clear_dead`)
-      - only its owner can look into it
+      - it is removed at the end, on Ctrl-C too; files that were moved out of it stay
+      - parents created for it are removed too, unless they hold something else by then
+      - the scratch directories of killed processes beside the path are removed first
+      - only its owner can read it
     """
-    made = [parent for parent in beside.parents if not parent.exists()]
+    created = [parent for parent in beside.parents if not parent.exists()]
     clear_dead(beside.parent)
     folder: Path | None = None
     lock = -1
@@ -43,18 +83,16 @@ def scratch(beside: Path) -> Iterator[Path]:
             if folder is not None:
                 _remove(folder)
                 os.close(lock)
-            for parent in made:
-                with suppress(OSError):
-                    parent.rmdir()
+            remove_empty(created)
 
 
 def clear_dead(parent: Path) -> None:
-    """Remove the scratch folders that killed processes left in a folder.
+    """Remove the scratch directories that killed processes left in a directory.
 
-    What one of them was about to replace is put back, should nothing stand in its place.
+    If one of them was replacing a directory that is now missing, the old one is put back.
 
     Guarantees:
-      - a folder whose process lives is left alone, and so is one that is not a scratch folder
+      - the scratch directory of a live process, and any other directory, is not touched
     """
     with suppress(OSError):
         for folder in list(parent.iterdir()):
@@ -63,11 +101,11 @@ def clear_dead(parent: Path) -> None:
                     _clear_if_dead(folder)
 
 
-def replace(new: Path, target: Path, work: Path) -> None:
-    """Put `new` in the place of the folder `target`, which ends up in the scratch folder `work`.
+def replace_dir(new: Path, target: Path, work: Path) -> None:
+    """Replace the directory `target` by `new`; the old one ends up in the scratch directory `work`.
 
-    Where the system can, the two change places in one step; elsewhere a process that is killed
-    between two steps leaves it to `clear_dead` to put the old one back.
+    On Linux the two are exchanged in one step. Elsewhere `clear_dead` puts the old one back after
+    a process was killed between the two renames.
 
     Guarantees:
       - if it fails, `target` is as it was
@@ -84,7 +122,7 @@ def replace(new: Path, target: Path, work: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Let the owner alone read a folder and all that is in it."""
+    """Make a directory and everything in it readable by its owner only."""
     folder.chmod(0o700)
     for parent, folders, files in os.walk(folder):
         for names, mode in ((folders, 0o700), (files, 0o600)):
@@ -95,21 +133,21 @@ def make_private(folder: Path) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """For `open`: a new file is its owner's alone, whatever the umask."""
+    """For `open`: a new file is readable by its owner only, whatever the umask."""
     descriptor = os.open(path, flags, 0o600)
     if flags & os.O_CREAT and os.fstat(descriptor).st_mode & 0o777 != 0o600:
         os.fchmod(descriptor, 0o600)
     return descriptor
 
 
-def sync(folder: Path) -> None:
-    """See to it that all that is in a folder is on the disk."""
+def fsync_tree(folder: Path) -> None:
+    """Flush a directory and everything in it to disk."""
     for path in (*folder.rglob("*"), folder):
-        sync_entry(path)
+        fsync_path(path)
 
 
-def sync_entry(path: Path) -> None:
-    """See to it that a file, or the names in a folder, are on the disk."""
+def fsync_path(path: Path) -> None:
+    """Flush a file, or the names in a directory, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -117,16 +155,29 @@ def sync_entry(path: Path) -> None:
         os.close(descriptor)
 
 
+def fsync_file(file: IO[str] | IO[bytes]) -> None:
+    """Flush an open file to disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove the directories that are empty, in the order given."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
+
+
 def _locked(beside: Path) -> tuple[Path, int]:
-    """A new scratch folder and the lock on it."""
+    """A new scratch directory and the lock on it."""
     while True:
-        # the name is cut so that a long one still has room for the rest
+        # cut, so that the name of a file with the longest name allowed still fits
         folder = beside.with_name(f".{beside.name[:40]}.{secrets.token_hex(6)}")
         folder.mkdir(mode=0o700, parents=True)
-        folder.chmod(0o700)  # a umask may have taken the owner's own rights
+        folder.chmod(0o700)  # the umask may deny the owner's own rights
         try:
             lock = os.open(folder / OWNER, os.O_RDWR | os.O_CREAT, 0o600)
-        except FileNotFoundError:  # another process took it for a leftover: it was empty
+        except FileNotFoundError:  # removed by another process: it was empty
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +197,7 @@ def _clear_if_dead(folder: Path) -> None:
     try:
         lock = os.open(folder / OWNER, os.O_RDWR)
     except FileNotFoundError:
-        folder.rmdir()  # killed before, or after, all else: it is empty, or not ours
+        folder.rmdir()  # empty if its process was killed first or last; fails if not ours
         return
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while its process lives
@@ -161,7 +212,7 @@ def _clear_if_dead(folder: Path) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a scratch folder, its mark last of all: whatever is left can be told for one."""
+    """Remove a scratch directory, its owner file last: what a kill leaves is still recognised."""
     with suppress(OSError):
         for path in [path for path in folder.iterdir() if path.name != OWNER]:
             if path.is_dir() and not path.is_symlink():
@@ -173,7 +224,7 @@ def _remove(folder: Path) -> None:
 
 
 def _exchanged(one: Path, other: Path) -> bool:
-    """Let two names change places in one step; False where the system cannot."""
+    """Exchange two names in one step; False where the system cannot."""
     if sys.platform != "linux":
         return False
     try:

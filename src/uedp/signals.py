@@ -1,4 +1,4 @@
-"""The signals that stop a command, and the moments in which they have to wait."""
+"""Handlers for the signals that stop a command."""
 
 import signal
 import threading
@@ -6,23 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPPING = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    if hasattr(signal, name)  # Windows has no SIGHUP
-)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextmanager
 def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Ctrl-C, a kill and a closed terminal go to `handler` for as long as the block lasts.
+    """Send Ctrl-C, a kill and a closed terminal to `handler` during the block.
 
-    Only the main thread may say so; elsewhere this does nothing.
+    Python sets handlers in the main thread only; in another thread this does nothing.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in STOPPING:
-            # one that is ignored, as under nohup, stays so; None is a handler outside Python
+            # an ignored signal, as under nohup, stays ignored; None is a handler outside Python
             if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, handler)
     try:
@@ -34,7 +30,7 @@ def handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[Non
 
 @contextmanager
 def deferred() -> Iterator[None]:
-    """A signal that comes during the block takes effect after it."""
+    """Delay signals that arrive during the block until it ends."""
     waiting: list[int] = []
     try:
         with handled_by(lambda number, frame: waiting.append(number)):

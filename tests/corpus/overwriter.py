@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from uedp import files as folders
+from uedp import files
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.store import Corpus
 from uedp.entities import parallel
@@ -80,7 +80,7 @@ def in_child(action: Any, *arguments: Any) -> tuple[int, str]:
 def main() -> None:
     place, how = Path(sys.argv[1]), sys.argv[2]
     if how == "renames":
-        folders._exchanged = lambda one, other: False  # type: ignore[assignment]
+        files._exchanged = lambda one, other: False  # type: ignore[assignment]
     os.fsync = lambda descriptor: None  # a kill loses nothing that was written
     # what is imported late (Pandas, by Arrow), once for all
     list(parallel.detect([Sentence("u", "x")], ["labels"]))

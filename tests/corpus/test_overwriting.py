@@ -11,12 +11,12 @@ import pytest
 
 from tests.accounting.plans import planned
 from tests.corpus.overwriter import KILLED, LEDGER, write
-from uedp import files as folders
+from uedp import files
 from uedp.accounting.ledger import Budget, CorpusLedger
 from uedp.accounting.proven import UserLevel
 from uedp.corpus.store import Corpus, new_folder
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 
 
 def texts(folder: Path) -> list[str]:
@@ -115,8 +115,8 @@ def test_a_disk_without_links_gets_a_copy(tmp_path, monkeypatch):
 def left_behind(beside: Path) -> Path:
     """A scratch folder whose process was killed."""
     code = (
-        "import os, sys; from pathlib import Path; from uedp.files import scratch\n"
-        f"with scratch(Path({str(beside)!r})) as folder:\n"
+        "import os, sys; from pathlib import Path; from uedp.files import scratch_dir\n"
+        f"with scratch_dir(Path({str(beside)!r})) as folder:\n"
         "    (folder / 'private').write_text('x'); print(folder); sys.stdout.flush(); os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -127,15 +127,15 @@ def left_behind(beside: Path) -> Path:
 def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     folder = left_behind(tmp_path / "corpus")
     assert (folder / "private").is_file()
-    with scratch(tmp_path / "another corpus") as own:
+    with scratch_dir(tmp_path / "another corpus") as own:
         assert sorted(path.name for path in tmp_path.iterdir()) == [own.name]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_live_process_keeps_its_folder(tmp_path):
-    with scratch(tmp_path / "corpus") as one:
-        with scratch(tmp_path / "corpus") as other:
-            folders.clear_dead(tmp_path)
+    with scratch_dir(tmp_path / "corpus") as one:
+        with scratch_dir(tmp_path / "corpus") as other:
+            files.clear_dead(tmp_path)
             assert one.is_dir()
             assert other.is_dir()
         assert one.is_dir()
@@ -149,7 +149,7 @@ def test_what_is_not_a_scratch_folder_is_left_alone(tmp_path):
     file.write_text("x")
     link = tmp_path / ".link.0123456789ab"
     link.symlink_to(left_behind(tmp_path / "elsewhere" / "corpus"))
-    with scratch(tmp_path / "corpus"):
+    with scratch_dir(tmp_path / "corpus"):
         pass
     assert (others / "precious").is_file()
     assert file.is_file()
@@ -160,8 +160,8 @@ def test_a_name_that_leads_elsewhere_is_not_followed(tmp_path):
     """What a leftover says it stands beside is a name, never a path."""
     place = tmp_path / "inside"
     folder = left_behind(place / "corpus")
-    (folder / folders.OWNER).write_text("../outside")
-    (folder / folders.REPLACED).mkdir()
-    folders.clear_dead(place)
+    (folder / files.OWNER).write_text("../outside")
+    (folder / files.REPLACED).mkdir()
+    files.clear_dead(place)
     assert not (tmp_path / "outside").exists()
     assert not folder.exists()

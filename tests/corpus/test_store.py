@@ -10,14 +10,14 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import marked
-from uedp import files as folders
+from uedp import files
 from uedp.corpus import store
 from uedp.corpus.digest import text_digest
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.store import Corpus, RowWriter, SentenceWriter, new_folder
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 
 
 def everything(folder: Path) -> list[str]:
@@ -138,7 +138,7 @@ def test_the_old_corpus_is_deleted_only_when_the_new_one_stands(old, monkeypatch
 
 
 def test_the_old_corpus_comes_back_if_the_new_one_cannot_take_its_place(old, tmp_path, monkeypatch):
-    monkeypatch.setattr(folders, "_exchanged", lambda one, other: False)  # as on other systems
+    monkeypatch.setattr(files, "_exchanged", lambda one, other: False)  # as on other systems
     real = Path.rename
 
     def rename(self, target):
@@ -198,7 +198,7 @@ def test_a_long_name_leaves_room_for_a_hidden_one(tmp_path):
 
 
 def test_scratch_is_hidden_private_and_gone(tmp_path):
-    with scratch(tmp_path / "corpus") as folder:
+    with scratch_dir(tmp_path / "corpus") as folder:
         assert folder.name.startswith(".corpus.")
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "x").write_text("x")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from research.__main__ import main
 from research.base import Options
+from tests.conftest import Run, command_runner
 
 Make = Callable[[str], Options]
 
@@ -42,6 +44,12 @@ EDGAR = [
 ]
 PRESIDIO = [("Write to Ann Lee in Oslo", [("PERSON", "Ann Lee"), ("LOCATION", "Oslo")])]
 NAMES = {"PER": "Ann Lee", "LOC": "Rome", "ORG": "Acme"}
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run `python -m research` in this process, as the shell would see it."""
+    return command_runner(main, capsys)
 
 
 @pytest.fixture(scope="session")

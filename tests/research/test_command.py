@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from research.__main__ import main
 from research.catalogue import EXPERIMENTS
-from tests.conftest import Run, command_runner
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run `python -m research` in this process, as the shell would see it."""
-    return command_runner(main, capsys)
+from tests.conftest import Run
 
 
 def test_list_and_help(run: Run) -> None:

@@ -156,7 +156,7 @@ def test_finished_only_trains_nothing_and_says_what_was_not_run(
         (copied / f"{name}.json").unlink()
     out = options.work.parent.parent
     (out / "nothing").mkdir(exist_ok=True)
-    arguments = ("experiment", GPT, "--data", out / "nothing", "--out", out, "--quick")
+    arguments = (GPT, "--data", out / "nothing", "--out", out, "--quick")
     made = run(*arguments, "--finished-only")
     assert (made.code, made.err) == (0, "")
     found = json.loads((out / f"{GPT}.json").read_text())

@@ -65,7 +65,7 @@ class DeathError(Exception):
     """Stands in for a death; that of a process is in test_killed.py."""
 
 
-@pytest.mark.parametrize("where", ["save_file", "json.dumps", "sync", "shutil.rmtree"])
+@pytest.mark.parametrize("where", ["save_file", "json.dumps", "fsync_tree", "shutil.rmtree"])
 def test_one_is_there_in_full_or_not_at_all(where, tmp_path, monkeypatch):
     checkpoint.write(tmp_path, 1, tensors(1), {})
     owner, _, name = where.rpartition(".")

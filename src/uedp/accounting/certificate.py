@@ -45,6 +45,7 @@ from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
 from uedp.accounting.signature import SIGNATURE, check_signature
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
+from uedp.files import write_atomically
 from uedp.strict import parse_json
 
 __all__ = [
@@ -177,10 +178,7 @@ def issue(folder: Path) -> Certificate:
             "python": platform.python_version(),
         },
     )
-    target = folder / CERTIFICATE
-    partial = target.with_suffix(".partial")
-    partial.write_text(certificate.model_dump_json(indent=2) + "\n")
-    partial.replace(target)
+    write_atomically(folder / CERTIFICATE, certificate.model_dump_json(indent=2) + "\n")
     (folder / SIGNATURE).unlink(missing_ok=True)  # it was under the one before
     return certificate
 

@@ -7,21 +7,18 @@ kept elsewhere (the certificate's).
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from uedp.errors import UserError
-from uedp.files import private_opener, sync_entry
+from uedp.files import fsync_file, fsync_path, lock_file, private_opener
 
 Record = Mapping[str, Any]
 _FIRST_SEAL = "0" * 64
-_PAUSE = 0.05  # seconds between two looks at a file that somebody else has open
 
 
 class Chain:
@@ -39,9 +36,13 @@ class Chain:
         self.path = path
         self._file: IO[bytes] = open(path, "a+b", opener=private_opener)  # noqa: SIM115
         try:
-            _lock(self._file, path, patience)
+            lock_file(
+                self._file,
+                f"{path}: another process is writing this ledger; wait for it, or stop it",
+                patience,
+            )
             self.records, self.seals, torn = _read(self._file, path)
-            sync_entry(path.parent)  # the file may be new
+            fsync_path(path.parent)  # the file may be new
             if torn:
                 self._file.truncate(self._file.seek(0, os.SEEK_END) - torn)
                 self.append({"kind": "torn line removed", "bytes": torn})
@@ -56,7 +57,7 @@ class Chain:
         try:
             if os.write(self._file.fileno(), line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-            os.fsync(self._file.fileno())
+            fsync_file(self._file)
         except BaseException:
             # how much of the line is on disk is not known: whoever opens the file next will look
             self._file.close()
@@ -138,22 +139,3 @@ def _line(record: Record, seal: str) -> bytes:
 def _seal(previous: str, record: Record) -> str:
     text = json.dumps(record, sort_keys=True, allow_nan=False)
     return hashlib.sha256(previous.encode() + text.encode()).hexdigest()
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    """A ledger tells who ran what on whose text, and holds the key of a corpus."""
-    return os.open(path, flags, 0o600)
-
-
-def _lock(file: IO[bytes], path: Path, patience: float) -> None:
-    until = time.monotonic() + patience
-    while True:
-        try:
-            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(_PAUSE)
-                continue
-            raise UserError(
-                f"{path}: another process is writing this ledger; wait for it, or stop it"
-            ) from None

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from uedp.errors import UserError
+from uedp.files import private_opener, write_atomically
 
 SIGNATURE = "certificate.sig"
 _CONTEXT = b"uedp certificate, Ed25519, version 1\n"
@@ -42,8 +43,10 @@ def generate_key(path: Path) -> Path:
     for target in (path, public):
         if os.path.lexists(target):
             raise UserError(f"{target}: exists already; choose another name")
-    _write_new(path, private_text, 0o600)
-    _write_new(public, public_text, 0o644)
+    with open(path, "xb", opener=private_opener) as file:
+        file.write(private_text)
+    with public.open("xb") as file:
+        file.write(public_text)
     return public
 
 
@@ -52,9 +55,7 @@ def sign_certificate(certificate: Path, key: Path) -> Path:
     private = _private_key(key)
     signature = private.sign(_CONTEXT + certificate.read_bytes())
     target = certificate.with_name(SIGNATURE)
-    partial = target.with_name(f"{SIGNATURE}.partial")
-    partial.write_bytes(base64.b64encode(signature) + b"\n")
-    partial.replace(target)
+    write_atomically(target, base64.b64encode(signature).decode() + "\n")
     return target
 
 
@@ -97,9 +98,3 @@ def _public_key(path: Path) -> Ed25519PublicKey:
     if not isinstance(key, Ed25519PublicKey):
         raise UserError(f"{path}: not an Ed25519 key; name the .pub file of the key")
     return key
-
-
-def _write_new(path: Path, content: bytes, mode: int) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)

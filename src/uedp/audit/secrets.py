@@ -16,7 +16,7 @@ from typing import Literal
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 from uedp.sample.words import FIRST_NAMES, LAST_NAMES
 
 PHONE = "212-555-####"  # the digits that stand there are no secret
@@ -133,7 +133,7 @@ def write(sentences: Iterable[Sentence], path: Path) -> None:
         }
         for sentence in sentences
     )
-    with scratch(path) as folder:
+    with scratch_dir(path) as folder:
         draft = folder / "draft"
         opened = gzip.open if path.suffix == ".gz" else open
         with opened(draft, "wt", encoding="utf-8") as file:

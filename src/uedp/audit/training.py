@@ -30,6 +30,7 @@ from uedp.audit.canaries import FEWEST, KINDS, Canaries, Kind, draw
 from uedp.audit.white_box import WhiteBox, sentence_losses
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
+from uedp.files import write_atomically
 from uedp.methods import base as methods
 from uedp.progress import SILENT, Progress
 from uedp.training import loop, tasks
@@ -107,7 +108,7 @@ class Attack:
 
     def keep(self) -> None:
         self.seen["evidence"] = self._evidence.tolist()
-        folder.write(self._path, json.dumps(self.seen) + "\n")
+        write_atomically(self._path, json.dumps(self.seen) + "\n")
 
 
 @torch.no_grad()
@@ -271,7 +272,7 @@ def audit(
     attack = Attack(canaries, others, out / SEEN, refresh)
     planted = canaries.plant(material, out / LEDGER)
     planted.ledger.mkdir(parents=True, exist_ok=True)
-    folder.write(out / CANARIES, canaries.to_json())
+    write_atomically(out / CANARIES, canaries.to_json())
     try:
         outcome = loop.run(
             config,
@@ -290,7 +291,7 @@ def audit(
     if not outcome.finished:
         return None
     found = _findings(config, canaries, attack.seen, outcome, claimed, confidence)
-    folder.write(out / AUDIT, found.to_json())
+    write_atomically(out / AUDIT, found.to_json())
     _clear(out)
     return found
 

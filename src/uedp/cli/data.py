@@ -31,7 +31,7 @@ from uedp.entities.detection import Detection
 from uedp.entities.detection import detect as detect_entities
 from uedp.entities.lists import read_lists
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 
 CorpusArgument = Annotated[
     Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
@@ -218,7 +218,7 @@ def coverage(
         detection = Detection(
             names, expand(categories.split(",")), propagate=propagate, workers=workers
         )
-        with scratch(opened.folder.resolve()) as folder:
+        with scratch_dir(opened.folder.resolve()) as folder:
             made = detect_entities(
                 opened, folder / "found", detection, total=len(opened), progress=progress()
             )

@@ -13,7 +13,6 @@ Arrow trusts its files: an offset that points elsewhere crashes the interpreter.
 checked in full as it is opened, before anything is read from it.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -29,13 +28,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from uedp import files as folders
+from uedp import files
 from uedp.corpus.digest import TextDigest
 from uedp.corpus.records import user_name
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.categories import BASE
 from uedp.errors import UserError
-from uedp.files import scratch
 from uedp.incidence import Incidence
 from uedp.signals import deferred
 from uedp.strict import parse_json
@@ -166,7 +164,7 @@ class Corpus:
         self.folder = Path(folder)
         manifest = self.folder / "corpus.json"
         if not self.folder.exists():  # a command that was killed may have been replacing it
-            folders.clear_dead(Path(os.path.realpath(self.folder)).parent)
+            files.clear_dead(Path(os.path.realpath(self.folder)).parent)
         if not manifest.is_file():
             raise UserError(
                 f"{self.folder}: not a corpus (no corpus.json); make one with `uedp detect`"
@@ -437,9 +435,9 @@ def new_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
       - only its owner can read it, whatever the umask
     """
     target = Path(os.path.realpath(path))
-    folders.clear_dead(target.parent)  # it may put the corpus back that is to be replaced
+    files.clear_dead(target.parent)  # it may put the corpus back that is to be replaced
     _refuse_existing(path, target, overwrite)
-    with scratch(target) as work:
+    with files.scratch_dir(target) as work:
         new = work / "new"
         new.mkdir(mode=0o700)
         yield new
@@ -450,15 +448,15 @@ def new_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
                 if replaces:
                     stack.enter_context(_ledger_held(target))
                     _carry_ledgers(target, new)
-                folders.make_private(new)
-                folders.sync(new)  # or the name could reach the disk before what it names
+                files.make_private(new)
+                files.fsync_tree(new)  # or the name could reach the disk before what it names
                 if replaces:
-                    folders.replace(new, target, work)
-                    for left in (new, work / folders.REPLACED):
+                    files.replace_dir(new, target, work)
+                    for left in (new, work / files.REPLACED):
                         _carry_ledgers(left, target)  # what was begun in the meantime
                 else:
                     new.rename(target)  # fails on what stands there, but for an empty folder
-                folders.sync_entry(target.parent)
+                files.fsync_path(target.parent)
             except OSError as error:
                 raise UserError(
                     f"{path}: cannot be put in place ({error.strerror}); another command may be "
@@ -472,12 +470,9 @@ def _ledger_held(corpus: Path) -> Iterator[None]:
     with ExitStack() as stack:
         for path in sorted(corpus.glob(LEDGERS)):
             file = stack.enter_context(path.open("rb"))
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise UserError(
-                    f"{path}: another process is writing this ledger; wait for it, or stop it"
-                ) from None
+            files.lock_file(
+                file, f"{path}: another process is writing this ledger; wait for it, or stop it"
+            )
         yield
 
 

@@ -5,7 +5,6 @@ the category agrees is a column of its own.
 """
 
 import json
-import shutil
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,6 +16,7 @@ from uedp.corpus.store import Corpus
 from uedp.entities.categories import UNIONS, category_of
 from uedp.entities.words import words
 from uedp.errors import UserError
+from uedp.files import write_atomically
 from uedp.progress import SILENT, Progress
 
 
@@ -97,10 +97,7 @@ def record(corpus: Corpus, result: dict[str, Any]) -> None:
         "sentences_complete": every["sentence_recall_complete"],
     }
     path = corpus.folder / "corpus.json"
-    partial = path.with_name("corpus.json.partial")
-    partial.write_text(json.dumps({**corpus.info, "coverage": found}, indent=2) + "\n")
-    shutil.copymode(path, partial)
-    partial.replace(path)
+    write_atomically(path, json.dumps({**corpus.info, "coverage": found}, indent=2) + "\n")
 
 
 def _with_rates(tallies: dict[str, Tally]) -> dict[str, dict[str, float]]:

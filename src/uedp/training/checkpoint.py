@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from uedp.errors import UserError
-from uedp.files import SCRATCH, make_private, scratch, sync, sync_entry
+from uedp.files import SCRATCH, fsync_path, fsync_tree, make_private, scratch_dir
 from uedp.signals import deferred
 from uedp.strict import parse_json
 
@@ -38,7 +38,7 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
     target = run / FOLDER / f"{done:08d}"
     if target.exists():
         return
-    with scratch(target) as work, deferred():
+    with scratch_dir(target) as work, deferred():
         folder = work / "new"
         folder.mkdir()
         # copies in memory of their own: weights may be tied, or views of one another
@@ -56,9 +56,9 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
         digests = {name: _sha256(folder / name) for name in (STATE, INFO)}
         (folder / DIGESTS).write_text(json.dumps(digests) + "\n")
         make_private(folder)
-        sync(folder)  # or the name could reach the disk before what it names
+        fsync_tree(folder)  # or the name could reach the disk before what it names
         folder.rename(target)
-        sync_entry(target.parent)
+        fsync_path(target.parent)
     for older in target.parent.iterdir():
         if _ROUND.fullmatch(older.name) and int(older.name) < done:
             shutil.rmtree(older, ignore_errors=True)

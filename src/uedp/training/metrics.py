@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from uedp.errors import UserError
-from uedp.files import private_opener
+from uedp.files import private_opener, write_atomically
 from uedp.strict import parse_json
-from uedp.training.run_dir import write
 
 FILE = "metrics.jsonl"
 
@@ -23,7 +22,9 @@ class Metrics:
 
     def __init__(self, out: Path, done: int) -> None:
         path = out / FILE
-        write(path, "".join(f"{line}\n" for line in _lines(path) if 0 < round_of(line) <= done))
+        write_atomically(
+            path, "".join(f"{line}\n" for line in _lines(path) if 0 < round_of(line) <= done)
+        )
         self._file = open(path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115
         self._board = None
         with contextlib.suppress(ImportError):

@@ -1,7 +1,5 @@
 """The folder of a run: whose it is, and that one process at a time is at work in it."""
 
-import contextlib
-import fcntl
 import json
 import os
 import re
@@ -12,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from uedp import files
 from uedp.errors import UserError
-from uedp.files import make_private, private_opener
 from uedp.strict import parse_json
 from uedp.training.config import Config, load_config
 
@@ -31,26 +29,21 @@ def lock_run_dir(out: Path) -> Iterator[IO[bytes]]:
     of a run is its owner's alone, whatever the umask.
     """
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: not a folder; choose another folder")
+        raise UserError(f"{out}: not a folder; choose another `out=...`")
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(out / IDENTITY, "a+b", opener=private_opener) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{out}: another process is at work on this run; wait for it, or stop it"
-            ) from None
+    with open(out / IDENTITY, "a+b", opener=files.private_opener) as file:
+        files.lock_file(
+            file, f"{out}: another process is at work on this run; wait for it, or stop it"
+        )
         try:
             yield file
         finally:
             if os.fstat(file.fileno()).st_size:
-                make_private(out)
+                files.make_private(out)
             else:
                 (out / IDENTITY).unlink(missing_ok=True)
-                for folder in made:
-                    with contextlib.suppress(OSError):  # something else stands in it
-                        folder.rmdir()
+                files.remove_empty(made)
 
 
 def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:
@@ -58,20 +51,20 @@ def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -
     identity.seek(0)
     if not (text := identity.read()):
         if any(path.name != IDENTITY for path in out.iterdir()):
-            raise UserError(f"{out}: exists and is not a run; choose another folder")
+            raise UserError(f"{out}: exists and is not a run; choose another `out=...`")
         if resume:
             raise UserError(f"{out}: holds no run to resume; leave out `resume=True`")
         return None
     if not resume:
         raise UserError(f"{out}: holds a run already; add `resume=True` to continue it")
     # a run killed as it began has not written its config yet, nor anything else
-    new = {path.name for path in out.iterdir()} <= {IDENTITY, _partial(out / CONFIG).name}
+    new = {path.name for path in out.iterdir()} <= {IDENTITY, files.partial_path(out / CONFIG).name}
     before = config if new else load_config(out / CONFIG)
     if changed := _differences(before, config):
         raise UserError(
-            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another folder"
+            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another `out=...`"
         )
-    make_private(out)
+    files.make_private(out)
     try:
         name = parse_json(text)["run"]
     except (ValueError, KeyError, TypeError):
@@ -86,8 +79,7 @@ def name_run(identity: IO[bytes]) -> str:
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     Path(identity.name).parent.chmod(0o700)
     identity.write(json.dumps({"run": name}).encode() + b"\n")
-    identity.flush()
-    os.fsync(identity.fileno())
+    files.fsync_file(identity)
     return name
 
 
@@ -95,19 +87,8 @@ def _differences(before: Config, now: Config) -> list[str]:
     """Fields that differ and matter: `run` says where and how often, not what."""
     old, new = before.model_dump(exclude={"run"}), now.model_dump(exclude={"run"})
     return [
-        f"{section}.{field} is {value!r}, not {new[section][field]!r}"
+        f"{section}.{field} is {value!r}, not {new[section].get(field)!r}"
         for section, fields in old.items()
         for field, value in fields.items()
-        if value != new[section][field]
+        if value != new[section].get(field)
     ]
-
-
-def write(path: Path, text: str) -> None:
-    """A file that is the old one or the new one, never a part of it."""
-    with open(_partial(path), "w", encoding="utf-8", opener=private_opener) as file:
-        file.write(text)
-    _partial(path).replace(path)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.partial")

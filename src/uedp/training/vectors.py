@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from uedp.errors import UserError
+from uedp.files import scratch_dir
 from uedp.models.probe import mean_state
 from uedp.progress import SILENT, Progress
 from uedp.training.tasks import Classification
@@ -54,9 +54,9 @@ class Encoder:
             return kept
         found = self._encode(texts)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".partial", delete=False) as file:
-            np.save(file, found)
-        Path(file.name).replace(path)
+        with scratch_dir(path) as work:
+            np.save(work / path.name, found)
+            (work / path.name).replace(path)
         return found
 
     def _kept(self, path: Path, count: int) -> Vectors | None:

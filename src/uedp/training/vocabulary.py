@@ -24,7 +24,7 @@ from uedp.accounting.ledger import RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
-from uedp.files import scratch
+from uedp.files import scratch_dir
 from uedp.incidence import Incidence
 from uedp.mechanism.noise import Noise, SecureNoise
 from uedp.mechanism.sampling import Sampling, draw, draw_whole
@@ -85,7 +85,7 @@ def prepare(
         ).words
     else:
         words = public
-    with scratch(target) as work:
+    with scratch_dir(target) as work:
         word_tokenizer(words, settings.lowercase).save_pretrained(work / "new")
         if ledger is not None:
             ledger.record_words(model_files(work / "new"))
