@@ -124,18 +124,22 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
 
     from research.datasets import incidence, texts
     from uedp.files import write_atomically
+    from uedp.methods import method_named
     from uedp.models.load import load
-    from uedp.training import loop, tasks
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training import loop
+    from uedp.training.build import task_of_run
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
+    from uedp.training.run_dir import CONFIG
 
     began, most = time.time(), DRY_SENTENCES if place.dry_rounds else None
-    config = parse(resolved(trial, place))
+    config = parse_config(resolved(trial, place))
     material, folder = place.materials / trial.data, place.out / trial.name
     ledger = place.out / f"{trial.name}.corpus"  # of its own: these runs do not add up to one
     ledger.mkdir(parents=True, exist_ok=True)
-    source = "deidentified" if config.privacy.method == "deidentified" else "train"
-    held = Material(
+    deidentified = method_named(config.privacy.method).deidentifies
+    source = "deidentified" if deidentified else "train"
+    held = TrainingData(
         texts(material, source),
         incidence(material, trial.category),
         ledger,
@@ -144,18 +148,13 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
     found = loop.run(
         config,
         folder,
-        material=held,
-        resume=(folder / loop.CONFIG).exists(),
+        data=held,
+        resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
     )
     trained = load(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    names = list(trained.model.config.id2label.values())
-    part, longest = texts(material, "test", most), min(config.model.max_tokens, trained.max_tokens)
-    encode = tasks.encode_for(trained.model, trained.tokenizer, longest, config.run.vectors)
-    test = tasks.build(
-        config.task.kind, part.texts, part.labels, names, trained.tokenizer, longest, encode
-    )
+    test = task_of_run(config, trained, texts(material, "test", most))
     measured = test.evaluate(trained.model, lambda: torch.autocast("cpu", enabled=False), 1 << 14)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measure = next(iter(measured))

@@ -143,7 +143,7 @@ _KEPT = ("epsilon", "noise", "sentences", "seconds", "measure", "before", "valid
 
 def _same(trial: Trial, result: Row, place: Place) -> bool:
     """Whether a result is the trial's: all settings but of the machine it ran on."""
-    from uedp.training.config import parse
+    from uedp.training.config import parse_config
 
     of_the_data = {"train": ".", "evaluate": "."}
     theirs = changed(result["config"], model__name=result["model"])
@@ -152,7 +152,7 @@ def _same(trial: Trial, result: Row, place: Place) -> bool:
     named = replace(place, models={"words": "words"})
     ours = runs.resolved(trial, named)
     both = [
-        parse({**config, "data": of_the_data}, trial.name).model_dump(exclude={"run"})
+        parse_config({**config, "data": of_the_data}, trial.name).model_dump(exclude={"run"})
         for config in (ours, theirs)
     ]
     return both[0] == both[1] and (trial.data, trial.category) == (

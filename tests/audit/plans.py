@@ -7,8 +7,8 @@ import numpy as np
 from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
 from uedp.audit.mechanism import Mechanism
 from uedp.incidence import Incidence
-from uedp.training.config import parse
-from uedp.training.plan import Plan, build
+from uedp.training.config import parse_config
+from uedp.training.plan import Plan, build_plan
 
 
 @cache
@@ -29,9 +29,11 @@ def plan(profile: Profile, **privacy) -> Plan:
         fields["method"] = "user-level" if isinstance(profile, UserLevel) else "uedp-alg"
     if isinstance(profile, Alg):
         fields["entity_rate"] = 0.5
-    config = parse({"privacy": fields, "data": {"train": "corpus"}, "model": {"name": "model"}})
+    config = parse_config(
+        {"privacy": fields, "data": {"train": "corpus"}, "model": {"name": "model"}}
+    )
     users, none = int(np.ceil(6 / profile.user_rate)), np.zeros(0, dtype=int)
-    return build(config, Incidence.build(np.arange(users), none, none, users, 0))
+    return build_plan(config, Incidence.build(np.arange(users), none, none, users, 0))
 
 
 def mechanism(profile: Profile, **privacy) -> Mechanism:

@@ -36,7 +36,7 @@ from uedp.mechanism.clip.rules import TiedLookup
 from uedp.methods import base as methods
 from uedp.models.trainable import make_trainable
 from uedp.training import tasks
-from uedp.training.plan import build as build_plan
+from uedp.training.plan import build_plan
 
 # --- sabotages -----------------------------------------------------------------------------------
 
@@ -103,7 +103,7 @@ def division_by_the_drawn(patch) -> None:
 
     def mean(self, number):
         found = original(self, number)
-        scale = self._plan.expected_weight / max(found.reach.users, 1)
+        scale = self._plan.expected_users / max(found.reach.users, 1)
         return replace(found, values=[value * scale for value in found.values])
 
     patch.setattr(methods.Clipped, "round", mean)
@@ -239,7 +239,7 @@ def _moved(model: torch.nn.Module) -> list[str]:
         task = tasks.NextWord(texts, tiny.tokenizer(), 32)
         method = methods.build(plan, worlds.incidence(), model, task, contextlib.nullcontext)
         found = torch.cat([value.flatten() for value in method.round(0).values])
-        return found * plan.expected_weight / plan.clips.update
+        return found * plan.expected_users / plan.clips.update
 
     try:
         full, others = sums(TEXTS), []

@@ -17,7 +17,7 @@ from uedp.mechanism.noise import SecureNoise, SeededNoise, _OnDevice, gaussians
 from uedp.mechanism.sampling import draw_users
 from uedp.mechanism.secret import KeyStream, SecretUniforms, secret_masks
 from uedp.methods.base import Randomness
-from uedp.training.plan import build as build_plan
+from uedp.training.plan import build_plan
 
 CPU = torch.device("cpu")
 COUNT = 200_000

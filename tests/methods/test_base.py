@@ -18,7 +18,7 @@ from uedp.methods import base as methods
 from uedp.methods.base import Lending, Randomness, build
 from uedp.models.load import load
 from uedp.models.trainable import make_trainable
-from uedp.training.plan import build as build_plan
+from uedp.training.plan import build_plan
 from uedp.training.tasks import Classification, NextWord
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
@@ -280,12 +280,12 @@ def test_emptying_a_user_and_an_entity_moves_the_sum_as_far_as_was_accounted_for
     share = 0.3
     found = plan(method, privacy__noise=0.0, privacy__seed=2, privacy__entity_share=share)
     full, rounds = made(found), range(4)
-    sums = [flat(full.round(n).values) * found.expected_weight for n in rounds]
+    sums = [flat(full.round(n).values) * found.expected_users for n in rounds]
 
     def moved(**which):
         other = made(found, emptied(**which))
         return [
-            float((flat(other.round(n).values) * found.expected_weight - sums[n]).norm())
+            float((flat(other.round(n).values) * found.expected_users - sums[n]).norm())
             for n in rounds
         ]
 
@@ -392,7 +392,7 @@ def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
             return super().__enter__()
 
     config = worlds.config("m")
-    material = worlds.material(tmp_path / "corpus")
+    material = worlds.training_data(tmp_path / "corpus")
     loaded = load(worlds.model(tmp_path, "llama"))
     task = NextWord(material.train.texts, loaded.tokenizer, 32)
     method = methods.build(

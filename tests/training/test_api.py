@@ -17,7 +17,7 @@ from uedp.errors import UserError
 from uedp.models.load import Loaded, load
 from uedp.sample.generate import sample_sentences
 from uedp.training import api
-from uedp.training.config import load as load_config
+from uedp.training.config import load_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 MODEL = {

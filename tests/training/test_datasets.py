@@ -10,8 +10,8 @@ from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training.api import preview
-from uedp.training.config import parse
-from uedp.training.datasets import Material, Texts, read
+from uedp.training.config import parse_config
+from uedp.training.datasets import Texts, TrainingData, read
 
 TRAIN = [
     marked("a", "Ann wrote to Bob.", ("Ann", "PER"), ("Bob", "PER"), label="mail"),
@@ -31,7 +31,7 @@ def corpora(tmp_path):
 def config(folder, method="rotation", **data):
     privacy = {"method": method} | ({"epsilon": 1} if method == "rotation" else {})
     where = {"train": str(folder / "train")} | data
-    return parse({"privacy": privacy, "data": where, "model": {"name": "gpt2"}})
+    return parse_config({"privacy": privacy, "data": where, "model": {"name": "gpt2"}})
 
 
 def test_sentences_labels_and_incidence_are_those_of_the_corpus(corpora):
@@ -115,16 +115,16 @@ def test_held_out_texts_are_checked_as_well(corpora):
 def test_the_digest_of_texts(corpora):
     found = read(config(corpora))
     assert found.text_digest == Corpus(corpora / "train").text_digest
-    by_hand = Material(found.train, found.incidence, corpora)
+    by_hand = TrainingData(found.train, found.incidence, corpora)
     assert by_hand.text_digest == found.text_digest
     other = Texts(found.train.texts[::-1], found.train.labels)
-    assert Material(other, found.incidence, corpora).text_digest != found.text_digest
+    assert TrainingData(other, found.incidence, corpora).text_digest != found.text_digest
     assert read(config(corpora, "deidentified")).text_digest != found.text_digest
 
 
 def test_texts_of_another_incidence_are_refused(tmp_path):
     with pytest.raises(UserError, match="2 texts, but the incidence is of 120 sentences"):
-        Material(Texts(["a", "b"], [None, None]), worlds.incidence(), tmp_path)
+        TrainingData(Texts(["a", "b"], [None, None]), worlds.incidence(), tmp_path)
 
 
 def test_what_is_no_corpus_is_refused(corpora):
@@ -133,6 +133,6 @@ def test_what_is_no_corpus_is_refused(corpora):
 
 
 def test_labels_are_needed_to_classify(tmp_path):
-    found = worlds.material(tmp_path, train=Texts(worlds.texts(), [None] * 120))
+    found = worlds.training_data(tmp_path, train=Texts(worlds.texts(), [None] * 120))
     with pytest.raises(UserError, match="at least two labels, found 0; detect it anew"):
         found.label_names()

@@ -26,8 +26,8 @@ def train(tmp_path, saved, monkeypatch):
     config = worlds.config(saved(), privacy__rounds=1)
 
     def command(resume: bool = False) -> loop.Outcome:
-        material = worlds.material(tmp_path / "corpus")
-        return loop.run(config, tmp_path / "run", material=material, resume=resume)
+        material = worlds.training_data(tmp_path / "corpus")
+        return loop.run(config, tmp_path / "run", data=material, resume=resume)
 
     return command
 

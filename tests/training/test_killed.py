@@ -45,7 +45,7 @@ def check(folder: Path, corpus: Path, rounds: int):
 
 
 def finished(config, out: Path, corpus: Path) -> loop.Outcome:
-    return loop.run(config, out, material=worlds.material(corpus), resume=begun(out))
+    return loop.run(config, out, data=worlds.training_data(corpus), resume=begun(out))
 
 
 @pytest.mark.parametrize("point", victim.POINTS)

@@ -28,12 +28,10 @@ from uedp.methods import base as methods
 from uedp.methods.uedp_alg import UedpAlg
 from uedp.models.load import load
 from uedp.training import checkpoint, loop, tasks, vectors
-from uedp.training.config import load as load_config
-from uedp.training.config import parse
+from uedp.training.config import load_config, parse_config
 from uedp.training.datasets import Texts
 from uedp.training.metrics import FILE, Metrics
-from uedp.training.plan import build as build_plan
-from uedp.training.plan import rounding_margin
+from uedp.training.plan import build_plan, rounding_margin
 from uedp.training.run_dir import CONFIG, IDENTITY
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
@@ -50,14 +48,14 @@ def quick_certificates(monkeypatch):
 def train(tmp_path, saved):
     """Run a config in a folder, on the usual material; collects what is said."""
 
-    def command(out="run", *, resume=False, model=None, material=None, progress=None, **changes):
+    def command(out="run", *, resume=False, model=None, data=None, progress=None, **changes):
         command.said = []
         config = worlds.config(model or saved(), **changes)
         options = {} if progress is None else {"progress": progress}
         return loop.run(
             config,
             tmp_path / out,
-            material=material or worlds.material(tmp_path / "corpus"),
+            data=data or worlds.training_data(tmp_path / "corpus"),
             resume=resume,
             say=command.said.append,
             **options,
@@ -231,11 +229,11 @@ def test_the_config_in_the_folder_is_the_whole_config(train, tmp_path, saved):
 
 
 def test_without_held_out_users_nothing_is_measured(train, tmp_path):
-    quiet = worlds.material(tmp_path / "corpus", held_out=False)
-    outcome = train(material=quiet, progress=stopping_after(2))
+    quiet = worlds.training_data(tmp_path / "corpus", held_out=False)
+    outcome = train(data=quiet, progress=stopping_after(2))
     assert (outcome.before, outcome.after) == ({}, {})
     # resuming begins where it stopped, although nothing was measured at the start
-    finished = train(material=quiet, resume=True, run__checkpoint_seconds=0)
+    finished = train(data=quiet, resume=True, run__checkpoint_seconds=0)
     assert (finished.before, finished.after) == ({}, {})
     assert [row["round"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000004"]
@@ -401,8 +399,8 @@ def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
     assert read == [120, 15]  # what is kept is not read again
     # measured on texts, a saved probe does what it did on vectors
     loaded = load(tmp_path / "run", "classification")
-    held = worlds.material(tmp_path / "corpus").held_out
-    task = tasks.build(
+    held = worlds.training_data(tmp_path / "corpus").held_out
+    task = tasks.build_task(
         "classification", held.texts, held.labels, ["named", "plain"], loaded.tokenizer, 32
     )
     measured = task.evaluate(loaded.model, torch.no_grad, 1 << 12)
@@ -445,14 +443,14 @@ def test_that_labels_come_from_the_corpus_is_said(train, saved):
 def test_labels_that_cannot_be(train, saved, tmp_path):
     corpus = tmp_path / "corpus"
     options = {"model": saved("bert"), "task__kind": "classification"}
-    unknown = dataclasses.replace(worlds.material(corpus), held_out=Texts(["a"], ["other"]))
+    unknown = dataclasses.replace(worlds.training_data(corpus), held_out=Texts(["a"], ["other"]))
     with pytest.raises(UserError, match="label 'other': not one of named, plain"):
-        train(material=unknown, **options)
+        train(data=unknown, **options)
     with pytest.raises(UserError, match="label 'plain': not one of named, x; correct it"):
         train(task__labels=["named", "x"], **options)
-    same = worlds.material(corpus, train=Texts(worlds.texts(), ["x"] * 120))
+    same = worlds.training_data(corpus, train=Texts(worlds.texts(), ["x"] * 120))
     with pytest.raises(UserError, match="at least two labels, found 1"):
-        train(material=same, **options)
+        train(data=same, **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -492,7 +490,7 @@ def test_nothing_is_trained_before_the_guarantee_was_stated(tmp_path):
 
     config = worlds.config("no such model")  # which is not even looked for
     with pytest.raises(DeathError):
-        loop.run(config, tmp_path / "run", material=worlds.material(tmp_path / "corpus"), say=say)
+        loop.run(config, tmp_path / "run", data=worlds.training_data(tmp_path / "corpus"), say=say)
     assert said[0].startswith("The model is (")
     assert not (tmp_path / "run").exists()
 
@@ -605,8 +603,8 @@ def test_without_a_seed_a_resumed_run_has_noise_of_its_own(train, saved, tmp_pat
     torch.manual_seed(0)
     train("one", model=saved(dropout=0.2), resume=True)
     torch.manual_seed(0)
-    elsewhere = worlds.material(tmp_path / "copy")
-    train("two", model=saved(dropout=0.2), resume=True, material=elsewhere)
+    elsewhere = worlds.training_data(tmp_path / "copy")
+    train("two", model=saved(dropout=0.2), resume=True, data=elsewhere)
     (a, one), (b, two) = sums[-2:]
     assert a == b == 3
     assert not torch.equal(one, two)
@@ -710,7 +708,7 @@ def test_two_processes_are_never_at_work_in_one_folder(method, train, tmp_path, 
             loop.run(
                 worlds.config(saved(), privacy__method=method),
                 tmp_path / "run",
-                material=worlds.material(tmp_path / "corpus"),
+                data=worlds.training_data(tmp_path / "corpus"),
                 resume=True,
             )
         refused.append(str(no.value))
@@ -734,11 +732,11 @@ def test_a_run_is_resumed_as_it_was_planned(train, tmp_path):
 
 def test_a_run_is_resumed_on_the_incidence_it_was_planned_for(train, tmp_path):
     train(progress=stopping_after(1))
-    other = worlds.material(
+    other = worlds.training_data(
         tmp_path / "corpus", incidence=worlds.incidence(30, 4), train=Texts(["a b"] * 120, [])
     )
     with pytest.raises(UserError, match=r"this run was planned differently: shape\.digest is"):
-        train(resume=True, material=other)
+        train(resume=True, data=other)
 
 
 def test_a_run_without_its_config_is_refused(train, tmp_path):
@@ -804,24 +802,24 @@ def test_other_texts_or_labels_are_refused_though_the_incidence_is_the_same(
     train(progress=stopping_after(2))
     before = everything(tmp_path / "run", tmp_path / "corpus")
     with pytest.raises(UserError, match=r"setup\.texts is"):
-        train(resume=True, material=worlds.material(tmp_path / "corpus", **change))
+        train(resume=True, data=worlds.training_data(tmp_path / "corpus", **change))
     assert everything(tmp_path / "run", tmp_path / "corpus") == before
 
 
 def test_another_detection_is_refused(train, tmp_path):
     info = {"detectors": ["patterns"], "categories": ["person"], "propagated": True}
-    train(material=worlds.material(tmp_path / "corpus", info=info), progress=stopping_after(2))
-    other = worlds.material(tmp_path / "corpus", info={**info, "propagated": False})
+    train(data=worlds.training_data(tmp_path / "corpus", info=info), progress=stopping_after(2))
+    other = worlds.training_data(tmp_path / "corpus", info={**info, "propagated": False})
     with pytest.raises(UserError, match=r"setup\.entities\.propagated is True, not False"):
-        train(resume=True, material=other)
+        train(resume=True, data=other)
 
 
 def test_what_is_put_on_record_tells_nothing_of_the_texts(train, tmp_path):
     """Who knows all texts but one could try what that one says against a plain hash."""
     first = train("one", privacy__rounds=1).certificate
     again = train("two", privacy__rounds=1).certificate
-    other = worlds.material(tmp_path / "elsewhere")
-    elsewhere = train("three", privacy__rounds=1, material=other).certificate
+    other = worlds.training_data(tmp_path / "elsewhere")
+    elsewhere = train("three", privacy__rounds=1, data=other).certificate
     plain = other.text_digest
     assert first.setup.texts == again.setup.texts != elsewhere.setup.texts
     ledgers = [(tmp_path / run / "ledger.jsonl").read_text() for run in ("one", "two", "three")]
@@ -1051,5 +1049,5 @@ def test_private_runs_are_in_float32_unless_told_otherwise(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     budget = {} if method == "noiseless" else {"epsilon": 8}
     values = {"privacy": {"method": method, **budget}, "data": {"train": "c"}}
-    config = parse({**values, "model": {"name": "m"}, "run": {"precision": asked}})
-    assert loop.precision_of(config) == found
+    config = parse_config({**values, "model": {"name": "m"}, "run": {"precision": asked}})
+    assert precision_of(config) == found

@@ -4,7 +4,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from uedp.training.config import Optimiser as Settings
+from uedp.training.config import OptimiserSettings as Settings
 from uedp.training.optimise import Adam, Average, Momentum, build, rate_at
 
 SHAPES = ((3, 2), (4,))

@@ -48,7 +48,7 @@ def train(
 ) -> None:
     if point is not None:
         _die_at(*POINTS[point], nth)
-    loop.run(config, out, material=worlds.material(corpus), resume=resume)
+    loop.run(config, out, data=worlds.training_data(corpus), resume=resume)
 
 
 def _die_at(owner: Any, name: str, nth: int) -> None:

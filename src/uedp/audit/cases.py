@@ -27,9 +27,8 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.estimators import Weights, f_e_plus
 from uedp.mechanism.sampling import Sampling
-from uedp.training.config import load, parse
-from uedp.training.plan import Plan
-from uedp.training.plan import build as build_plan
+from uedp.training.config import load_config, parse_config
+from uedp.training.plan import Plan, build_plan
 from uedp.training.run_dir import CONFIG
 
 METHODS = ("rotation", "user-level", "uedp-alg")
@@ -95,7 +94,7 @@ class Setting:
         }
         if method == "uedp-alg":
             privacy["entity_rate"] = self.entity_rate
-        config = parse({"privacy": privacy, "data": {"train": "-"}, "model": {"name": "-"}})
+        config = parse_config({"privacy": privacy, "data": {"train": "-"}, "model": {"name": "-"}})
         return build_plan(config, _crowd_of(int(np.ceil(_FEWEST_DRAWN / rate))))
 
 
@@ -110,7 +109,7 @@ def _crowd_of(users: int) -> Incidence:
 
 def read_plan(path: Path, changes: Sequence[str] = ()) -> tuple[Plan, Incidence]:
     """The plan of a config file, or of the folder of a run, and what it is to be run on."""
-    config = load(path / CONFIG if path.is_dir() else path, changes)
+    config = load_config(path / CONFIG if path.is_dir() else path, changes)
     if config.privacy.method not in METHODS:
         raise UserError(
             f"{path}: privacy.method {config.privacy.method} has no guarantee to audit; choose one "

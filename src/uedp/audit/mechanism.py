@@ -30,7 +30,8 @@ from uedp.mechanism.estimators import Weights, f_e_plus
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips, release
 from uedp.mechanism.sampling import Participants, Uniforms, draw_alg
-from uedp.methods.base import Drawing, Randomness
+from uedp.methods import ClippedMethod
+from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Meter, Progress
 from uedp.training.plan import Plan
 
@@ -144,12 +145,13 @@ def by_engine(
 def by_training(plan: Plan, incidence: Incidence) -> Rounds:
     """The draws, lending, selection and clips of training's own rounds."""
     plan = plan.on(incidence)
-    drawing = Drawing(plan, incidence)
+    assert issubclass(plan.method, ClippedMethod)
+    draw = plan.method.sampler(plan.round_settings, incidence)
 
     def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
-        who = drawing.of(number, uniforms, key)
+        who = draw(number, uniforms, key)
         bounds = plan.clips.of_sentences(who.crowding).double().numpy()
-        return Drawn(who, np.ones(len(bounds)), bounds, plan.weights[who.users])
+        return Drawn(who, np.ones(len(bounds)), bounds, np.ones(len(who.users)))
 
     return drawn
 
@@ -202,9 +204,12 @@ class Mechanism:
         them alone. `noise` stands in for the noise of the plan's own rounds.
         """
         outputs = np.empty((rounds, copies.count))
-        drawn, randomness = self.draw(self.plan, copies.incidence), Randomness(self.plan)
+        drawn, randomness = (
+            self.draw(self.plan, copies.incidence),
+            Randomness(self.plan.config.privacy.seed),
+        )
         for row, number in zip(outputs, numbers, strict=False):
-            with randomness.of(number, _CPU) as (uniforms, key, own):
+            with randomness.of_round(number, _CPU) as (uniforms, key, own):
                 who = drawn(number, uniforms, key)
                 total = self.release(copies, who, self.clips, self.multiplier, noise or own)
             row[:] = total.double().numpy() / self.clips.update
@@ -212,7 +217,7 @@ class Mechanism:
 
     @property
     def noise_source(self) -> str:
-        with Randomness(self.plan).of(0, _CPU) as (_, _, noise):
+        with Randomness(self.plan.config.privacy.seed).of_round(0, _CPU) as (_, _, noise):
             return noise.source
 
 

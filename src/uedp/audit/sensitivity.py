@@ -32,10 +32,11 @@ from uedp.incidence import Incidence, Ints
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
 from uedp.mechanism.release import ROOM
 from uedp.mechanism.sampling import Mask, Participants
-from uedp.methods.base import Drawing, Method, Randomness, build
+from uedp.methods import Autocast, ClippedMethod, Method
+from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Progress
+from uedp.training.build import build_method
 from uedp.training.plan import Plan
-from uedp.training.tasks import Precision
 
 Moved = Literal["user", "entity", "user and entity"]
 _MOVED: tuple[Moved, ...] = ("user", "entity", "user and entity")
@@ -84,7 +85,7 @@ class Chosen:
         return found[:, 0, 0]
 
     def evaluate(
-        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
     ) -> Mapping[str, float]:
         return {}
 
@@ -208,7 +209,7 @@ def check(
     noiseless = replace(plan.profile, noise=0.0)
     silent = replace(plan, profile=noiseless).on(incidence).seeded(rounds_seed)
     task = Chosen(incidence.sentences, _WIDTH, _tokens(plan, incidence))
-    method = build(silent, incidence, Line(_WIDTH), task, nullcontext)
+    method = build_method(silent, incidence, Line(_WIDTH), task, nullcontext)
     draws = [_drawn(silent, incidence, number) for number in range(scanned)]
     broken = _selection(silent, incidence, draws)
     found: dict[Moved, Shift] = {}
@@ -268,8 +269,14 @@ _CHUNKS = 20  # of a round, about, at most
 
 
 def _drawn(plan: Plan, incidence: Incidence, number: int) -> Participants:
-    with Randomness(plan).of(number, torch.device("cpu")) as (uniforms, key, _):
-        return Drawing(plan, incidence).of(number, uniforms, key)
+    with Randomness(plan.config.privacy.seed).of_round(number, torch.device("cpu")) as (
+        uniforms,
+        key,
+        _,
+    ):
+        method = plan.method
+        assert issubclass(method, ClippedMethod)
+        return method.sampler(plan.round_settings, incidence)(number, uniforms, key)
 
 
 def _telling(incidence: Incidence, draws: Sequence[Participants], count: int) -> list[int]:
@@ -396,7 +403,7 @@ class _Round:
         """What a round gives out, in units of the update clip, before it is divided."""
         self._task.emptied = torch.from_numpy(emptied)
         found = torch.cat([v.detach().flatten() for v in self._method.round(self._number).values])
-        return found.double() * (self._plan.expected_weight / self._plan.clips.update)
+        return found.double() * (self._plan.expected_users / self._plan.clips.update)
 
     def _opposing(self, pair: _Pair) -> Tensor:
         """All under attack goes one way, as far as it may; the rest of those users the other."""
@@ -461,9 +468,9 @@ def noise_of(plan: Plan, seed: int | None = None) -> tuple[float, float]:
     incidence = Incidence.build(np.arange(8), nothing, nothing, 8, 0)
     fresh = plan.on(incidence).seeded(seed)
     task = Chosen(incidence.sentences, _VALUES, 1)
-    found = build(fresh, incidence, Line(_VALUES), task, nullcontext).round(0)
+    found = build_method(fresh, incidence, Line(_VALUES), task, nullcontext).round(0)
     values: Floats = torch.cat([v.flatten() for v in found.values]).double().numpy()
-    planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_weight
+    planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_users
     if not planned:
         return 1.0, 1.0
     squares = float((values**2).sum()) / planned**2

@@ -192,10 +192,10 @@ def _config(
         preset = Path(config.__file__).with_name("presets") / f"{path}.yaml"
         path = preset if preset.is_file() else path
     if path is not None:
-        return config.load(path, every)
+        return config.load_config(path, every)
     if "data.train" not in given or "model.name" not in given:
         raise UserError("train: give a CONFIG, or at least --corpus, --model and --epsilon")
-    return config.parse({"privacy": {}}, "train", every)
+    return config.parse_config({"privacy": {}}, "train", every)
 
 
 # --- what is shown -------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ def _show_plan(found: "Preview") -> None:
     profile, privacy = found.plan.profile, found.plan.config.privacy
     if found.plan.private and isinstance(profile, Rotation):
         show_missed(profile, found.plan.rounds, privacy.delta, privacy.sentences_per_user)
-    for doubt in found.doubts:
+    for doubt in found.warnings:
         typer.echo(f"warning: {doubt}")
     typer.echo("nothing was trained")
 

@@ -9,16 +9,17 @@ in anybody's file becomes a method by `@register_method`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from uedp.accounting.profile import Profile
+from uedp.accounting.proven import Profile
+from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.packing import PackedLosses, Packing
-from uedp.mechanism.release import ClipStats, Clips
+from uedp.mechanism.release import Clips, Reach
 from uedp.mechanism.sampling import Participants, Sampling, Uniforms
 
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -114,7 +115,7 @@ class RoundSettings:
     seed: int | None = None
     max_tokens: int | None = None
     half_precision: bool = False
-    options: MethodOptions = MethodOptions()
+    options: MethodOptions = field(default_factory=MethodOptions)
 
     @property
     def expected_users(self) -> float:
@@ -128,7 +129,19 @@ class Gradient:
 
     values: list[Tensor]
     deviation: float  # standard deviation of the noise in every entry
-    stats: ClipStats
+    reach: Reach
+
+
+class Rounds(Protocol):
+    """What the loop needs of a method."""
+
+    parameters: list[nn.Parameter]
+
+    def round(self, number: int) -> Gradient: ...
+
+    def state(self) -> dict[str, Tensor]: ...
+
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
 
 
 class Method(ABC):
@@ -141,6 +154,7 @@ class Method(ABC):
     name: ClassVar[str]
     profile_type: ClassVar[type[Profile] | None] = None
     options_type: ClassVar[type[MethodOptions]] = MethodOptions
+    protects_entities: ClassVar[bool] = False
     deidentifies: ClassVar[bool] = False
     """Whether it trains on texts with the entities replaced."""
     noises_gradients: ClassVar[bool] = False
@@ -209,6 +223,8 @@ class Method(ABC):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Take up the state that `state` gave."""
+        if state:
+            raise UserError(f"{self.name}: a checkpoint with another method's state")
 
 
 _METHODS: dict[str, type[Method]] = {}

@@ -2,12 +2,11 @@
 
 import secrets
 
-from uedp.accounting.profile import Profile
-from uedp.accounting.proven import RotationProfile
+from uedp.accounting.proven import Profile
+from uedp.accounting.proven import Rotation as RotationProfile
 from uedp.incidence import Incidence
-from uedp.mechanism.lending import lend
 from uedp.mechanism.release import Clips
-from uedp.mechanism.sampling import Mask, Participants, Uniforms, draw
+from uedp.mechanism.sampling import Mask, Participants, Uniforms, draw, lend
 from uedp.methods.base import Draw, PrivacySettings, RoundSettings, register_method
 from uedp.methods.clipped import ClippedMethod
 
@@ -20,6 +19,7 @@ class Rotation(ClippedMethod):
 
     name = "rotation"
     profile_type = RotationProfile
+    protects_entities = True
 
     @classmethod
     def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:

@@ -1,7 +1,7 @@
 """User-level DP-SGD: Poisson-sampled users, one clipped update each."""
 
-from uedp.accounting.profile import Profile
-from uedp.accounting.proven import UserLevelProfile
+from uedp.accounting.proven import Profile
+from uedp.accounting.proven import UserLevel as UserLevelProfile
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import draw_whole
 from uedp.methods.base import Draw, PrivacySettings, RoundSettings, register_method
@@ -10,7 +10,7 @@ from uedp.methods.clipped import ClippedMethod
 
 @register_method
 class UserLevel(ClippedMethod):
-    """All sentences of a drawn user count; entities that several users mention are not protected."""
+    """All sentences of a drawn user count; entities of several users are not protected."""
 
     name = "user-level"
     profile_type = UserLevelProfile
@@ -21,6 +21,4 @@ class UserLevel(ClippedMethod):
 
     @classmethod
     def sampler(cls, settings: RoundSettings, incidence: Incidence) -> Draw:
-        return lambda number, uniforms, key: draw_whole(
-            incidence, settings.sampling, uniforms, key
-        )
+        return lambda number, uniforms, key: draw_whole(incidence, settings.sampling, uniforms, key)

@@ -126,6 +126,11 @@ def _check(asked: str, task: Task, labels: int | None, dropout: float | None) ->
         raise UserError(f"{asked}: dropout {dropout}: must lie in 0..1, 1 excluded")
 
 
+def max_tokens_of(model: Any, tokenizer: Any) -> int:
+    """The longest input of a model and its tokenizer."""
+    return most_tokens(model, tokenizer, _DEFAULT_LIMIT)
+
+
 # --- where it is ---------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ import torch
 
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
-from uedp.models.load import LoadedModel, load_model
+from uedp.models.load import Loaded as LoadedModel
+from uedp.models.load import load as load_model
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
 from uedp.training.build import assemble, plan_run, task_of_run
@@ -164,5 +165,7 @@ def _finished(run: Path) -> tuple[Config, LoadedModel]:
         raise UserError(f"{run}: not a run; name the run directory of a training")
     config = load_config(run / CONFIG)
     if not (run / "config.json").is_file():
-        raise UserError(f"{run}: not finished yet, so it has no model; continue it with `resume=True`")
+        raise UserError(
+            f"{run}: not finished yet, so it has no model; continue it with `resume=True`"
+        )
     return config, load_model(run, config.task.kind)

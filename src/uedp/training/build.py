@@ -20,7 +20,9 @@ from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence
 from uedp.mechanism.packing import loss_values
 from uedp.methods import Autocast, Method, SentenceTask
-from uedp.models.load import LoadedModel, load_model
+from uedp.methods.base import Rounds
+from uedp.models.load import Loaded as LoadedModel
+from uedp.models.load import load as load_model
 from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable
 from uedp.progress import SILENT, Progress
@@ -40,14 +42,14 @@ class Assembly:
     incidence: Incidence
     model: nn.Module
     tokenizer: Any
-    method: Method
+    method: Rounds
     held_out: tasks.Task | None
     make_task: Callable[[Texts], tasks.Task]
     max_tokens: int
     autocast: Autocast
 
 
-Watch = Callable[[Assembly], Method]
+Watch = Callable[[Assembly], Rounds]
 """Sees a run before its first round, and gives the method that makes the rounds."""
 
 
@@ -261,7 +263,7 @@ def _autocast(half: bool, device: torch.device) -> Autocast:
 @contextmanager
 def set_up_for_training(model: Any, kind: str) -> Iterator[None]:
     """Settings of a model that are for training alone, not to be saved with it."""
-    settings = getattr(model, "config", None)
+    settings: Any = getattr(model, "config", None)
     cache = getattr(settings, "use_cache", None)
     with tasks.unmasked(model) if kind == "next-word" else nullcontext():
         try:

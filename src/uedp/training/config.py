@@ -10,13 +10,22 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from uedp.errors import UserError
 from uedp.methods import PrivacySettings, method_named, method_names
 from uedp.methods.base import Count, MethodOptions, Positive, Rate, Section, Seed
 from uedp.models.scratch import KINDS as NEW_MODELS
 from uedp.strict import parse_yaml
+
 
 class DataSettings(Section):
     train: Path
@@ -44,7 +53,7 @@ class ModelSettings(Section):
     """A saved model by folder or name; or a new one, of a kind, some sizes, a public tokenizer."""
 
     name: str
-    sizes: dict[str, bool | int | float] = {}
+    sizes: dict[str, bool | int | float] = Field(default_factory=dict)
     tokenizer: str | None = None
     train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+|attached)$")] = "lora"
     rank: Count = 8
@@ -226,7 +235,9 @@ def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     return FOR_NOISY_ADAPTERS if noisy_adapters else {}
 
 
-def parse_config(values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()) -> Config:
+def parse_config(
+    values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()
+) -> Config:
     """A config from nested values, after `section.field=value` changes."""
     nested: dict[str, Any] = {
         section: dict(fields or {}) if isinstance(fields, Mapping | None) else fields

@@ -129,8 +129,7 @@ def _texts(corpus: "Corpus") -> Texts:
     path = corpus.folder / "sentences.arrow"
     if not np.array_equal(owners, corpus.incidence.sentence_user):
         raise UserError(
-            f"{path}: its users are not those of the incidence; detect "
-            "the corpus again"
+            f"{path}: its users are not those of the incidence; detect the corpus again"
         )
     if text_digest(owners, texts, labels) != corpus.text_digest:
         raise UserError(

@@ -20,15 +20,18 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from uedp.accounting.certificate import Certificate, issue, load_certificate
+from uedp.accounting.certificate import Certificate, issue
+from uedp.accounting.certificate import load as load_certificate
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger, refuse_another_plan
 from uedp.accounting.model_files import model_files
 from uedp.errors import UserError
 from uedp.files import write_atomically
-from uedp.mechanism.release import ClipStats
+from uedp.mechanism.release import Reach
 from uedp.methods import Gradient
-from uedp.models.load import LoadedModel, max_tokens_of
-from uedp.models.trainable import save_model, trained_names
+from uedp.models.load import Loaded as LoadedModel
+from uedp.models.load import max_tokens_of
+from uedp.models.trainable import save as save_model
+from uedp.models.trainable import trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
 from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
@@ -44,11 +47,11 @@ _STATE, _METHOD = "optimiser.", "method."  # prefixes of a checkpoint's tensors 
 
 @dataclass(frozen=True)
 class Step:
-    """A private round whose noisy gradient lies in `.grad`. `stats` are for the curator only."""
+    """A private round whose noisy gradient lies in `.grad`. `reach` is for the curator only."""
 
     round: int
     rounds: int
-    stats: ClipStats
+    reach: Reach
 
 
 class PrivacyEngine:
@@ -182,7 +185,7 @@ class PrivacyEngine:
         identity = self._held.enter_context(run_dir.lock_run_dir(out))
         name = run_dir.existing_run(identity, out, config, self._resume)
         if (out / run_dir.RESULT).is_file():
-            raise FinishedRun(out)
+            raise FinishedRunError(out)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
         plan = plan_run(config, data, corpus)
@@ -232,7 +235,7 @@ class PrivacyEngine:
         return PrivateRun(assembly, out, name, ledger, corpus, self._held, say)
 
 
-class FinishedRun(UserError):
+class FinishedRunError(UserError):
     """The run directory holds a finished run."""
 
     def __init__(self, out: Path) -> None:
@@ -287,7 +290,7 @@ class PrivateRun:
             gradient = self.round(number)
             for parameter, value in zip(self.parameters, gradient.values, strict=True):
                 parameter.grad = value.to(parameter.dtype)
-            yield Step(number + 1, self.plan.rounds, gradient.stats)
+            yield Step(number + 1, self.plan.rounds, gradient.reach)
             last = number + 1 == self.plan.rounds
             if last or time.monotonic() - saved >= self.plan.config.run.checkpoint_seconds:
                 self.save_checkpoint(number + 1, _optimizer_state(optimizer))

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from uedp.errors import UserError
-from uedp.mechanism.release import ClipStats
+from uedp.mechanism.release import Reach
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
 from uedp.training import optimise
 from uedp.training.build import Say, Watch
 from uedp.training.config import Config
 from uedp.training.datasets import TrainingData
-from uedp.training.engine import FinishedRun, PrivacyEngine, PrivateRun
+from uedp.training.engine import FinishedRunError, PrivacyEngine, PrivateRun
 from uedp.training.metrics import Metrics
 from uedp.training.outcome import Outcome, finished_outcome, write_result
 
@@ -59,7 +59,7 @@ def run(
     ) as engine:
         try:
             private = engine.attach(watch=watch)
-        except FinishedRun:
+        except FinishedRunError:
             say("this run is finished; nothing is left to do")
             return finished_outcome(out, config)
         return _Training(private, progress, say).run()
@@ -105,9 +105,7 @@ class _Training:
             certificate = self._private.certify()
             self._say(f"stopped after round {done}; continue with `resume=True`")
         out, tokenizer = self._private.out, self._private.assembly.tokenizer
-        outcome = Outcome(
-            out, self._model, tokenizer, certificate, before, after, done, finished
-        )
+        outcome = Outcome(out, self._model, tokenizer, certificate, before, after, done, finished)
         if finished:
             write_result(outcome)
         return outcome
@@ -125,7 +123,7 @@ class _Training:
                 done += 1
                 if self._average is not None:
                     self._average.update(done)
-                row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.stats)}
+                row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.reach)}
                 if done % settings.run.evaluate_every == 0 and done < plan.rounds:
                     measures = {} if self._stopping else self._evaluate()
                     row.update(measures)
@@ -133,15 +131,15 @@ class _Training:
                 row["seconds"] = time.monotonic() - began
                 metrics.add(row)
                 meter.advance(1, done)
-                meter.note(self._note(gradient.stats, done, latest))
+                meter.note(self._note(gradient.reach, done, latest))
                 if time.monotonic() - saved >= settings.run.checkpoint_seconds:
                     self._save(done, before)
                     saved = time.monotonic()
         self._save(done, before)
         return done
 
-    def _note(self, stats: ClipStats, done: int, latest: str) -> str:
-        parts = [f"{stats.users} users, {stats.sentences} sentences"]
+    def _note(self, reach: Reach, done: int, latest: str) -> str:
+        parts = [f"{reach.users} users, {reach.sentences} sentences"]
         if self._plan.private:
             # rounded up to a tenth of the rounds: each takes a moment to compute
             step = max(1, self._plan.rounds // 10)

@@ -12,8 +12,7 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting import decisions
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.ledger import Planned
-from uedp.accounting.profile import PrivacyEvent, Profile
-from uedp.accounting.proven import epsilon
+from uedp.accounting.proven import Profile, epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -50,7 +49,7 @@ class Plan:
         return method_named(self.config.privacy.method)
 
     @property
-    def vocabulary_events(self) -> tuple[tuple[PrivacyEvent, int], ...]:
+    def vocabulary_events(self) -> tuple[tuple[Profile, int], ...]:
         """What is released in addition to the rounds."""
         return () if self.vocabulary is None else ((self.vocabulary, 1),)
 
@@ -92,7 +91,7 @@ class Plan:
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
         return certificates.statement(
-            self.profile, self.epsilon, privacy.delta, self.private, self.setup()
+            privacy.method, self.epsilon, privacy.delta, self.private, self.setup()
         )
 
     @property
@@ -149,10 +148,10 @@ class Plan:
                 f"a round draws about {users:.2g} users: the noise hides one among them, so with "
                 f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
             )
-        if certificates.WEAK_EPSILON < self.epsilon < math.inf:
+        if certificates.MUCH < self.epsilon < math.inf:
             warnings.append(
                 f"epsilon {self.epsilon:.3g} promises little, being above "
-                f"{certificates.WEAK_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
+                f"{certificates.MUCH}; lower privacy.epsilon, or raise privacy.noise"
             )
         if self.provenance.precision == "bfloat16" and self.profile is not None:
             warnings.append(
@@ -221,9 +220,9 @@ class Plan:
 
 
 # How far one text can move the updates of others through batch layout and rounding, in update clips
-# per square root of the number of other users: about twice the largest shift `benchmarks/rounding.py`
-# measured on one pretrained model. Models with random weights move a hundredth of that: do not set
-# it by them.
+# per square root of the number of other users: about twice the largest shift that
+# `benchmarks/rounding.py` measured on one pretrained model. Models with random
+# weights move a hundredth of that: do not set it by them.
 _MARGIN: Mapping[decisions.Precision, float] = {"float32": 1e-3, "bfloat16": 3e-2}
 
 
@@ -310,13 +309,11 @@ def _vocabulary(config: Config) -> VocabularyRelease | None:
     settings, privacy = config.vocabulary, config.privacy
     if settings.source != "private":
         return None
-    profile_type = method_named(privacy.method).profile_type
     assert privacy.epsilon is not None  # the config requires it
-    assert profile_type is not None
     return release_for(
         privacy.epsilon,
         privacy.delta,
         settings.share,
         settings.words_per_user,
-        settings.words_per_sentence if profile_type.protects_entities else None,
+        settings.words_per_sentence if method_named(privacy.method).protects_entities else None,
     )

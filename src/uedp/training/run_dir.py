@@ -62,7 +62,8 @@ def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -
     before = config if new else load_config(out / CONFIG)
     if changed := _differences(before, config):
         raise UserError(
-            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another `out=...`"
+            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another "
+            "`out=...`"
         )
     files.make_private(out)
     try:
