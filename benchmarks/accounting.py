@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dp_accounting.pld import privacy_loss_distribution as pld
 
 from uedp.accounting import calibrate
-from uedp.accounting.proven import Rotation, epsilon
+from uedp.accounting.proven import RotationProfile, epsilon
 
 TARGET, DELTA, RATE, SHARE, ROUNDS = 8.0, 1e-5, 0.05, 0.33, 200
 MANY = 100_000
@@ -56,7 +56,7 @@ def ours(rounds: int, reveal_draw: bool) -> dict[str, float]:
     """One calibration in this process, counted and timed, with the peak of its memory."""
     evaluations = 0
 
-    def counted(profile: Rotation, rounds: int, delta: float) -> float:
+    def counted(profile: RotationProfile, rounds: int, delta: float) -> float:
         nonlocal evaluations
         evaluations += 1
         return epsilon(profile, rounds, delta)
@@ -64,7 +64,7 @@ def ours(rounds: int, reveal_draw: bool) -> dict[str, float]:
     calibrate.epsilon = counted  # type: ignore[assignment]
     began = time.perf_counter()
     noise = calibrate.noise_for(
-        TARGET, DELTA, rounds, lambda z: Rotation(z, RATE, SHARE, reveal_draw=reveal_draw)
+        TARGET, DELTA, rounds, lambda z: RotationProfile(z, RATE, SHARE, reveal_draw=reveal_draw)
     )
     return {
         "noise": noise,
@@ -93,7 +93,7 @@ def plain(evaluations: int | None) -> dict[str, float]:
 
     def quick(noise: float) -> float:
         tried.append(noise)
-        return epsilon(Rotation(noise, RATE, SHARE, reveal_draw=True), ROUNDS, DELTA)
+        return epsilon(RotationProfile(noise, RATE, SHARE, reveal_draw=True), ROUNDS, DELTA)
 
     noise = plain_search(quick)  # only to learn how many evaluations it takes, and where
     began = time.perf_counter()

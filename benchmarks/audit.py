@@ -24,7 +24,7 @@ import torch
 from scipy import stats
 
 from uedp.accounting.certificate import rounded
-from uedp.accounting.proven import Alg
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.bounds import Scores
 from uedp.audit.cases import PAPER_RATE, Case, Setting, alg_cases, cases
 from uedp.audit.mechanism import attack
@@ -61,7 +61,7 @@ def planned(incidence: Incidence) -> Iterable[tuple[str, Case, int]]:
     paper = Setting()
     for released in (False, True):
         for case in alg_cases(paper, incidence, released_code=released):
-            assert isinstance(case.profile, Alg)
+            assert isinstance(case.profile, UedpAlgProfile)
             runs = {"user": 1_000, "entity": 20_000, "user and entity": 40_000}[case.pair]
             held = f" ({case.profile.holders} holders)" if case.profile.holders else ""
             name = f"{case.method}, {case.pair}, CoNLL{held}"

@@ -19,13 +19,13 @@ from scipy import special, stats
 from uedp.accounting.divergence import Floats
 from uedp.accounting.missed import MISSED_CASES, missed_epsilon, missed_words, neighbours
 from uedp.accounting.pld import compose, discretise
-from uedp.accounting.proven import Rotation, epsilon
+from uedp.accounting.proven import RotationProfile, epsilon
 
 DELTA = 1e-5
 PLANS = {  # the demo's first
-    "demo": (Rotation(0.5836614437399936, 0.02, 0.3), 100),
-    "rate 0.1": (Rotation(1.514, 0.1, 0.4), 200),
-    "rate 0.2": (Rotation(2.626, 0.2, 0.4), 200),
+    "demo": (RotationProfile(0.5836614437399936, 0.02, 0.3), 100),
+    "rate 0.1": (RotationProfile(1.514, 0.1, 0.4), 200),
+    "rate 0.2": (RotationProfile(2.626, 0.2, 0.4), 200),
 }
 CELLS, STEP = 6000, 0.004
 PLACES = 7  # of what a holder writes besides, from opposing to agreeing
@@ -67,7 +67,7 @@ class OneWorld:
         return 1.0
 
 
-def attained(plan: Rotation, rounds: int, lent: float, others: int, move: float) -> float:
+def attained(plan: RotationProfile, rounds: int, lent: float, others: int, move: float) -> float:
     """The largest epsilon of a world in which all holders of a kind write alike."""
     best = 0.0
     places = np.linspace(0, 1, PLACES)
@@ -87,7 +87,7 @@ def attained(plan: Rotation, rounds: int, lent: float, others: int, move: float)
     return best
 
 
-def cases(plan: Rotation, rounds: int) -> list[dict[str, float | str | int | None]]:
+def cases(plan: RotationProfile, rounds: int) -> list[dict[str, float | str | int | None]]:
     rows: list[dict[str, float | str | int | None]] = []
     share = plan.entity_share
     for users, sentences in MISSED_CASES:
@@ -127,7 +127,7 @@ def main() -> None:
             "epsilon": epsilon(plan, rounds, DELTA),
             "cases": cases(plan, rounds),
             "neighbours": [
-                {"change": row.change, "noise": row.noise, "epsilons": row.epsilons}
+                {"change": row.change, "noise": row.profile.noise, "epsilons": row.epsilons}
                 for row in neighbours(plan, rounds, DELTA)
             ],
         }

@@ -8,7 +8,8 @@ import json
 from pathlib import Path
 
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 
 DELTA, RATE, ROUNDS = 1e-5, 0.05, 200
 EPSILONS, SHARES = (8.0, 2.0, 1.0), (0.1, 0.2, 0.33, 0.5)
@@ -18,8 +19,8 @@ HOLDERS = (0, 10, 12, 112, 945)
 def needed(target: float, share: float, reveal: bool) -> float:
     def profile(noise: float) -> Profile:
         if share == 0:
-            return UserLevel(noise, RATE)
-        return Rotation(noise, RATE, share, reveal_draw=reveal)
+            return UserLevelProfile(noise, RATE)
+        return RotationProfile(noise, RATE, share, reveal_draw=reveal)
 
     return noise_for(target, DELTA, ROUNDS, profile)
 
@@ -38,7 +39,7 @@ def main() -> None:
             cells.append(f"{hidden:.3f} ({revealed:.3f})")
         rows.append({"epsilon": target, "share": 0.0, "hidden": user, "revealed": user})
         print(f"| {target:g} | {user:.3f} | {' | '.join(cells)} |", flush=True)
-    alg = {h: epsilon(Alg(2.0, 50 / 946, 946, h), 50, DELTA) for h in HOLDERS}
+    alg = {h: epsilon(UedpAlgProfile(2.0, 50 / 946, 946, h), 50, DELTA) for h in HOLDERS}
     print("UeDP-Alg on CoNLL, by holders:", {h: round(e, 3) for h, e in alg.items()})
     setting = {"delta": DELTA, "user_rate": RATE, "rounds": ROUNDS}
     result = {"setting": setting, "noise": rows, "uedp_alg_conll": alg}

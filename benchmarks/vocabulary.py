@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from uedp import Corpus, Incidence
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.proven import Profile, Rotation
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile
 from uedp.accounting.vocabulary import release_for
 from uedp.mechanism.noise import SecureNoise
 from uedp.training.vocabulary import (
@@ -32,7 +33,7 @@ REPEATS = 10
 
 
 def rotation(noise: float) -> Profile:
-    return Rotation(noise, RATE, SHARE)
+    return RotationProfile(noise, RATE, SHARE)
 
 
 def main() -> None:

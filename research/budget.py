@@ -33,7 +33,8 @@ from research.sources import DATA_SETS
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.planning import Supply
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.accounting.published import Method, Setting
 from uedp.incidence import Incidence
 
@@ -285,8 +286,8 @@ def _prove(
         def curve(profile: Profile) -> list[float]:
             return [spent(profile, count) for count in rounds]
 
-        def alg(holders: int) -> Alg:
-            return Alg(NOISE, rate, whole.users, holders)
+        def alg(holders: int) -> UedpAlgProfile:
+            return UedpAlgProfile(NOISE, rate, whole.users, holders)
 
         def category(found: Incidence) -> Result:
             sensitive = int(np.count_nonzero(~found.extended))
@@ -306,16 +307,16 @@ def _prove(
                 "most": None if most is None else curve(alg(most)),
             }
 
-        rotation = Rotation(noise * norms / whole.users, rate, SHARE)
+        rotation = RotationProfile(noise * norms / whole.users, rate, SHARE)
         return {
             "users": whole.users,
             "sentences": whole.sentences,
             "user_rate": rate,
             "noise_in_updates": noise,
             "noise_to_signal": noise / (rate * whole.users),
-            "user_alone": curve(UserLevel(noise, rate)),
+            "user_alone": curve(UserLevelProfile(noise, rate)),
             "everybody": curve(alg(whole.users)),
-            "user_level_at_its_noise": curve(UserLevel(NOISE, rate)),
+            "user_level_at_its_noise": curve(UserLevelProfile(NOISE, rate)),
             "rotation": {
                 "share": SHARE,
                 "signal": norms / whole.users,
@@ -330,7 +331,7 @@ def _prove(
 def _claim(
     name: str,
     incidence: Incidence,
-    alg: Callable[[int], Alg],
+    alg: Callable[[int], UedpAlgProfile],
     spent: Callable[[Profile], float],
     rate: float,
     norms: float,
@@ -344,7 +345,7 @@ def _claim(
     beyond = np.asarray(incidence.holders.counts) > low
     mentioned = incidence.sentence_entities
     sentences = np.unique(mentioned.row_of_value()[beyond[mentioned.values]])
-    noise = noise_for(claimed, DELTA, CLAIMED_AT, lambda z: Rotation(z, rate, SHARE))
+    noise = noise_for(claimed, DELTA, CLAIMED_AT, lambda z: RotationProfile(z, rate, SHARE))
     return {
         "epsilon": claimed,
         "of_any_entity": spent(alg(incidence.users)),

@@ -12,7 +12,7 @@ from tests.training import worlds
 from uedp.accounting import certificate
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger
 from uedp.accounting.model_files import model_files, refuse_other_files
-from uedp.accounting.proven import Rotation
+from uedp.accounting.proven import RotationProfile
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.clip.shared import SharedMask
@@ -21,7 +21,7 @@ from uedp.training.plan import build_plan
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text()
 QUOTED = [" ".join(line.split()) for line in re.findall(r"^    (.*)$", PAGE, re.MULTILINE)]
-PROFILE = Rotation(1.0, 0.1, 0.3)
+PROFILE = RotationProfile(1.0, 0.1, 0.3)
 
 
 class Net(nn.Module):

@@ -4,7 +4,7 @@ from typing import Any
 
 from uedp.accounting.decisions import Setup, Shape
 from uedp.accounting.ledger import Planned
-from uedp.accounting.proven import Profile
+from uedp.accounting.profile import Profile
 from uedp.accounting.vocabulary import VocabularyRelease
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from uedp.accounting import calibrate
 from uedp.accounting.calibrate import noise_for, rounds_for, share_for
 from uedp.accounting.pld import most_rounds
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.errors import UserError
 
 DELTA = 1e-5
@@ -24,7 +25,7 @@ FEW = settings(max_examples=4, deadline=None)
 @given(target=targets, rate=rates, share=shares, rounds=st.integers(1, 500))
 def test_noise_meets_the_target_and_little_less_does_not(target, rate, share, rounds):
     def rotation(z: float) -> Profile:
-        return Rotation(z, rate, share, reveal_draw=True)
+        return RotationProfile(z, rate, share, reveal_draw=True)
 
     noise = noise_for(target, DELTA, rounds, rotation)
     assert epsilon(rotation(noise), rounds, DELTA) <= target
@@ -34,7 +35,7 @@ def test_noise_meets_the_target_and_little_less_does_not(target, rate, share, ro
 @FEW
 @given(target=st.floats(0.5, 5), rate=rates, share=shares, noise=st.floats(0.5, 3))
 def test_one_round_more_is_too_many(target, rate, share, noise):
-    profile = Rotation(noise, rate, share, reveal_draw=True)
+    profile = RotationProfile(noise, rate, share, reveal_draw=True)
     rounds = rounds_for(target, DELTA, profile)
     assert epsilon(profile, rounds, DELTA) <= target < epsilon(profile, rounds + 1, DELTA)
 
@@ -42,10 +43,10 @@ def test_one_round_more_is_too_many(target, rate, share, noise):
 @FEW
 @given(target=targets, rate=rates, rounds=st.integers(1, 200), spare=st.floats(1, 2))
 def test_share_meets_the_target_and_little_more_does_not(target, rate, rounds, spare):
-    noise = spare * noise_for(target, DELTA, rounds, lambda z: UserLevel(z, rate))
+    noise = spare * noise_for(target, DELTA, rounds, lambda z: UserLevelProfile(z, rate))
 
     def rotation(share: float) -> Profile:
-        return Rotation(noise, rate, share, reveal_draw=True)
+        return RotationProfile(noise, rate, share, reveal_draw=True)
 
     share = share_for(target, DELTA, rounds, rotation)
     assert epsilon(rotation(share), rounds, DELTA) <= target
@@ -54,16 +55,16 @@ def test_share_meets_the_target_and_little_more_does_not(target, rate, rounds, s
 
 
 def test_the_searches_agree():
-    noise = noise_for(8.0, DELTA, 200, lambda z: Rotation(z, 0.05, 0.33))
+    noise = noise_for(8.0, DELTA, 200, lambda z: RotationProfile(z, 0.05, 0.33))
     assert noise == pytest.approx(0.956, rel=0.01)
-    assert rounds_for(8.0, DELTA, Rotation(noise, 0.05, 0.33)) in (200, 201)
-    share = share_for(8.0, DELTA, 200, lambda s: Rotation(noise, 0.05, s))
+    assert rounds_for(8.0, DELTA, RotationProfile(noise, 0.05, 0.33)) in (200, 201)
+    share = share_for(8.0, DELTA, 200, lambda s: RotationProfile(noise, 0.05, s))
     assert share == pytest.approx(0.33, rel=2e-3)
 
 
 def test_the_papers_mechanism_can_be_calibrated():
     def alg(z: float) -> Profile:
-        return Alg(z, 0.05, 100, 10)
+        return UedpAlgProfile(z, 0.05, 100, 10)
 
     noise = noise_for(0.5, DELTA, 50, alg)
     assert epsilon(alg(noise), 50, DELTA) <= 0.5 < epsilon(alg(0.999 * noise), 50, DELTA)
@@ -79,33 +80,33 @@ def test_few_evaluations(monkeypatch):
     monkeypatch.setattr(calibrate, "epsilon", counted)
     for target in (0.01, 8.0, 100.0):
         tried.clear()
-        noise_for(target, DELTA, 100, lambda z: UserLevel(z, 0.05))
+        noise_for(target, DELTA, 100, lambda z: UserLevelProfile(z, 0.05))
         assert len(tried) <= 25
 
 
 def test_infinite_epsilons_on_the_way_do_not_mislead():
     """A target near the largest epsilon that is told apart; most noises tried have none."""
-    noise = noise_for(490.0, DELTA, 1, lambda z: UserLevel(z, 1.0))
-    assert epsilon(UserLevel(noise, 1.0), 1, DELTA) <= 490
-    assert epsilon(UserLevel(0.99 * noise, 1.0), 1, DELTA) > 490
-    noise = noise_for(1e6, DELTA, 1, lambda z: UserLevel(z, 1.0))
-    assert epsilon(UserLevel(noise, 1.0), 1, DELTA) < math.inf
+    noise = noise_for(490.0, DELTA, 1, lambda z: UserLevelProfile(z, 1.0))
+    assert epsilon(UserLevelProfile(noise, 1.0), 1, DELTA) <= 490
+    assert epsilon(UserLevelProfile(0.99 * noise, 1.0), 1, DELTA) > 490
+    noise = noise_for(1e6, DELTA, 1, lambda z: UserLevelProfile(z, 1.0))
+    assert epsilon(UserLevelProfile(noise, 1.0), 1, DELTA) < math.inf
 
 
 def test_nobody_drawn_needs_no_noise_and_no_end():
-    assert noise_for(1.0, DELTA, 10, lambda z: UserLevel(z, 0.0)) < 0.01
-    assert rounds_for(1.0, DELTA, UserLevel(1.0, 0.0)) == 10_000_000
-    assert share_for(1.0, DELTA, 10, lambda s: Rotation(1.0, 0.0, s)) == 2.0
+    assert noise_for(1.0, DELTA, 10, lambda z: UserLevelProfile(z, 0.0)) < 0.01
+    assert rounds_for(1.0, DELTA, UserLevelProfile(1.0, 0.0)) == 10_000_000
+    assert share_for(1.0, DELTA, 10, lambda s: RotationProfile(1.0, 0.0, s)) == 2.0
 
 
 def test_not_even_one_round():
-    assert rounds_for(0.01, DELTA, UserLevel(0.5, 0.5)) == 0
-    assert rounds_for(1.0, DELTA, UserLevel(0.0, 0.5)) == 0
+    assert rounds_for(0.01, DELTA, UserLevelProfile(0.5, 0.5)) == 0
+    assert rounds_for(1.0, DELTA, UserLevelProfile(0.0, 0.5)) == 0
 
 
 def test_rounds_stop_where_delta_is_lost_in_rounding():
     """A small delta can be computed for few rounds only: more are not promised."""
-    profile, delta = UserLevel(1000.0, 0.1), 1e-11
+    profile, delta = UserLevelProfile(1000.0, 0.1), 1e-11
     rounds = rounds_for(1.0, delta, profile)
     assert rounds == most_rounds(delta)
     assert epsilon(profile, rounds, delta) <= 1.0
@@ -116,21 +117,21 @@ def test_rounds_stop_where_delta_is_lost_in_rounding():
 def test_rounds_near_the_most_are_found_exactly(monkeypatch):
     """Not only powers of two below the limit."""
     monkeypatch.setattr(calibrate, "_MOST_ROUNDS", 1000)
-    assert rounds_for(5.0, DELTA, UserLevel(500.0, 0.1)) == 1000
+    assert rounds_for(5.0, DELTA, UserLevelProfile(500.0, 0.1)) == 1000
 
 
 def test_a_share_of_almost_nothing_is_found_soon():
     """The user alone meets the target by a hair: the search must not halve its way to zero."""
     noise = 1.0
-    target = epsilon(UserLevel(noise, 0.05), 100, DELTA) * (1 + 1e-12)
+    target = epsilon(UserLevelProfile(noise, 0.05), 100, DELTA) * (1 + 1e-12)
     began = time.process_time()
-    share = share_for(target, DELTA, 100, lambda s: Rotation(noise, 0.05, s))
+    share = share_for(target, DELTA, 100, lambda s: RotationProfile(noise, 0.05, s))
     assert share < 0.01
     assert time.process_time() - began < 5
 
 
 def user(z: float) -> Profile:
-    return UserLevel(z, 0.1)
+    return UserLevelProfile(z, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -148,7 +149,7 @@ def user(z: float) -> Profile:
         ("rounds 0", lambda: noise_for(1.0, DELTA, 0, user)),
         ("rounds -5", lambda: share_for(1.0, DELTA, -5, user)),
         ("no noise reaches", lambda: noise_for(1e-12, 1e-9, 1000, user)),
-        ("raise it", lambda: share_for(0.1, DELTA, 100, lambda s: Rotation(1.0, 0.5, s))),
+        ("raise it", lambda: share_for(0.1, DELTA, 100, lambda s: RotationProfile(1.0, 0.5, s))),
     ],
 )
 def test_nonsense_is_refused_by_name(words, bad):

@@ -30,7 +30,14 @@ from uedp.accounting.decisions import Coverage, Entities, EntityList, Setup
 from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, CorpusTotal, Planned, RunLedger
 from uedp.accounting.missed import MISSED_CASES
 from uedp.accounting.model_files import model_files
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import (
+    MissedProfile,
+    RotationProfile,
+    UedpAlgProfile,
+    UserLevelProfile,
+    epsilon,
+)
 from uedp.accounting.signature import (
     SIGNATURE,
     check_signature,
@@ -39,7 +46,7 @@ from uedp.accounting.signature import (
 )
 from uedp.errors import UserError
 
-PROFILE = Rotation(20.0, 0.5, 0.33)
+PROFILE = RotationProfile(20.0, 0.5, 0.33)
 SHAPE = Shape(digest="d" * 64, users=946, sentences=14_040, entities=5000)
 ENTITIES = Entities(
     detectors={"patterns": "uedp 1", "spacy:en": "spaCy 3, en 3.1"},
@@ -119,7 +126,7 @@ def test_issued_loaded_verified(tmp_path, monkeypatch):
     assert verify(folder) == shown
     assert shown.private
     assert shown.epsilon == epsilon(PROFILE, 20, 1e-5)  # of the plan, not of the rounds so far
-    assert shown.epsilon_user_alone == epsilon(UserLevel(20.0, 0.5), 20, 1e-5)
+    assert shown.epsilon_user_alone == epsilon(UserLevelProfile(20.0, 0.5), 20, 1e-5)
     assert (shown.rounds_planned, shown.rounds_spent) == (20, 5)
     assert shown.parameters["noise"] == 20.0
     assert shown.not_protected == NOT_PROTECTED
@@ -128,7 +135,7 @@ def test_issued_loaded_verified(tmp_path, monkeypatch):
     # of a missed user a round uses two sentences at most: SETUP says so
     for row, users, sentences in ((one, 1, 1), (five, 5, 1), (whole, 1, 2)):
         assert row.users == users
-        assert row.epsilon == epsilon(Missed(PROFILE, users, sentences, 0.33), 20, 1e-5)
+        assert row.epsilon == epsilon(MissedProfile(PROFILE, users, sentences, 0.33), 20, 1e-5)
     assert (one.sentences_per_user, whole.sentences_per_user) == (1, None)
     ladder = [shown.epsilon_user_alone, shown.epsilon, one.epsilon]
     assert ladder == sorted(ladder)
@@ -145,14 +152,6 @@ def test_missed_sentences_stand_in_plain_words(tmp_path, monkeypatch):
     )
     seeded = shown.model_copy(update={"private": False})
     assert seeded.missed_line == ""  # where nothing is promised, this is not promised either
-
-
-def test_a_missed_sentence_moves_as_far_as_one_without_an_entity(tmp_path, monkeypatch):
-    """The missed sentence may be clipped to the larger of the two shares."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ((1, 1),))
-    profile = Rotation(20.0, 0.5, 0.1, extended_share=0.5)
-    shown = issue(make_run(tmp_path / "run", profile))
-    assert shown.missed_mentions[0].epsilon == epsilon(Missed(profile, 1, 1, 0.5), 20, 1e-5)
 
 
 def test_only_proven_numbers(folder):
@@ -204,14 +203,16 @@ def test_what_is_not_covered_is_a_caveat_and_part_of_the_statement(tmp_path, cas
 
 
 def test_a_large_epsilon_says_that_it_says_little(tmp_path):
-    much = issue(make_run(tmp_path / "much", Rotation(0.4, 0.5, 0.33), **SETUP))
+    much = issue(make_run(tmp_path / "much", RotationProfile(0.4, 0.5, 0.33), **SETUP))
     assert much.epsilon > 20
     assert "above 20 says little" in much.caveats[0]
     assert "says little" in much.statement
     assert not issue(make_run(tmp_path / "little", **SETUP)).caveats
 
 
-@pytest.mark.parametrize("profile", [PROFILE, UserLevel(1.0, 0.05), Alg(2.0, 0.05, 946, 12)])
+@pytest.mark.parametrize(
+    "profile", [PROFILE, UserLevelProfile(1.0, 0.05), UedpAlgProfile(2.0, 0.05, 946, 12)]
+)
 def test_groups_made_at_random_are_not_called_people(tmp_path, profile):
     shown = issue(make_run(tmp_path / "run", profile, **{**SETUP, "users": "assigned at random"}))
     assert "the user wrote" not in shown.statement + shown.unit
@@ -250,7 +251,7 @@ def test_coverage_is_stated_where_it_was_measured(tmp_path):
 
 
 def test_a_user_level_guarantee_needs_no_entities(tmp_path):
-    shown = issue(make_run(tmp_path / "run", UserLevel(1.0, 0.05), chosen_by="me"))
+    shown = issue(make_run(tmp_path / "run", UserLevelProfile(1.0, 0.05), chosen_by="me"))
     assert shown.caveats == ()
     assert "Entities:" not in shown.statement
 
@@ -272,7 +273,7 @@ def test_sentences_without_a_stated_bound_count_as_unbounded(tmp_path):
 
 
 def test_no_noise_is_no_guarantee(tmp_path):
-    folder = make_run(tmp_path / "run", UserLevel(0.0, 0.1))
+    folder = make_run(tmp_path / "run", UserLevelProfile(0.0, 0.1))
     shown = issue(folder)
     assert shown.epsilon is None
     assert not shown.private
@@ -283,8 +284,8 @@ def test_no_noise_is_no_guarantee(tmp_path):
 @pytest.mark.parametrize(
     ("profile", "words"),
     [
-        (UserLevel(1.0, 0.05), "Entities that several users mention are not protected"),
-        (Alg(2.0, 0.05, 946, 12), "at most the stated number"),
+        (UserLevelProfile(1.0, 0.05), "Entities that several users mention are not protected"),
+        (UedpAlgProfile(2.0, 0.05, 946, 12), "at most the stated number"),
     ],
 )
 def test_other_methods(tmp_path, profile, words):
@@ -638,7 +639,7 @@ def test_a_certificate_that_was_made_anew_is_not_signed(folder, keys):
     sign_certificate(folder / CERTIFICATE, private)
     (folder / RUN_LEDGER).unlink()
     kept = (folder / SIGNATURE).read_bytes()
-    with RunLedger.open(folder, plan_of(Rotation(40.0, 0.5, 0.33), **SETUP)) as ledger:
+    with RunLedger.open(folder, plan_of(RotationProfile(40.0, 0.5, 0.33), **SETUP)) as ledger:
         ledger.spend(20)
         ledger.record_saved(model_files(folder))
     issue(folder)

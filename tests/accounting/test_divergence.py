@@ -11,7 +11,7 @@ from tests.accounting.worlds import Law, divergence, random_worlds, rotation_law
 from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
 from uedp.accounting.hidden_draw import HiddenDraw, hidden_draw, revealed_draw
 from uedp.accounting.pld import compose, discretise, step_for
-from uedp.accounting.proven import Missed, Rotation, guarantee
+from uedp.accounting.proven import MissedProfile, RotationProfile, guarantee
 
 TEN = np.array([-1.0, -0.3, -0.05, 0.0, 0.01, 0.05, 0.2, 0.7, 1.5, 3.0])
 
@@ -263,8 +263,8 @@ def test_missed_mentions_cover_rounds_that_alternate():
     Composing each case by itself and taking the larger epsilon gives 2.302 here; alternating
     reaches 2.308.
     """
-    rotation = Rotation(2.8025232, 0.0577977, 1.4380301, reveal_draw=True)
-    missed = Missed(rotation, holders=1, per_user=1, sentence_share=1.5218433)
+    rotation = RotationProfile(2.8025232, 0.0577977, 1.4380301, reveal_draw=True)
+    missed = MissedProfile(rotation, holders=1, per_user=1, sentence_share=1.5218433)
     worst = missed.pairs()["user and missed entity"]
     assert isinstance(worst, Worst)
     step = step_for(worst.pairs)
@@ -273,7 +273,7 @@ def test_missed_mentions_cover_rounds_that_alternate():
     alternating = compose([(side, 5) for side in sides]).epsilon(0.0025)
     assert alternating > alone + 0.003
     assert guarantee([(missed, 10)]).epsilon(0.0025) >= alternating
-    hidden = Missed(replace(rotation, reveal_draw=False), 1, 1, 1.5218433)
+    hidden = MissedProfile(replace(rotation, reveal_draw=False), 1, 1, 1.5218433)
     cases = hidden.pairs()["user and missed entity"]
     assert isinstance(cases, Worst)
     step = step_for(cases.pairs)

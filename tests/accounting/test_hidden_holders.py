@@ -23,7 +23,7 @@ from uedp.accounting.divergence import Pair, Worst
 from uedp.accounting.hidden_draw import HiddenDraw
 from uedp.accounting.hidden_holders import Chords, HiddenHolders, _up_sets, _World, _worlds
 from uedp.accounting.pld import discretise, step_for
-from uedp.accounting.proven import Missed, Rotation, epsilon
+from uedp.accounting.proven import MissedProfile, RotationProfile, epsilon
 
 SOME = np.array([-2.0, -0.6, -0.1, 0.0, 0.02, 0.2, 0.7, 1.5, 3.0, 5.0])
 LENT_AND_MISSED = "user and missed entity"
@@ -178,9 +178,9 @@ def test_one_holder_without_an_offset_is_theorem_2(noise, rate, share):
     for rest in (1 - share, -1.0):
         laws = holder_laws(rate, np.zeros(1), np.ones(1), line(rest), line(share))
         assert exceeds(mine, laws, noise, grid[20:80:4]) <= 1 + 1e-9
-    whole = Missed(Rotation(noise, rate, share), 0, 1, share)
+    whole = MissedProfile(RotationProfile(noise, rate, share), 0, 1, share)
     assert epsilon(whole, 30, 1e-5) == pytest.approx(
-        epsilon(Rotation(noise, rate, share), 30, 1e-5), rel=1e-3
+        epsilon(RotationProfile(noise, rate, share), 30, 1e-5), rel=1e-3
     )
 
 
@@ -285,8 +285,8 @@ def _apart(world: _World, masses: np.ndarray) -> dict[frozenset[int], float]:
 
 def missed_pair(world: World, noise: float, q: float, share: float, coin: float = 1.0) -> Pair:
     counts = [sum(owner == u for owner, _ in world.missed) for u in {o for o, _ in world.missed}]
-    rotation = Rotation(noise, q, share, coin)
-    return Missed(rotation, len(counts), max(counts), share).pairs()[LENT_AND_MISSED]
+    rotation = RotationProfile(noise, q, share, coin)
+    return MissedProfile(rotation, len(counts), max(counts), share).pairs()[LENT_AND_MISSED]
 
 
 def sound(pair: Pair, world: World, noise: float, q: float, share: float, coin: float) -> bool:
@@ -345,7 +345,7 @@ class OneWorldAlways:
 
 
 Q, SHARE, NOISE = 0.3, 0.5, 0.5
-BASE = Rotation(NOISE, Q, SHARE)
+BASE = RotationProfile(NOISE, Q, SHARE)
 WRONG = {
     "the offset dropped": (HiddenDraw(NOISE, Q, SHARE), "another user, agreeing"),
     "no one but the missed user moves": (
@@ -353,12 +353,14 @@ WRONG = {
         "another user, agreeing",
     ),
     "a user's missed sentences counted once": (
-        Missed(BASE, 1, 1, SHARE).pairs()[LENT_AND_MISSED],
+        MissedProfile(BASE, 1, 1, SHARE).pairs()[LENT_AND_MISSED],
         "all of another user",
     ),
     "the lent user never the one": (HiddenHolders(NOISE, Q, SHARE, 1, SHARE), "the lent user"),
     "sentences clipped to half of what they are": (
-        Missed(Rotation(NOISE, Q, SHARE / 2), 1, 1, SHARE / 2).pairs()[LENT_AND_MISSED],
+        MissedProfile(RotationProfile(NOISE, Q, SHARE / 2), 1, 1, SHARE / 2).pairs()[
+            LENT_AND_MISSED
+        ],
         "another user, opposing",
     ),
 }
@@ -384,7 +386,7 @@ def test_all_draws_hidden_at_every_epsilon_is_caught():
 
 # --- epsilons ------------------------------------------------------------------------------------
 
-DEMO = Rotation(0.5836614437399936, 0.02, 0.3)
+DEMO = RotationProfile(0.5836614437399936, 0.02, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -392,24 +394,28 @@ DEMO = Rotation(0.5836614437399936, 0.02, 0.3)
     [(1, 1, 11.5, 14.1), (5, 1, 16.4, 18.3), (1, 7, 14.3, 76.3)],
 )
 def test_the_demo_by_missed_sentences(holders, per_user, most, revealed):
-    found = epsilon(Missed(DEMO, holders, per_user, 0.3), 100, 1e-5)
+    found = epsilon(MissedProfile(DEMO, holders, per_user, 0.3), 100, 1e-5)
     assert epsilon(DEMO, 100, 1e-5) < found < most
-    known = Missed(Rotation(DEMO.noise, 0.02, 0.3, reveal_draw=True), holders, per_user, 0.3)
+    known = MissedProfile(
+        RotationProfile(DEMO.noise, 0.02, 0.3, reveal_draw=True), holders, per_user, 0.3
+    )
     assert epsilon(known, 100, 1e-5) == pytest.approx(revealed, abs=0.05)
 
 
 def test_many_holders_are_revealed_rather_than_refused():
-    few, many = (epsilon(Missed(Rotation(3.0, 0.1, 0.3), h, 1, 0.3), 10, 1e-5) for h in (3, 40))
+    few, many = (
+        epsilon(MissedProfile(RotationProfile(3.0, 0.1, 0.3), h, 1, 0.3), 10, 1e-5) for h in (3, 40)
+    )
     assert 0 < few < many < math.inf
 
 
 def test_missed_is_never_above_revealed():
     for coin, rate in ((1.0, 0.02), (0.4, 0.3)):
-        base = Rotation(1.1, rate, 0.4, coin)
-        known = Rotation(1.1, rate, 0.4, coin, reveal_draw=True)
+        base = RotationProfile(1.1, rate, 0.4, coin)
+        known = RotationProfile(1.1, rate, 0.4, coin, reveal_draw=True)
         for holders, per_user in ((0, 1), (1, 1), (2, 3)):
-            hidden = epsilon(Missed(base, holders, per_user, 0.4), 50, 1e-5)
-            revealed = epsilon(Missed(known, holders, per_user, 0.4), 50, 1e-5)
+            hidden = epsilon(MissedProfile(base, holders, per_user, 0.4), 50, 1e-5)
+            revealed = epsilon(MissedProfile(known, holders, per_user, 0.4), 50, 1e-5)
             assert hidden <= 1.001 * revealed
 
 

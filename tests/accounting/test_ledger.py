@@ -25,17 +25,20 @@ from uedp.accounting.ledger import (
     Planned,
     RunLedger,
     close_run,
-    from_record,
     spent_rounds,
-    to_record,
 )
 from uedp.accounting.marks import mark_path
 from uedp.accounting.pld import smallest_delta
-from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon, guarantee
+from uedp.accounting.proven import (
+    RotationProfile,
+    UserLevelProfile,
+    epsilon,
+    guarantee,
+)
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
-PROFILE = Rotation(1.0, 0.05, 0.33)
+PROFILE = RotationProfile(1.0, 0.05, 0.33)
 ROUND = {"kind": "rounds", "first": 0, "count": 1}
 
 
@@ -313,19 +316,6 @@ def test_no_such_ledger(tmp_path):
 # --- runs -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [PROFILE, Rotation(2, 0.1, 0.5, 0.7, 0.1, 0.9, True), UserLevel(1.5, 0.1), Alg(2.0, 0.1, 9, 3)],
-)
-def test_profiles_survive_the_file(profile):
-    assert from_record(json.loads(json.dumps(to_record(profile)))) == profile
-
-
-def test_what_is_no_run_cannot_be_recorded():
-    with pytest.raises(TypeError):
-        to_record(Missed(PROFILE, 1, 1, 0.3))
-
-
 def test_a_run_spends_what_it_planned_and_no_more(tmp_path):
     with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 10)) as ledger:
         ledger.spend(4)
@@ -351,8 +341,8 @@ def test_a_run_spends_what_it_planned_and_no_more(tmp_path):
     [
         ("another", "digest", PROFILE, 10),
         ("run", "other", PROFILE, 10),
-        ("run", "digest", Rotation(1.1, 0.05, 0.33), 10),
-        ("run", "digest", UserLevel(1.0, 0.05), 10),
+        ("run", "digest", RotationProfile(1.1, 0.05, 0.33), 10),
+        ("run", "digest", UserLevelProfile(1.0, 0.05), 10),
         ("run", "digest", PROFILE, 11),
     ],
 )
@@ -552,7 +542,7 @@ def test_names_that_are_no_file_names_are_refused(tmp_path):
 
 def test_all_runs_on_a_folder_add_up_whatever_was_detected(tmp_path):
     corpus = CorpusLedger(tmp_path)
-    noisier = Rotation(2.0, 0.1, 0.5)
+    noisier = RotationProfile(2.0, 0.1, 0.5)
     corpus.reserve(planned("first", "one", PROFILE, 50))
     corpus.reserve(planned("second", "one", noisier, 30))
     corpus.reserve(planned("third", "another detection", PROFILE, 50))
@@ -594,7 +584,7 @@ def test_a_budget_of_nothing_allows_nothing(tmp_path, limit):
 
 
 EXPOSED = {
-    "no noise": planned("run", "one", UserLevel(0.0, 0.1), 1),
+    "no noise": planned("run", "one", UserLevelProfile(0.0, 0.1), 1),
     "noiseless": planned("run", "one", None, 1, without_noise="noiseless"),
     "deidentified": planned("run", "one", None, 1, without_noise="deidentified"),
     "a seed": planned("run", "one", PROFILE, 1, noise_source="fixed seed"),
@@ -624,7 +614,11 @@ def test_reserving_again_is_the_same_reservation(tmp_path):
     before = corpus.path.read_bytes()
     corpus.reserve(planned("run", "one", PROFILE, 60), budget)  # a resumed run
     assert corpus.path.read_bytes() == before
-    for other in (("one", PROFILE, 59), ("another", PROFILE, 60), ("one", UserLevel(1.0, 0.1), 60)):
+    for other in (
+        ("one", PROFILE, 59),
+        ("another", PROFILE, 60),
+        ("one", UserLevelProfile(1.0, 0.1), 60),
+    ):
         with pytest.raises(UserError, match=r"reserved another plan before \(\w"):
             corpus.reserve(planned("run", *other))
     with pytest.raises(UserError, match="reserved another plan"):
@@ -643,7 +637,7 @@ def test_a_torn_reservation_is_mended_and_the_others_stay(tmp_path):
 
 
 def test_over_methods_epsilons_add_and_the_weaker_unit_holds(tmp_path):
-    corpus, users = CorpusLedger(tmp_path), UserLevel(1.0, 0.05)
+    corpus, users = CorpusLedger(tmp_path), UserLevelProfile(1.0, 0.05)
     corpus.reserve(planned("first", "one", users, 10))
     corpus.reserve(planned("second", "one", PROFILE, 10))
     added = epsilon(users, 10, 0.5e-5) + epsilon(PROFILE, 10, 0.5e-5)
@@ -723,7 +717,7 @@ def test_only_a_finished_run_has_a_model(tmp_path):
 def test_rounds_that_are_too_many_together_count_as_infinite(tmp_path):
     corpus = CorpusLedger(tmp_path)
     for number in range(3):
-        corpus.reserve(planned(f"run-{number}", "one", UserLevel(50.0, 0.01), 1_000_000))
+        corpus.reserve(planned(f"run-{number}", "one", UserLevelProfile(50.0, 0.01), 1_000_000))
     delta = 1.1 * smallest_delta(1_000_000)
     assert corpus.entries()[0].epsilon(delta) < 500
     assert corpus.epsilon(delta) == float("inf")
@@ -753,14 +747,14 @@ def resealed(path: Path, number: int, field: str, value: object) -> None:
     [(0, "key"), (1, "run"), (1, "profile"), (1, "rounds"), (1, "method"), (2, "rounds")],
 )
 def test_a_corpus_ledger_that_no_run_wrote_is_no_crash(tmp_path, number, field, value):
-    run, ledger = planned("one", "d", UserLevel(2.0, 0.05), 3), CorpusLedger(tmp_path)
+    run, ledger = planned("one", "d", UserLevelProfile(2.0, 0.05), 3), CorpusLedger(tmp_path)
     ledger.reserve(run)
     ledger.close("one", 3)
     resealed(ledger.path, number, field, value)
     for use in (
         lambda: (CorpusLedger(tmp_path).keyed("x"), CorpusLedger(tmp_path).total(1e-5)),
         lambda: CorpusLedger(tmp_path).entries(),
-        lambda: CorpusLedger(tmp_path).reserve(planned("two", "d", UserLevel(2.0, 0.05), 3)),
+        lambda: CorpusLedger(tmp_path).reserve(planned("two", "d", UserLevelProfile(2.0, 0.05), 3)),
         lambda: CorpusLedger(tmp_path).close("one", 2),
     ):
         with suppress(UserError):  # nothing else may come of it
@@ -773,7 +767,7 @@ def test_a_corpus_ledger_that_no_run_wrote_is_no_crash(tmp_path, number, field, 
     [(0, "kind"), (0, "run"), (0, "delta"), (0, "rounds"), (0, "setup"), (1, "kind"), (1, "count")],
 )
 def test_a_run_ledger_that_no_run_wrote_is_no_crash(tmp_path, number, field, value):
-    run, corpus = planned("one", "d", UserLevel(2.0, 0.05), 3), CorpusLedger(tmp_path)
+    run, corpus = planned("one", "d", UserLevelProfile(2.0, 0.05), 3), CorpusLedger(tmp_path)
     (folder := tmp_path / "run").mkdir()
     corpus.reserve(run)
     with RunLedger.open(folder, run) as ledger:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from uedp.accounting.planning import Supply, options
-from uedp.accounting.proven import Rotation, epsilon
+from uedp.accounting.proven import RotationProfile, epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 
@@ -45,7 +45,7 @@ def test_every_option_meets_the_target_and_a_smaller_extended_rate_only_loses(
     found = list(options(8.0, 1e-5, supply, [0.2], [20], [0.3], [0.0, 0.5, 1.0]))
     assert [option.extended_rate for option in found] == [0.0, 0.5, 1.0]
     for option in found:
-        profile = Rotation(option.noise, 0.2, 0.3, extended_rate=option.extended_rate)
+        profile = RotationProfile(option.noise, 0.2, 0.3, extended_rate=option.extended_rate)
         assert epsilon(profile, 20, 1e-5) <= 8.0
         expected = np.sqrt(20) * 0.2 * supply.norms(0.3, option.extended_rate) / option.noise
         assert option.merit == pytest.approx(expected)

@@ -14,12 +14,12 @@ from scipy import optimize, special, stats
 from tests.accounting.worlds import Law, divergence
 from uedp.accounting.pld import as_pld, most_rounds, smallest_delta
 from uedp.accounting.proven import (
-    Alg,
     Guarantee,
-    Missed,
+    MissedProfile,
     Profile,
-    Rotation,
-    UserLevel,
+    RotationProfile,
+    UedpAlgProfile,
+    UserLevelProfile,
     epsilon,
     guarantee,
 )
@@ -57,10 +57,10 @@ def test_without_entities_it_is_dp_accountings(rate, noise, rounds, delta):
         .get_epsilon_for_delta(delta)
         for pessimistic in (True, False)
     )
-    ours = epsilon(UserLevel(noise, rate), rounds, delta)
+    ours = epsilon(UserLevelProfile(noise, rate), rounds, delta)
     assert ours >= lower
     assert ours == pytest.approx(upper, rel=1e-3)
-    assert epsilon(Rotation(noise, rate, entity_share=0.0), rounds, delta) == ours
+    assert epsilon(RotationProfile(noise, rate, entity_share=0.0), rounds, delta) == ours
 
 
 @pytest.mark.parametrize("coin", [1.0, 0.5])
@@ -77,7 +77,7 @@ def test_the_mixture_is_dp_accountings(coin):
         z, *map(list, zip(*used, strict=True)), value_discretization_interval=step
     )
     theirs = alone.compute_mixture(both, 1 - q).self_compose(rounds)
-    ours = guarantee([(Rotation(z, q, s, entity_rate=coin, reveal_draw=True), rounds)])
+    ours = guarantee([(RotationProfile(z, q, s, entity_rate=coin, reveal_draw=True), rounds)])
     for delta in (1e-3, 1e-5, 1e-7):
         assert max(side.epsilon(delta) for side in ours.losses["user and entity"]) == pytest.approx(
             theirs.get_epsilon_for_delta(delta), rel=2e-3
@@ -85,7 +85,7 @@ def test_the_mixture_is_dp_accountings(coin):
 
 
 def test_losses_are_readable_by_dp_accounting():
-    result = guarantee([(Rotation(1.0, 0.05, 0.33), 50)])
+    result = guarantee([(RotationProfile(1.0, 0.05, 0.33), 50)])
     theirs = as_pld(*result.losses["user and entity"])
     assert theirs.get_epsilon_for_delta(DELTA) == pytest.approx(result.epsilon(DELTA), rel=1e-6)
 
@@ -127,7 +127,7 @@ def test_never_below_the_exact_gaussian(noise, rounds):
 
     The smallest deltas that are accepted are where rounding would show first.
     """
-    result = guarantee([(UserLevel(noise, 1.0), rounds)])
+    result = guarantee([(UserLevelProfile(noise, 1.0), rounds)])
     single = noise / math.sqrt(rounds)
     for delta in (1.2 * smallest_delta(rounds), 1e-7, 1e-5, 1e-3, 0.1):
         if delta < smallest_delta(rounds):
@@ -144,7 +144,7 @@ def test_never_below_the_exact_gaussian(noise, rounds):
 def test_slack_covers_the_rounding_of_the_transform(rounds):
     """The slack is at least ten times what rounding takes from delta."""
     noise = 2 * math.sqrt(rounds)
-    for side in guarantee([(UserLevel(noise, 1.0), rounds)]).losses["user"]:
+    for side in guarantee([(UserLevelProfile(noise, 1.0), rounds)]).losses["user"]:
         lost = max(gaussian_delta(e, 2.0) - side.delta(e) + side.slack for e in np.linspace(0, 4))
         assert lost <= side.slack / 10
 
@@ -190,7 +190,7 @@ TIGHT = [
 )
 def test_noise_tables(target, share, noise, reveal):
     def spent(z: float) -> float:
-        return epsilon(Rotation(z, 0.05, share, reveal_draw=reveal), 200, DELTA)
+        return epsilon(RotationProfile(z, 0.05, share, reveal_draw=reveal), 200, DELTA)
 
     assert spent(0.99 * noise) >= target >= spent(1.01 * noise)
 
@@ -200,7 +200,7 @@ def test_noise_tables(target, share, noise, reveal):
     [(0, 0.008, 0.0125), (10, 0.475, 0.485), (12, 0.535, 0.545), (112, 3.75, 3.95), (945, 53, 55)],
 )
 def test_the_papers_own_mechanism(holders, low, high):
-    assert low <= epsilon(Alg(2.0, 50 / 946, 946, holders), 50, DELTA) <= high
+    assert low <= epsilon(UedpAlgProfile(2.0, 50 / 946, 946, holders), 50, DELTA) <= high
 
 
 def test_an_entity_of_everybody_moves_everybody():
@@ -209,7 +209,7 @@ def test_an_entity_of_everybody_moves_everybody():
     mechanism of 4 / 3 a round, and its epsilon is known exactly.
     """
     mu = 4 / 3 * math.sqrt(4)
-    proven = epsilon(Alg(1.0, 1.0, 2, 2), 4, DELTA)
+    proven = epsilon(UedpAlgProfile(1.0, 1.0, 2, 2), 4, DELTA)
 
     def spent(eps: float) -> float:
         return float(
@@ -217,14 +217,16 @@ def test_an_entity_of_everybody_moves_everybody():
         )
 
     assert spent(proven) <= DELTA
-    assert spent(epsilon(Alg(1.0, 1.0, 2, 1), 4, DELTA)) > DELTA  # one of them is not enough
+    assert (
+        spent(epsilon(UedpAlgProfile(1.0, 1.0, 2, 1), 4, DELTA)) > DELTA
+    )  # one of them is not enough
 
 
 def test_many_holders_are_counted_upwards_in_groups():
     """More outcomes than are told apart: quick, a little above, never below."""
-    exact = epsilon(Alg(2.0, 0.05, 4000, 3000), 50, DELTA)
+    exact = epsilon(UedpAlgProfile(2.0, 0.05, 4000, 3000), 50, DELTA)
     began = time.process_time()
-    many = epsilon(Alg(2.0, 0.05, 4_000_000, 3_000_000), 50, DELTA)
+    many = epsilon(UedpAlgProfile(2.0, 0.05, 4_000_000, 3_000_000), 50, DELTA)
     assert time.process_time() - began < 5
     # the same share of all users mention it; the mean shift agrees, its relative spread vanishes
     assert many == pytest.approx(exact, rel=0.15)
@@ -237,7 +239,7 @@ def test_many_holders_are_counted_upwards_in_groups():
 def test_one_round_is_not_below_its_worst_worlds(q, noise):
     """On a fine grid: a bound that is too low at one epsilon drags down all above it."""
     share = 0.33
-    result = guarantee([(Rotation(noise, q, share), 1)])
+    result = guarantee([(RotationProfile(noise, q, share), 1)])
     full_side, emptied_side = result.losses["user and entity"]
     both = np.array([(1 - q) ** 2, q * (1 - q), q * (1 - q), q**2])
     for rest, after in ((1 - share, 1.0), (-1.0, share - 1.0)):
@@ -269,7 +271,7 @@ def at_most(smaller: float, larger: float) -> bool:
 @given(noise=noises, rate=rates, share=shares, rounds=counts, reveal=reveals, more=st.floats(1, 3))
 def test_epsilon_falls_with_noise(noise, rate, share, rounds, reveal, more):
     def spent(z: float) -> float:
-        return epsilon(Rotation(z, rate, share, reveal_draw=reveal), rounds, DELTA)
+        return epsilon(RotationProfile(z, rate, share, reveal_draw=reveal), rounds, DELTA)
 
     assert at_most(spent(noise * more), spent(noise))
 
@@ -277,7 +279,7 @@ def test_epsilon_falls_with_noise(noise, rate, share, rounds, reveal, more):
 @FEW
 @given(noise=noises, rate=rates, share=shares, rounds=counts, reveal=reveals, more=counts)
 def test_epsilon_rises_with_rounds(noise, rate, share, rounds, reveal, more):
-    profile = Rotation(noise, rate, share, reveal_draw=reveal)
+    profile = RotationProfile(noise, rate, share, reveal_draw=reveal)
     assert at_most(epsilon(profile, rounds, DELTA), epsilon(profile, rounds + more, DELTA))
 
 
@@ -287,7 +289,7 @@ def test_epsilon_rises_with_rate(noise, rate, share, rounds, more):
     """Of the simple bound. The tight one gains from hiding a draw, which is hardest at rate 1."""
 
     def spent(q: float) -> float:
-        return epsilon(Rotation(noise, q, share, reveal_draw=True), rounds, DELTA)
+        return epsilon(RotationProfile(noise, q, share, reveal_draw=True), rounds, DELTA)
 
     assert at_most(spent(rate), spent(min(rate * more, 1.0)))
 
@@ -295,7 +297,9 @@ def test_epsilon_rises_with_rate(noise, rate, share, rounds, more):
 @FEW
 @given(noise=noises, rate=st.floats(0.005, 0.2), share=shares, rounds=counts)
 def test_epsilon_rises_with_rate_hidden(noise, rate, share, rounds):
-    low, high = (epsilon(Rotation(noise, q, share), rounds, DELTA) for q in (rate, 1.5 * rate))
+    low, high = (
+        epsilon(RotationProfile(noise, q, share), rounds, DELTA) for q in (rate, 1.5 * rate)
+    )
     assert at_most(low, high)
 
 
@@ -307,7 +311,7 @@ def test_epsilon_rises_with_share(noise, rate, share, rounds, reveal, more):
     larger = more.draw(st.floats(share, 2))
 
     def spent(s: float) -> float:
-        return epsilon(Rotation(noise, rate, s, reveal_draw=reveal), rounds, DELTA)
+        return epsilon(RotationProfile(noise, rate, s, reveal_draw=reveal), rounds, DELTA)
 
     assert at_most(spent(share), spent(larger))
 
@@ -320,7 +324,7 @@ def test_epsilon_rises_with_share(noise, rate, share, rounds, reveal, more):
     seed=st.randoms(use_true_random=False),
 )
 def test_order_does_not_matter(parts, seed):
-    rounds = [(Rotation(noise, rate, share), count) for noise, rate, share, count in parts]
+    rounds = [(RotationProfile(noise, rate, share), count) for noise, rate, share, count in parts]
     shuffled = list(rounds)
     seed.shuffle(shuffled)
     one, other = (guarantee(order).epsilon(DELTA) for order in (rounds, shuffled))
@@ -330,7 +334,7 @@ def test_order_does_not_matter(parts, seed):
 @FEW
 @given(noise=noises, rate=rates, share=shares, rounds=st.integers(2, 200), data=st.data())
 def test_split_rounds_add_up(noise, rate, share, rounds, data):
-    profile = Rotation(noise, rate, share)
+    profile = RotationProfile(noise, rate, share)
     first = data.draw(st.integers(1, rounds - 1))
     split = guarantee([(profile, first), (profile, rounds - first)]).epsilon(DELTA)
     whole = epsilon(profile, rounds, DELTA)
@@ -346,7 +350,7 @@ def test_split_rounds_add_up(noise, rate, share, rounds, data):
     count=st.integers(1, 50),
 )
 def test_unlike_rounds_lie_between_like_ones(first, second, rate, share, count):
-    less, more = (Rotation(z, rate, share) for z in sorted((first, second)))
+    less, more = (RotationProfile(z, rate, share) for z in sorted((first, second)))
     mixed = guarantee([(less, count), (more, count)]).epsilon(DELTA)
     assert at_most(epsilon(more, 2 * count, DELTA), mixed)
     assert at_most(mixed, epsilon(less, 2 * count, DELTA))
@@ -354,7 +358,11 @@ def test_unlike_rounds_lie_between_like_ones(first, second, rate, share, count):
 
 
 def test_unlike_gaussian_rounds_are_one_gaussian():
-    parts = [(UserLevel(5.0, 1.0), 10), (UserLevel(40.0, 1.0), 300), (UserLevel(9.0, 1.0), 1)]
+    parts = [
+        (UserLevelProfile(5.0, 1.0), 10),
+        (UserLevelProfile(40.0, 1.0), 300),
+        (UserLevelProfile(9.0, 1.0), 1),
+    ]
     together = 1 / math.sqrt(sum(count / profile.noise**2 for profile, count in parts))
     exact = gaussian_epsilon(DELTA, together)
     assert exact <= guarantee(parts).epsilon(DELTA) <= exact * 1.002
@@ -363,9 +371,9 @@ def test_unlike_gaussian_rounds_are_one_gaussian():
 @FEW
 @given(noise=noises, rate=rates, share=shares, rounds=counts)
 def test_user_alone_simple_and_tight_in_order(noise, rate, share, rounds):
-    alone = epsilon(UserLevel(noise, rate), rounds, DELTA)
-    tight = epsilon(Rotation(noise, rate, share), rounds, DELTA)
-    simple = epsilon(Rotation(noise, rate, share, reveal_draw=True), rounds, DELTA)
+    alone = epsilon(UserLevelProfile(noise, rate), rounds, DELTA)
+    tight = epsilon(RotationProfile(noise, rate, share), rounds, DELTA)
+    simple = epsilon(RotationProfile(noise, rate, share, reveal_draw=True), rounds, DELTA)
     assert at_most(alone, tight)
     assert at_most(tight, simple)
 
@@ -373,7 +381,7 @@ def test_user_alone_simple_and_tight_in_order(noise, rate, share, rounds):
 @FEW
 @given(noise=noises, rate=rates, share=shares, rounds=counts, reveal=reveals)
 def test_both_directions_count(noise, rate, share, rounds, reveal):
-    result = guarantee([(Rotation(noise, rate, share, reveal_draw=reveal), rounds)])
+    result = guarantee([(RotationProfile(noise, rate, share, reveal_draw=reveal), rounds)])
     sides = [side.epsilon(DELTA) for both in result.losses.values() for side in both]
     assert result.epsilon(DELTA) == max(sides)
     swapped = {name: (emptied, full) for name, (full, emptied) in result.losses.items()}
@@ -392,8 +400,8 @@ def test_both_directions_count(noise, rate, share, rounds, reveal):
 )
 def test_a_coin_never_hurts(noise, rate, share, rounds, coin, reveal):
     def spent(e: float) -> float:
-        profile = Rotation(
-            noise, rate, share, entity_rate=e, extended_share=0.0, reveal_draw=reveal
+        profile = RotationProfile(
+            noise, rate, share, entity_rate=e, extended_rate=0.0, reveal_draw=reveal
         )
         return epsilon(profile, rounds, DELTA)
 
@@ -402,9 +410,9 @@ def test_a_coin_never_hurts(noise, rate, share, rounds, coin, reveal):
 
 def test_a_coin_on_entities_buys_nothing_while_sentences_have_none():
     """Section 5: the larger of the two counts."""
-    with_coin = Rotation(1.0, 0.1, 0.4, entity_rate=0.5, reveal_draw=True)
+    with_coin = RotationProfile(1.0, 0.1, 0.4, entity_rate=0.5, reveal_draw=True)
     assert epsilon(with_coin, 100, DELTA) == epsilon(
-        Rotation(1.0, 0.1, 0.4, reveal_draw=True), 100, DELTA
+        RotationProfile(1.0, 0.1, 0.4, reveal_draw=True), 100, DELTA
     )
 
 
@@ -419,11 +427,11 @@ def test_a_coin_on_entities_buys_nothing_while_sentences_have_none():
     coin=st.floats(0, 1),
 )
 def test_missed_mentions_only_cost(noise, rate, share, coin):
-    base = Rotation(noise, rate, share, entity_rate=coin)
-    plain = Rotation(noise, rate, share, entity_rate=coin, extended_share=0.0)
+    base = RotationProfile(noise, rate, share, entity_rate=coin)
+    plain = RotationProfile(noise, rate, share, entity_rate=coin, extended_rate=0.0)
 
     def spent(holders: int, per_user: int) -> float:
-        return epsilon(Missed(base, holders, per_user, share), 50, DELTA)
+        return epsilon(MissedProfile(base, holders, per_user, share), 50, DELTA)
 
     assert at_most(epsilon(plain, 50, DELTA), spent(0, 1))
     ladder = [spent(holders, 1) for holders in (0, 1, 2, 7)]
@@ -433,25 +441,25 @@ def test_missed_mentions_only_cost(noise, rate, share, coin):
 
 
 def test_no_missed_sentence_is_theorem_one():
-    base = Rotation(1.0, 0.05, 0.33, reveal_draw=True)
-    assert epsilon(Missed(base, 0, 1, 0.33), 200, DELTA) == pytest.approx(
+    base = RotationProfile(1.0, 0.05, 0.33, reveal_draw=True)
+    assert epsilon(MissedProfile(base, 0, 1, 0.33), 200, DELTA) == pytest.approx(
         epsilon(base, 200, DELTA), rel=1e-6
     )
-    assert epsilon(Missed(base, 3, 0, 0.33), 200, DELTA) == pytest.approx(
+    assert epsilon(MissedProfile(base, 3, 0, 0.33), 200, DELTA) == pytest.approx(
         epsilon(base, 200, DELTA), rel=1e-3
     )
 
 
 # Theorems 1 and 2 and section 3 as they were before missed sentences were counted by Theorem 3
 UNCHANGED = [
-    (Rotation(0.5836614437399936, 0.02, 0.3), 100, 7.997917883505529),
-    (Rotation(1.514, 0.1, 0.4), 200, 7.999725263261328),
-    (Rotation(2.626, 0.2, 0.4), 200, 8.000380715282144),
-    (Rotation(1.0, 0.05, 0.5, reveal_draw=True), 200, 12.005952611033548),
-    (Rotation(0.956, 0.05, 0.33, 0.5), 200, 7.9942420109892405),
-    (Rotation(0.8, 0.3, 1.5), 20, 38.17201758471112),
-    (UserLevel(0.787, 0.05), 200, 7.997604460392),
-    (Alg(2.0, 50 / 946, 946, 12), 50, 0.5420549182826635),
+    (RotationProfile(0.5836614437399936, 0.02, 0.3), 100, 7.997917883505529),
+    (RotationProfile(1.514, 0.1, 0.4), 200, 7.999725263261328),
+    (RotationProfile(2.626, 0.2, 0.4), 200, 8.000380715282144),
+    (RotationProfile(1.0, 0.05, 0.5, reveal_draw=True), 200, 12.005952611033548),
+    (RotationProfile(0.956, 0.05, 0.33, 0.5), 200, 7.9942420109892405),
+    (RotationProfile(0.8, 0.3, 1.5), 20, 38.17201758471112),
+    (UserLevelProfile(0.787, 0.05), 200, 7.997604460392),
+    (UedpAlgProfile(2.0, 50 / 946, 946, 12), 50, 0.5420549182826635),
 ]
 
 
@@ -465,33 +473,51 @@ def test_what_was_right_stays(profile, rounds, known):
 INFINITE = math.inf
 EXTREMES: dict[str, tuple[Profile, int, float, float, float]] = {
     # name: (profile, rounds, delta, least and most that is right)
-    "rate 0": (Rotation(1.0, 0.0, 0.3), 100, DELTA, 0, 0),
-    "rate 0, delta 0": (Rotation(1.0, 0.0, 0.3), 100, 0.0, 0, 0),
-    "rate 0, no noise": (UserLevel(0.0, 0.0), 100, 0.0, 0, 0),
-    "rate 1": (Rotation(10.0, 1.0, 0.3), 100, DELTA, 5.9, 6.2),
-    "rate next to 1": (Rotation(10.0, 1 - 1e-16, 0.3), 100, DELTA, 5.9, 6.2),
-    "rate 1e-300": (Rotation(1.0, 1e-300, 0.3), 100, DELTA, 0, 1e-9),
-    "noise 0": (Rotation(0.0, 0.1, 0.3), 1, DELTA, INFINITE, INFINITE),
-    "noise 1e-300": (Rotation(1e-300, 0.1, 0.3), 1, DELTA, INFINITE, INFINITE),
-    "noise 1e-3": (Rotation(1e-3, 0.1, 0.3), 1, DELTA, INFINITE, INFINITE),
-    "noise 1e-3, hardly ever drawn": (Rotation(1e-3, 1e-7, 0.3), 1, 1e-5, 0, 1e-3),
-    "noise 1e-3, a million rounds": (UserLevel(1e-3, 0.1), 10**6, DELTA, INFINITE, INFINITE),
-    "noise 1e7": (Rotation(1e7, 0.1, 0.3), 100, DELTA, 0, 1e-5),
-    "a million rounds": (Rotation(100.0, 0.01, 0.3), 10**6, DELTA, 0.42, 0.46),
-    "a million rounds, little noise": (Rotation(0.5, 0.5, 0.3), 10**6, DELTA, INFINITE, INFINITE),
-    "a million rounds, rarely drawn": (UserLevel(0.05, 1e-9), 10**6, 1e-2, 0, 1e-6),
-    "a hundred thousand, rarely": (UserLevel(0.6, 1e-4), 10**5, 1e-6, 0.95, 0.97),
-    "ten million rounds": (UserLevel(1e4, 1.0), 10**7, DELTA, 1.199, 1.2),
-    "no rounds": (Rotation(0.0, 0.1, 0.3), 0, 0.0, 0, 0),
-    "delta 0": (Rotation(1.0, 0.1, 0.3), 100, 0.0, INFINITE, INFINITE),
-    "delta next to 1": (Rotation(1.0, 0.1, 0.3), 100, 1 - 1e-9, 0, 0),
-    "share 2": (Rotation(1.0, 0.1, 2.0), 10, DELTA, 5, 20),
-    "share 0": (Rotation(1.0, 0.1, 0.0), 10, DELTA, 2.85, 2.86),
-    "share 1e-300": (Rotation(1.0, 0.1, 1e-300), 10, DELTA, 2.85, 2.86),
-    "no holders, all drawn": (Alg(1.0, 1.0, 1, 0), 10, DELTA, 5, 20),
-    "a billion holders": (Alg(1.0, 0.1, 10**9, 10**9 - 1), 10, DELTA, 30, 300),
-    "missed everywhere, no one drawn": (Missed(Rotation(1.0, 0.0, 0.3), 5, 1, 0.3), 9, DELTA, 0, 0),
-    "missed, much noise": (Missed(Rotation(1e3, 0.1, 0.3), 5, 1, 0.3), 10, DELTA, 1e-4, 0.02),
+    "rate 0": (RotationProfile(1.0, 0.0, 0.3), 100, DELTA, 0, 0),
+    "rate 0, delta 0": (RotationProfile(1.0, 0.0, 0.3), 100, 0.0, 0, 0),
+    "rate 0, no noise": (UserLevelProfile(0.0, 0.0), 100, 0.0, 0, 0),
+    "rate 1": (RotationProfile(10.0, 1.0, 0.3), 100, DELTA, 5.9, 6.2),
+    "rate next to 1": (RotationProfile(10.0, 1 - 1e-16, 0.3), 100, DELTA, 5.9, 6.2),
+    "rate 1e-300": (RotationProfile(1.0, 1e-300, 0.3), 100, DELTA, 0, 1e-9),
+    "noise 0": (RotationProfile(0.0, 0.1, 0.3), 1, DELTA, INFINITE, INFINITE),
+    "noise 1e-300": (RotationProfile(1e-300, 0.1, 0.3), 1, DELTA, INFINITE, INFINITE),
+    "noise 1e-3": (RotationProfile(1e-3, 0.1, 0.3), 1, DELTA, INFINITE, INFINITE),
+    "noise 1e-3, hardly ever drawn": (RotationProfile(1e-3, 1e-7, 0.3), 1, 1e-5, 0, 1e-3),
+    "noise 1e-3, a million rounds": (UserLevelProfile(1e-3, 0.1), 10**6, DELTA, INFINITE, INFINITE),
+    "noise 1e7": (RotationProfile(1e7, 0.1, 0.3), 100, DELTA, 0, 1e-5),
+    "a million rounds": (RotationProfile(100.0, 0.01, 0.3), 10**6, DELTA, 0.42, 0.46),
+    "a million rounds, little noise": (
+        RotationProfile(0.5, 0.5, 0.3),
+        10**6,
+        DELTA,
+        INFINITE,
+        INFINITE,
+    ),
+    "a million rounds, rarely drawn": (UserLevelProfile(0.05, 1e-9), 10**6, 1e-2, 0, 1e-6),
+    "a hundred thousand, rarely": (UserLevelProfile(0.6, 1e-4), 10**5, 1e-6, 0.95, 0.97),
+    "ten million rounds": (UserLevelProfile(1e4, 1.0), 10**7, DELTA, 1.199, 1.2),
+    "no rounds": (RotationProfile(0.0, 0.1, 0.3), 0, 0.0, 0, 0),
+    "delta 0": (RotationProfile(1.0, 0.1, 0.3), 100, 0.0, INFINITE, INFINITE),
+    "delta next to 1": (RotationProfile(1.0, 0.1, 0.3), 100, 1 - 1e-9, 0, 0),
+    "share 2": (RotationProfile(1.0, 0.1, 2.0), 10, DELTA, 5, 20),
+    "share 0": (RotationProfile(1.0, 0.1, 0.0), 10, DELTA, 2.85, 2.86),
+    "share 1e-300": (RotationProfile(1.0, 0.1, 1e-300), 10, DELTA, 2.85, 2.86),
+    "no holders, all drawn": (UedpAlgProfile(1.0, 1.0, 1, 0), 10, DELTA, 5, 20),
+    "a billion holders": (UedpAlgProfile(1.0, 0.1, 10**9, 10**9 - 1), 10, DELTA, 30, 300),
+    "missed everywhere, no one drawn": (
+        MissedProfile(RotationProfile(1.0, 0.0, 0.3), 5, 1, 0.3),
+        9,
+        DELTA,
+        0,
+        0,
+    ),
+    "missed, much noise": (
+        MissedProfile(RotationProfile(1e3, 0.1, 0.3), 5, 1, 0.3),
+        10,
+        DELTA,
+        1e-4,
+        0.02,
+    ),
 }
 
 
@@ -506,30 +532,31 @@ def test_extremes(name):
 @pytest.mark.parametrize(
     ("words", "bad"),
     [
-        ("delta 1e-300", lambda: epsilon(UserLevel(1.0, 0.1), 100, 1e-300)),
-        ("delta 1e-09", lambda: epsilon(UserLevel(1.0, 0.1), 10**6, 1e-9)),
-        ("delta -1", lambda: epsilon(UserLevel(1.0, 0.1), 1, -1)),
-        ("delta 1", lambda: epsilon(UserLevel(1.0, 0.1), 1, 1)),
-        ("delta nan", lambda: epsilon(UserLevel(1.0, 0.1), 1, math.nan)),
-        ("rounds -1", lambda: epsilon(UserLevel(1.0, 0.1), -1, DELTA)),
-        ("rounds -1", lambda: epsilon(UserLevel(1.0, 0.0), -1, DELTA)),
-        ("noise -1", lambda: UserLevel(-1, 0.1)),
-        ("noise inf", lambda: UserLevel(math.inf, 0.1)),
-        ("noise nan", lambda: Rotation(math.nan, 0.1, 0.3)),
-        ("noise 1e\\+200", lambda: Rotation(1e200, 0.1, 0.3)),
-        ("user rate 1.1", lambda: UserLevel(1.0, 1.1)),
-        ("user rate nan", lambda: UserLevel(1.0, math.nan)),
-        ("entity rate -0.1", lambda: Rotation(1.0, 0.1, 0.3, entity_rate=-0.1)),
-        ("extended rate 2", lambda: Rotation(1.0, 0.1, 0.3, extended_rate=2)),
-        ("entity share 2.1", lambda: Rotation(1.0, 0.1, 2.1)),
-        ("entity share nan", lambda: Rotation(1.0, 0.1, math.nan)),
-        ("extended share -1", lambda: Rotation(1.0, 0.1, 0.3, extended_share=-1)),
-        ("holders 11", lambda: Alg(1.0, 0.1, 10, 11)),
-        ("missed in -1", lambda: Missed(Rotation(1.0, 0.1, 0.3), -1, 1, 0.3)),
-        ("share 3", lambda: Missed(Rotation(1.0, 0.1, 0.3), 1, 1, 3)),
+        ("delta 1e-300", lambda: epsilon(UserLevelProfile(1.0, 0.1), 100, 1e-300)),
+        ("delta 1e-09", lambda: epsilon(UserLevelProfile(1.0, 0.1), 10**6, 1e-9)),
+        ("delta -1", lambda: epsilon(UserLevelProfile(1.0, 0.1), 1, -1)),
+        ("delta 1", lambda: epsilon(UserLevelProfile(1.0, 0.1), 1, 1)),
+        ("delta nan", lambda: epsilon(UserLevelProfile(1.0, 0.1), 1, math.nan)),
+        ("rounds -1", lambda: epsilon(UserLevelProfile(1.0, 0.1), -1, DELTA)),
+        ("rounds -1", lambda: epsilon(UserLevelProfile(1.0, 0.0), -1, DELTA)),
+        ("noise -1", lambda: UserLevelProfile(-1, 0.1)),
+        ("noise inf", lambda: UserLevelProfile(math.inf, 0.1)),
+        ("noise nan", lambda: RotationProfile(math.nan, 0.1, 0.3)),
+        ("noise 1e\\+200", lambda: RotationProfile(1e200, 0.1, 0.3)),
+        ("user rate 1.1", lambda: UserLevelProfile(1.0, 1.1)),
+        ("user rate nan", lambda: UserLevelProfile(1.0, math.nan)),
+        ("entity rate -0.1", lambda: RotationProfile(1.0, 0.1, 0.3, entity_rate=-0.1)),
+        ("extended rate 2", lambda: RotationProfile(1.0, 0.1, 0.3, extended_rate=2)),
+        ("entity share 2.1", lambda: RotationProfile(1.0, 0.1, 2.1)),
+        ("entity share nan", lambda: RotationProfile(1.0, 0.1, math.nan)),
+        ("holders 11", lambda: UedpAlgProfile(1.0, 0.1, 10, 11)),
+        ("missed in -1", lambda: MissedProfile(RotationProfile(1.0, 0.1, 0.3), -1, 1, 0.3)),
+        ("share 3", lambda: MissedProfile(RotationProfile(1.0, 0.1, 0.3), 1, 1, 3)),
         (
             "different things",
-            lambda: guarantee([(UserLevel(1.0, 0.1), 1), (Rotation(1.0, 0.1, 0.3), 1)]),
+            lambda: guarantee(
+                [(UserLevelProfile(1.0, 0.1), 1), (RotationProfile(1.0, 0.1, 0.3), 1)]
+            ),
         ),
     ],
 )
@@ -541,7 +568,7 @@ def test_nonsense_is_refused_by_name(words, bad):
 def test_what_is_refused_for_rounding_names_a_delta_that_is_not():
     for rounds in (1, 1000, 10**6):
         with pytest.raises(UserError, match="choose at least") as refused:
-            epsilon(UserLevel(50.0, 0.1), rounds, 1e-14)
+            epsilon(UserLevelProfile(50.0, 0.1), rounds, 1e-14)
         least = float(str(refused.value).rsplit(" ", 1)[1])
         assert rounds <= most_rounds(least)
-        assert epsilon(UserLevel(50.0, 0.1), rounds, least) > 0
+        assert epsilon(UserLevelProfile(50.0, 0.1), rounds, least) > 0

@@ -25,7 +25,13 @@ from uedp.accounting.certificate import (
 )
 from uedp.accounting.chain import read
 from uedp.accounting.ledger import RUN_LEDGER, Budget, CorpusLedger, RunLedger
-from uedp.accounting.proven import Alg, Rotation, UserLevel, epsilon, guarantee
+from uedp.accounting.proven import (
+    RotationProfile,
+    UedpAlgProfile,
+    UserLevelProfile,
+    epsilon,
+    guarantee,
+)
 from uedp.accounting.vocabulary import (
     MissedInVocabulary,
     VocabularyRelease,
@@ -36,7 +42,7 @@ from uedp.errors import UserError
 
 DELTA = 1e-5
 RELEASE = with_threshold(8.0, 16, 4, 1e-7)
-ROUNDS = Rotation(2.0, 0.1, 0.3)
+ROUNDS = RotationProfile(2.0, 0.1, 0.3)
 FEW = settings(max_examples=25, deadline=None)
 
 
@@ -187,7 +193,7 @@ def test_counting_the_user_alone_is_caught():
 def test_with_gaussian_rounds_it_is_one_gaussian_and_a_failure(failure):
     """`delta = f + (1 - f) H`: the closed form of the whole run, in both directions."""
     release = with_threshold(6.0, 32, None, failure)
-    rounds = UserLevel(20.0, 1.0)
+    rounds = UserLevelProfile(20.0, 1.0)
     together = guarantee([(rounds, 10), (release, 1)])
     noise = 1 / math.sqrt(10 / 20.0**2 + 1 / 6.0**2)
     left = (DELTA - release.failure) / (1 - release.failure)
@@ -201,8 +207,8 @@ def test_with_gaussian_rounds_it_is_one_gaussian_and_a_failure(failure):
 
 def test_a_failure_above_delta_leaves_no_epsilon():
     release = with_threshold(6.0, 32, None, 1.1 * DELTA)
-    assert epsilon(UserLevel(20.0, 0.1), 10, DELTA, (release, 1)) == math.inf
-    assert epsilon(UserLevel(20.0, 0.1), 10, 2 * DELTA, (release, 1)) < 2
+    assert epsilon(UserLevelProfile(20.0, 0.1), 10, DELTA, (release, 1)) == math.inf
+    assert epsilon(UserLevelProfile(20.0, 0.1), 10, 2 * DELTA, (release, 1)) < 2
 
 
 def test_it_adds_up_with_rounds_of_either_unit():
@@ -210,13 +216,13 @@ def test_it_adds_up_with_rounds_of_either_unit():
     beside = epsilon(ROUNDS, 50, DELTA, (RELEASE, 1))
     assert alone < beside < alone + epsilon(RELEASE, 1, DELTA)
     assert set(guarantee([(ROUNDS, 50), (RELEASE, 1)]).losses) == set(ROUNDS.pairs())
-    users = UserLevel(2.0, 0.1)
+    users = UserLevelProfile(2.0, 0.1)
     of_user = epsilon(users, 50, DELTA, (RELEASE.user_alone(), 1))
     assert epsilon(users, 50, DELTA) < of_user < beside
     for unlike in (
         (ROUNDS, RELEASE.user_alone()),
         (users, RELEASE),
-        (Alg(2.0, 0.1, 9, 3), RELEASE),
+        (UedpAlgProfile(2.0, 0.1, 9, 3), RELEASE),
     ):
         with pytest.raises(UserError, match="do not add up"):
             guarantee([(unlike[0], 50), (unlike[1], 1)])
@@ -294,8 +300,8 @@ def test_a_release_keeps_to_its_share(target, share, of_sentence):
 def test_rounds_beside_a_release_meet_the_target_together():
     release = release_for(4.0, DELTA, 0.3)
 
-    def rotation(noise: float) -> Rotation:
-        return Rotation(noise, 0.1, 0.3)
+    def rotation(noise: float) -> RotationProfile:
+        return RotationProfile(noise, 0.1, 0.3)
 
     noise = noise_for(4.0, DELTA, 100, rotation, [(release, 1)])
     assert epsilon(rotation(noise), 100, DELTA, (release, 1)) <= 4.0
@@ -421,7 +427,7 @@ def test_a_certificate_charges_it_and_verifies(tmp_path):
     assert verify(folder) == shown == load(folder)
     assert shown.private
     assert shown.epsilon == epsilon(ROUNDS, 20, DELTA, (RELEASE, 1))
-    users = UserLevel(ROUNDS.noise, ROUNDS.user_rate)
+    users = UserLevelProfile(ROUNDS.noise, ROUNDS.user_rate)
     assert shown.epsilon_user_alone == epsilon(users, 20, DELTA, (RELEASE.user_alone(), 1))
     without = issue(make_run(tmp_path / "without", vocabulary=None))
     for more, less in (
@@ -440,9 +446,9 @@ def test_a_certificate_charges_it_and_verifies(tmp_path):
 
 def test_a_user_level_certificate_charges_it_too(tmp_path):
     release = RELEASE.user_alone()
-    folder = make_run(tmp_path / "run", UserLevel(2.0, 0.1), release)
+    folder = make_run(tmp_path / "run", UserLevelProfile(2.0, 0.1), release)
     shown = issue(folder)
-    assert shown.epsilon == epsilon(UserLevel(2.0, 0.1), 20, DELTA, (release, 1))
+    assert shown.epsilon == epsilon(UserLevelProfile(2.0, 0.1), 20, DELTA, (release, 1))
     assert shown.epsilon == shown.epsilon_user_alone
     verify(folder)
 

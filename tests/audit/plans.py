@@ -4,7 +4,8 @@ from functools import cache
 
 import numpy as np
 
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.audit.mechanism import Mechanism
 from uedp.incidence import Incidence
 from uedp.training.config import parse_config
@@ -14,10 +15,10 @@ from uedp.training.plan import Plan, build_plan
 @cache
 def plan(profile: Profile, **privacy) -> Plan:
     """One round of what a profile describes; `privacy` are further fields of that section."""
-    if isinstance(profile, Missed):
+    if isinstance(profile, MissedProfile):
         profile = profile.rotation
     fields = {"noise": profile.noise, "user_rate": profile.user_rate, "rounds": 1, **privacy}
-    if isinstance(profile, Rotation):
+    if isinstance(profile, RotationProfile):
         fields |= {
             "method": "rotation",
             "entity_share": profile.entity_share,
@@ -25,9 +26,9 @@ def plan(profile: Profile, **privacy) -> Plan:
             "extended_rate": profile.extended_rate,
         }
     else:
-        assert isinstance(profile, UserLevel | Alg)
-        fields["method"] = "user-level" if isinstance(profile, UserLevel) else "uedp-alg"
-    if isinstance(profile, Alg):
+        assert isinstance(profile, UserLevelProfile | UedpAlgProfile)
+        fields["method"] = "user-level" if isinstance(profile, UserLevelProfile) else "uedp-alg"
+    if isinstance(profile, UedpAlgProfile):
         fields["entity_rate"] = 0.5
     config = parse_config(
         {"privacy": fields, "data": {"train": "corpus"}, "model": {"name": "model"}}
@@ -37,6 +38,6 @@ def plan(profile: Profile, **privacy) -> Plan:
 
 
 def mechanism(profile: Profile, **privacy) -> Mechanism:
-    if isinstance(profile, Alg):
+    if isinstance(profile, UedpAlgProfile):
         return Mechanism.of_alg(plan(profile, **privacy), profile)
     return Mechanism.of(plan(profile, **privacy))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from uedp.accounting.proven import Rotation, UserLevel, guarantee
+from uedp.accounting.proven import RotationProfile, UserLevelProfile, guarantee
 from uedp.audit.bounds import (
     Curve,
     Scores,
@@ -97,7 +97,7 @@ def test_threshold_and_gaussian_bounds_on_a_gaussian(mu, delta):
 
 def test_gaussian_epsilon_is_that_of_the_accountant():
     for mu in (0.3, 1.0, 4.0):
-        composed = guarantee([(UserLevel(2 / mu, 1.0), 4)])  # four rounds of mu / 2
+        composed = guarantee([(UserLevelProfile(2 / mu, 1.0), 4)])  # four rounds of mu / 2
         assert gaussian_epsilon(mu, 1e-5) == pytest.approx(composed.epsilon(1e-5), rel=1e-3)
         assert gaussian_delta(mu, 1.0) == pytest.approx(composed.delta(1.0), rel=1e-3, abs=1e-9)
     assert gaussian_epsilon(0.0, 1e-5) == 0
@@ -115,10 +115,10 @@ def test_a_curve_allows_what_is_true_and_nothing_beyond():
     wrong = special.ndtr(-cuts / z)
     right = (1 - q) * wrong + q * special.ndtr((1 - cuts) / z)
     for full, rates in ((True, (right, wrong)), (False, (1 - wrong, 1 - right))):
-        curve = Curve.of(guarantee([(UserLevel(z, q), 1)]))
+        curve = Curve.of(guarantee([(UserLevelProfile(z, q), 1)]))
         assert curve.excess(*rates, full).max() <= 1e-9
         assert curve.excess(*rates, full).max() > -1e-3
-        less = Curve.of(guarantee([(UserLevel(1.05 * z, q), 1)]))
+        less = Curve.of(guarantee([(UserLevelProfile(1.05 * z, q), 1)]))
         assert less.excess(*rates, full).max() > 1e-3
 
 
@@ -129,7 +129,7 @@ def test_noise_is_bounded_with_confidence():
 
     def curve_of(noise: float) -> Curve:
         if noise not in curves:
-            curves[noise] = Curve.of(guarantee([(UserLevel(noise, 1.0), 1)]), 40)
+            curves[noise] = Curve.of(guarantee([(UserLevelProfile(noise, 1.0), 1)]), 40)
         return curves[noise]
 
     for _ in range(60):
@@ -147,9 +147,9 @@ def test_noise_is_bounded_with_confidence():
 def test_attacks_without_use_bound_nothing():
     rng = np.random.default_rng(4)
     trial = Trial(gaussian_scores(rng, 0.0, 1000), 0.99)
-    profile = Rotation(5.0, 0.1, 0.3)
+    profile = RotationProfile(5.0, 0.1, 0.3)
     largest, _ = largest_noise(
-        trial, lambda z: Curve.of(guarantee([(Rotation(z, 0.1, 0.3), 1)])), profile.noise
+        trial, lambda z: Curve.of(guarantee([(RotationProfile(z, 0.1, 0.3), 1)])), profile.noise
     )
     assert largest == math.inf
     assert trial.most(lambda r, w, _: threshold_epsilon(r, w, 0.1)) == 0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from uedp.accounting.proven import Missed, epsilon
+from uedp.accounting.proven import MissedProfile, epsilon
 from uedp.audit.cases import METHODS, PAPER_RATE, Case, Setting, alg_cases, cases
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -59,7 +59,7 @@ def test_a_target_is_met_by_every_method():
         assert case.profile.user_rate == 0.2
         if case.pair == "user and entity" or case.method == "user-level":
             assert epsilon(case.profile, 5, 1e-5) == pytest.approx(4.0, rel=0.01)
-        if isinstance(case.profile, Missed):
+        if isinstance(case.profile, MissedProfile):
             assert case.profile.rotation.entity_share == case.profile.sentence_share == 0.5
 
 

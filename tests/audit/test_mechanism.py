@@ -13,7 +13,7 @@ from torch import nn
 
 from tests.audit import plans
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel
+from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.audit import mechanism as mechanism_module
 from uedp.audit.mechanism import (
     Copies,
@@ -33,7 +33,7 @@ from uedp.mechanism.sampling import Sampling, draw, draw_alg, draw_users
 
 DELTA = 1e-5
 QUICK = {"fit_curve": False}
-USER = UserLevel(1.0, 0.5)
+USER = UserLevelProfile(1.0, 0.5)
 
 
 def audit(profile, kind, rounds, delta=DELTA, *, mechanism=None, against=None, **options):
@@ -83,9 +83,9 @@ def random_copies(profile, kind, seed: int) -> Copies:
 @pytest.mark.parametrize(
     ("profile", "kind"),
     [
-        (UserLevel(1.0, 0.6), "user"),
-        (Rotation(1.0, 0.6, 0.3), "user and entity"),
-        (Missed(Rotation(1.0, 0.6, 0.3), 2, 3, 0.3), "missed mention"),
+        (UserLevelProfile(1.0, 0.6), "user"),
+        (RotationProfile(1.0, 0.6, 0.3), "user and entity"),
+        (MissedProfile(RotationProfile(1.0, 0.6, 0.3), 2, 3, 0.3), "missed mention"),
     ],
 )
 def test_arithmetic_equals_the_engine(profile, kind, layers, seed):
@@ -99,7 +99,7 @@ def test_arithmetic_equals_the_engine(profile, kind, layers, seed):
 
 
 def test_both_ways_add_the_same_noise():
-    profile = Rotation(1.7, 0.3, 0.3)
+    profile = RotationProfile(1.7, 0.3, 0.3)
     copies, mechanism = random_copies(profile, "entity", 0), plans.mechanism(profile)
     drawn = a_round(mechanism, copies, 0)
     outputs = [
@@ -112,7 +112,7 @@ def test_both_ways_add_the_same_noise():
 @pytest.mark.parametrize("seed", range(3))
 def test_arithmetic_equals_local_updates(seed):
     """UeDP-Alg's round: one step on the weighted sum of gradients, clipped as a whole."""
-    profile = Alg(2.0, 0.7, 6, 4)
+    profile = UedpAlgProfile(2.0, 0.7, 6, 4)
     copies = Copies.of(worlds(profile, "user and entity")[0], 1, 0)
     rng = np.random.default_rng(seed)
     copies = replace(copies, gradients=rng.normal(size=copies.incidence.sentences))
@@ -137,7 +137,7 @@ def test_arithmetic_equals_local_updates(seed):
 
 def test_copies_are_apart_and_alike():
     """Guarantees of Copies."""
-    (world, *_) = worlds(Rotation(1.0, 0.3, 0.3), "user and entity")
+    (world, *_) = worlds(RotationProfile(1.0, 0.3, 0.3), "user and entity")
     copies, one = Copies.of(world, 2, 3), world.incidence
     whole = copies.incidence
     assert (whole.users, whole.sentences, whole.entities) == tuple(
@@ -155,11 +155,11 @@ def test_copies_are_apart_and_alike():
 # --- what is right is cleared --------------------------------------------------------------------
 
 RIGHT = [
-    (UserLevel(1.0, 0.5), "user"),
-    (Rotation(1.2, 0.4, 0.5), "user and entity"),
-    (Rotation(1.2, 0.4, 0.5), "entity"),
-    (Alg(4.0, 0.4, 10, 9), "user and entity"),
-    (Missed(Rotation(1.5, 0.4, 0.5), 1, 1, 0.5), "missed mention"),
+    (UserLevelProfile(1.0, 0.5), "user"),
+    (RotationProfile(1.2, 0.4, 0.5), "user and entity"),
+    (RotationProfile(1.2, 0.4, 0.5), "entity"),
+    (UedpAlgProfile(4.0, 0.4, 10, 9), "user and entity"),
+    (MissedProfile(RotationProfile(1.5, 0.4, 0.5), 1, 1, 0.5), "missed mention"),
 ]
 
 
@@ -182,8 +182,8 @@ def test_no_bound_exceeds_what_is_proven(profile, kind):
 @pytest.mark.parametrize(
     ("profile", "kind"),
     [
-        (lambda z: UserLevel(z, 0.1), "user"),
-        (lambda z: Rotation(z, 0.1, 0.3), "user and entity"),
+        (lambda z: UserLevelProfile(z, 0.1), "user"),
+        (lambda z: RotationProfile(z, 0.1, 0.3), "user and entity"),
     ],
 )
 def test_what_is_proven_is_nearly_reached(profile, kind, target):
@@ -263,12 +263,12 @@ def test_noise_skipped_on_empty_rounds_is_caught(seed):
         bare = torch.from_numpy(sums_of(copies, drawn, clips.update)).float()
         return torch.where(torch.from_numpy(drawn_in), noisy, bare)
 
-    profile = UserLevel(0.8, 0.1)
+    profile = UserLevelProfile(0.8, 0.1)
     assert caught(profile, "user", 20, seed, broken(profile, release=skipping))
 
 
 @SEEDS
-@pytest.mark.parametrize("profile", [USER, Rotation(1.0, 0.5, 0.3)])
+@pytest.mark.parametrize("profile", [USER, RotationProfile(1.0, 0.5, 0.3)])
 def test_a_user_clip_left_out_is_caught(profile, seed):
     def unclipped(copies, drawn, clips, multiplier, noise):
         sums = torch.from_numpy(sums_of(copies, drawn, np.inf)).float()
@@ -281,7 +281,7 @@ def test_a_user_clip_left_out_is_caught(profile, seed):
 @SEEDS
 def test_lending_among_the_drawn_is_caught(seed):
     """Selection that looks at who was drawn: with many holders the entity is used every round."""
-    profile = Rotation(1.0, 0.1, 0.5)
+    profile = RotationProfile(1.0, 0.1, 0.5)
 
     def among_drawn(plan, incidence):
         def rounds(number, generator, key):
@@ -333,7 +333,7 @@ def test_noise_used_again_on_resume_is_caught(seed):
             SeededNoise(1000 + self.rounds % 5 + self.rounds // 10 * 10).add_(sums, deviation)
             self.rounds += 1
 
-    profile = UserLevel(1.5, 0.3)
+    profile = UserLevelProfile(1.5, 0.3)
     assert not audit(profile, "user", 10, runs=1000, seed=seed, **QUICK).refutes_proven
     found = audit(profile, "user", 10, runs=1000, seed=seed, noise=Resumed(), **QUICK)
     assert found.refutes_proven
@@ -396,7 +396,7 @@ def test_progress_counts_runs():
 
     listener = Listener()
     audit(
-        Rotation(1.0, 0.5, 0.3),
+        RotationProfile(1.0, 0.5, 0.3),
         "entity",
         2,
         runs=100,
@@ -412,8 +412,8 @@ def test_progress_counts_runs():
 def test_runs_in_batches_are_as_many_as_asked_for(monkeypatch):
     """On either corpus, each run scored once, the emptied ones apart from the full ones."""
     monkeypatch.setattr(mechanism_module, "_AT_ONCE", 40)
-    (world,) = worlds(UserLevel(0.01, 1.0), "user")
-    mechanism = plans.mechanism(UserLevel(0.01, 1.0))
+    (world,) = worlds(UserLevelProfile(0.01, 1.0), "user")
+    mechanism = plans.mechanism(UserLevelProfile(0.01, 1.0))
     (found,) = attack(mechanism, world, 1, 23, itertools.count(), None, ["likelihood"])
     assert len(found.guessed) == len(found.other) == 23
     assert found.guessed.min() > 100  # everyone is drawn and there is hardly any noise

@@ -19,7 +19,7 @@ import torch
 from tests.audit import plans
 from tests.models import tiny
 from tests.training import worlds
-from uedp.accounting.proven import Rotation, UserLevel
+from uedp.accounting.proven import RotationProfile, UserLevelProfile
 from uedp.audit.cases import Setting, plan_cases
 from uedp.audit.sensitivity import check
 from uedp.audit.verdict import conclusion
@@ -33,9 +33,9 @@ from uedp.mechanism import release as releasing
 from uedp.mechanism import sampling as drawing
 from uedp.mechanism.clip import Engine, engine
 from uedp.mechanism.clip.rules import TiedLookup
-from uedp.methods import base as methods
+from uedp.methods import ClippedMethod, rotation
 from uedp.models.trainable import make_trainable
-from uedp.training import tasks
+from uedp.training import build, tasks
 from uedp.training.plan import build_plan
 
 # --- sabotages -----------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def crowding_after_coins(patch) -> None:
         crowding = drawing._crowding(place[heads], mentions.where(heads))
         return drawing._participants(users, place[heads], sentences[heads], crowding)
 
-    patch.setattr(methods, "draw", after)
+    patch.setattr(rotation, "draw", after)
 
 
 def lending_among_the_drawn(patch) -> None:
@@ -79,7 +79,7 @@ def lending_among_the_drawn(patch) -> None:
         )
         return original(incidence, sampling, rng, key, drawing.lend(seen, key))
 
-    patch.setattr(methods, "draw", among)
+    patch.setattr(rotation, "draw", among)
 
 
 def clipping_by_pieces(patch) -> None:
@@ -99,14 +99,14 @@ def clipping_by_pieces(patch) -> None:
 
 def division_by_the_drawn(patch) -> None:
     """A mean over who was drawn, instead of over who is drawn on average."""
-    original = methods.Clipped.round
+    original = ClippedMethod.round
 
     def mean(self, number):
         found = original(self, number)
-        scale = self._plan.expected_users / max(found.reach.users, 1)
+        scale = self.settings.expected_users / max(found.reach.users, 1)
         return replace(found, values=[value * scale for value in found.values])
 
-    patch.setattr(methods.Clipped, "round", mean)
+    patch.setattr(ClippedMethod, "round", mean)
 
 
 def less_noise(patch) -> None:
@@ -160,7 +160,7 @@ def padding_predicting(patch) -> None:
 def padding_predicting_unchecked(patch) -> None:
     """The same where neither trial of the model sees it."""
     padding_predicting(patch)
-    patch.setattr(methods, "refuse_mixing", lambda model, task: None)
+    patch.setattr(build, "refuse_mixing", lambda model, task: None)
     patch.setattr(Engine, "check", lambda self, losses, sentences, half=False: None)
 
 
@@ -175,8 +175,8 @@ def one_entity_not_propagated(patch) -> None:
 
 # --- what has to notice --------------------------------------------------------------------------
 
-PLAN = plans.plan(Rotation(1.0, 0.3, 0.3, entity_rate=0.6, extended_rate=0.7))
-USERS = plans.plan(UserLevel(1.0, 0.3))
+PLAN = plans.plan(RotationProfile(1.0, 0.3, 0.3, entity_rate=0.6, extended_rate=0.7))
+USERS = plans.plan(UserLevelProfile(1.0, 0.3))
 
 
 def rounds_measured() -> list[str]:
@@ -237,7 +237,7 @@ def _moved(model: torch.nn.Module) -> list[str]:
 
     def sums(texts: Sequence[str]) -> torch.Tensor:
         task = tasks.NextWord(texts, tiny.tokenizer(), 32)
-        method = methods.build(plan, worlds.incidence(), model, task, contextlib.nullcontext)
+        method = build.build_method(plan, worlds.incidence(), model, task, contextlib.nullcontext)
         found = torch.cat([value.flatten() for value in method.round(0).values])
         return found * plan.expected_users / plan.clips.update
 
@@ -269,7 +269,7 @@ def model_tried() -> list[str]:
     """A private run begins: the model is tried with some of its sentences."""
     task = tasks.NextWord(TEXTS, tiny.tokenizer(), 32)
     try:
-        methods.build(_plan(), worlds.incidence(), Bigram(), task, contextlib.nullcontext)
+        build.build_method(_plan(), worlds.incidence(), Bigram(), task, contextlib.nullcontext)
     except UserError as refusal:
         return [str(refusal)]
     return []

@@ -9,14 +9,15 @@ from scipy import stats
 
 from tests.audit import plans
 from tests.training import worlds
-from uedp.accounting.proven import Alg, Rotation, UserLevel
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.audit import sensitivity
 from uedp.audit.sensitivity import Sensitivity, check, noise_of, tangle
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.methods import base as methods
+from uedp.methods import clipped, rotation
+from uedp.methods.randomness import Randomness
 
-ROTATION = Rotation(1.0, 0.3, 0.3)
+ROTATION = RotationProfile(1.0, 0.3, 0.3)
 SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
 
 
@@ -24,11 +25,11 @@ SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
     ("profile", "privacy"),
     [
         (ROTATION, {}),
-        (Rotation(0.5, 0.3, 1.5, entity_rate=0.5, extended_rate=0.8), {"update_clip": 0.1}),
+        (RotationProfile(0.5, 0.3, 1.5, entity_rate=0.5, extended_rate=0.8), {"update_clip": 0.1}),
         (ROTATION, {"sentences_per_user": 5, "sentences_per_entity": 2}),
-        (Rotation(2.0, 1.0, 0.3, extended_rate=0.0), {}),
-        (UserLevel(1.0, 0.3), {"sentences_per_user": 7}),
-        pytest.param(Rotation(1.0, 0.002, 0.3), {}, marks=pytest.mark.slow),
+        (RotationProfile(2.0, 1.0, 0.3, extended_rate=0.0), {}),
+        (UserLevelProfile(1.0, 0.3), {"sentences_per_user": 7}),
+        pytest.param(RotationProfile(1.0, 0.002, 0.3), {}, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_right_moves_as_far_as_it_may_and_no_farther(profile, privacy):
@@ -40,7 +41,9 @@ def test_what_is_right_moves_as_far_as_it_may_and_no_farther(profile, privacy):
     for name, shift in found.shifts.items():
         assert shift.found <= shift.allowed + 1e-4, name
         assert shift.found >= 0.6 * shift.allowed, name  # or nothing was attacked
-    pairs = ["user"] if isinstance(profile, UserLevel) else ["user", "entity", "user and entity"]
+    pairs = (
+        ["user"] if isinstance(profile, UserLevelProfile) else ["user", "entity", "user and entity"]
+    )
     assert list(found.shifts) == pairs
     assert found.shifts["user"].allowed == 1
 
@@ -49,10 +52,10 @@ def test_it_is_the_round_that_training_plays(monkeypatch):
     """Guarantee of check: every part of it is called, in pieces where a user is large."""
     called = set()
     for module, name in (
-        (methods, "draw"),
-        (methods, "lend"),
-        (methods, "release"),
-        (methods.Randomness, "of"),
+        (rotation, "draw"),
+        (rotation, "lend"),
+        (clipped, "release"),
+        (Randomness, "of_round"),
     ):
         original = getattr(module, name)
 
@@ -74,12 +77,12 @@ def test_it_is_the_round_that_training_plays(monkeypatch):
 )
 def test_rounds_with_wider_clips_than_are_claimed_are_reported(wrong, rule, monkeypatch):
     """Guarantee of check: the method is built from a plan that its claims do not describe."""
-    build = sensitivity.build
+    build = sensitivity.build_method
 
     def other(plan, *arguments):
         return build(replace(plan, clips=replace(plan.clips, **wrong["clips"])), *arguments)
 
-    monkeypatch.setattr(sensitivity, "build", other)
+    monkeypatch.setattr(sensitivity, "build_method", other)
     assert any(rule in line for line in check(plans.plan(ROTATION), **SMALL).broken)
 
 
@@ -121,7 +124,7 @@ def test_noise_is_measured_as_it_is_added(monkeypatch):
     size, wrong = noise_of(plan)
     assert size == pytest.approx(1, abs=0.02)
     assert wrong > 1e-6
-    silent = plans.plan(Rotation(0.0, 0.3, 0.3))
+    silent = plans.plan(RotationProfile(0.0, 0.3, 0.3))
     assert noise_of(silent) == (1.0, 1.0)
     chances = [noise_of(plan)[1] for _ in range(20)]
     assert stats.kstest(chances, "uniform").pvalue > 1e-6
@@ -129,4 +132,4 @@ def test_noise_is_measured_as_it_is_added(monkeypatch):
 
 def test_only_what_is_proven_by_shifts_is_measured():
     with pytest.raises(UserError, match="only rounds of rotation and user-level"):
-        check(plans.plan(Alg(2.0, 0.3, 20, 1)), **SMALL)
+        check(plans.plan(UedpAlgProfile(2.0, 0.3, 20, 1)), **SMALL)

@@ -29,7 +29,8 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism import release
 from uedp.mechanism.clip import reference
-from uedp.methods import base as methods
+from uedp.methods import Gradient
+from uedp.methods.plain import Noiseless
 from uedp.models.load import load
 from uedp.models.trainable import make_trainable
 from uedp.training import loop, tasks
@@ -370,14 +371,14 @@ def test_an_audit_that_was_killed_goes_on(
         "refresh": 2,
         "seed": 0,
     }
-    real, out = methods.Plain.round, tmp_path / "audit"
+    real, out = Noiseless.round, tmp_path / "audit"
 
-    def killed(self: methods.Plain, number: int) -> methods.Gradient:
+    def killed(self: Noiseless, number: int) -> Gradient:
         if number == 3:
             raise RuntimeError("killed")
         return real(self, number)
 
-    monkeypatch.setattr(methods.Plain, "round", killed)
+    monkeypatch.setattr(Noiseless, "round", killed)
     with pytest.raises(RuntimeError, match="killed"):
         audit(config, out, **options)
     monkeypatch.undo()

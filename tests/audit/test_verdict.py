@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from uedp.accounting.proven import UserLevel
+from uedp.accounting.proven import UserLevelProfile
 from uedp.audit.bounds import Scores, gaussian_epsilon
 from uedp.audit.verdict import Alarm, MechanismAudit, conclusion, document, judge
 from uedp.audit.worlds import worlds
 from uedp.report.audit_plots import values
 
-USER = UserLevel(1.0, 1.0)
+USER = UserLevelProfile(1.0, 1.0)
 (WORLD,) = worlds(USER, "user")
 
 
@@ -110,7 +110,7 @@ def test_what_was_published_is_refuted_in_words():
 
 
 def test_no_proven_epsilon_is_none_and_no_alarm():
-    found = judge(scores(1.0), UserLevel(1e-7, 1.0), "user", 1, 0.01)
+    found = judge(scores(1.0), UserLevelProfile(1e-7, 1.0), "user", 1, 0.01)
     assert found.proven is None
     assert found.excess is None
     assert not found.alarm.raised

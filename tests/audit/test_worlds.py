@@ -5,7 +5,13 @@ import pytest
 
 from tests.audit.plans import mechanism
 from uedp.accounting.divergence import Shifted
-from uedp.accounting.proven import Alg, Missed, Rotation, UserLevel, epsilon
+from uedp.accounting.proven import (
+    MissedProfile,
+    RotationProfile,
+    UedpAlgProfile,
+    UserLevelProfile,
+    epsilon,
+)
 from uedp.audit.mechanism import Copies, sums_of
 from uedp.audit.worlds import (
     Law,
@@ -20,24 +26,24 @@ from uedp.audit.worlds import (
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 
-ROTATION = Rotation(1.0, 0.3, 0.3)
+ROTATION = RotationProfile(1.0, 0.3, 0.3)
 CASES = [
-    (UserLevel(1.0, 0.3), "user"),
+    (UserLevelProfile(1.0, 0.3), "user"),
     (ROTATION, "user"),
     (ROTATION, "entity"),
     (ROTATION, "user and entity"),
-    (Rotation(1.0, 0.3, 1.5), "user and entity"),
-    (Rotation(1.0, 0.3, 0.4, entity_rate=0.5), "user and entity"),
-    (Rotation(1.0, 0.3, 0.4, extended_rate=0.6), "user and entity"),
-    (Rotation(1.0, 0.3, 0.4, entity_rate=0.5, extended_rate=0.8), "user and entity"),
-    (Rotation(1.0, 0.3, 0.4, entity_rate=0.9, extended_rate=0.0), "user and entity"),
-    (Rotation(1.0, 0.3, 0.4, entity_rate=0.5, extended_rate=0.8), "entity"),
-    (Missed(Rotation(1.0, 0.3, 0.4, 0.7, None, 0.8), 1, 2, 0.4), "missed mention"),
-    (Missed(ROTATION, 2, 3, 0.3), "missed mention"),
-    (Missed(Rotation(1.0, 0.3, 0.9), 1, 4, 0.9), "missed mention"),
-    (Alg(2.0, 0.3, 8, 5), "user and entity"),
-    (Alg(2.0, 0.3, 8, 5), "user"),
-    (Alg(2.0, 0.3, 8, 5), "entity"),
+    (RotationProfile(1.0, 0.3, 1.5), "user and entity"),
+    (RotationProfile(1.0, 0.3, 0.4, entity_rate=0.5), "user and entity"),
+    (RotationProfile(1.0, 0.3, 0.4, extended_rate=0.6), "user and entity"),
+    (RotationProfile(1.0, 0.3, 0.4, entity_rate=0.5, extended_rate=0.8), "user and entity"),
+    (RotationProfile(1.0, 0.3, 0.4, entity_rate=0.9, extended_rate=0.0), "user and entity"),
+    (RotationProfile(1.0, 0.3, 0.4, entity_rate=0.5, extended_rate=0.8), "entity"),
+    (MissedProfile(RotationProfile(1.0, 0.3, 0.4, 0.7, 0.8), 1, 2, 0.4), "missed mention"),
+    (MissedProfile(ROTATION, 2, 3, 0.3), "missed mention"),
+    (MissedProfile(RotationProfile(1.0, 0.3, 0.9), 1, 4, 0.9), "missed mention"),
+    (UedpAlgProfile(2.0, 0.3, 8, 5), "user and entity"),
+    (UedpAlgProfile(2.0, 0.3, 8, 5), "user"),
+    (UedpAlgProfile(2.0, 0.3, 8, 5), "entity"),
 ]
 
 
@@ -127,7 +133,7 @@ def test_what_is_emptied_is_what_the_adjacency_says(profile, kind):
 
 
 def test_the_loss_is_that_of_the_dominating_pair():
-    (world,) = worlds(UserLevel(1.3, 0.2), "user")
+    (world,) = worlds(UserLevelProfile(1.3, 0.2), "user")
     at = np.linspace(-4, 5, 30)
     pair = Shifted(1.3, (0.0, 1.0), (0.8, 0.2))
     assert world.loss(at, 1.3) == pytest.approx(pair.loss(at))
@@ -144,10 +150,9 @@ def test_laws_add_and_mix():
 @pytest.mark.parametrize(
     ("profile", "kind", "why"),
     [
-        (UserLevel(1.0, 0.1), "entity", "promises nothing"),
-        (Alg(1.0, 0.1, 3, 1), "missed mention", "promises nothing"),
-        (Rotation(1.0, 0.1, 0.3, extended_share=0.5), "user", "one sentence clip"),
-        (Missed(ROTATION, 1, 1, 0.2), "missed mention", "one sentence clip"),
+        (UserLevelProfile(1.0, 0.1), "entity", "promises nothing"),
+        (UedpAlgProfile(1.0, 0.1, 3, 1), "missed mention", "promises nothing"),
+        (MissedProfile(ROTATION, 1, 1, 0.2), "missed mention", "one sentence clip"),
     ],
 )
 def test_refusals(profile, kind, why):
@@ -157,15 +162,15 @@ def test_refusals(profile, kind, why):
 
 def test_what_worlds_can_attain():
     """User-level and Theorem 2 are tight; what is proven of UeDP-Alg nearly."""
-    user = UserLevel(1.0, 0.2)
+    user = UserLevelProfile(1.0, 0.2)
     (world,) = worlds(user, "user")
     assert attainable(world, 1.0, 20, 1e-5) == pytest.approx(epsilon(user, 20, 1e-5), rel=0.005)
-    rotation = Rotation(1.0, 0.2, 0.3)
+    rotation = RotationProfile(1.0, 0.2, 0.3)
     most = max(attainable(w, 1.0, 20, 1e-5) for w in worlds(rotation, "user and entity"))
     assert 0.95 < most / epsilon(rotation, 20, 1e-5) < 1.001
     (world,) = worlds(rotation, "user")
     assert attainable(world, 1.0, 20, 1e-5) < most
-    paper = Alg(2.0, 50 / 946, 946, 112)
+    paper = UedpAlgProfile(2.0, 50 / 946, 946, 112)
     (world,) = worlds(paper, "user and entity")
     found = attainable(world, 2.0 * 51, 50, 1e-5) / epsilon(paper, 50, 1e-5)
     assert 0.85 < found < 1.001
@@ -218,7 +223,7 @@ def test_the_laws_on_an_incidence_are_near_those_of_the_mechanism(kind):
     """They are averages over 300 draws of coins: off by 0.03 or so, and never far."""
     incidence, runs = some_incidence(), 4000
     world = on_incidence(incidence, 0.3, most_held(incidence), kind)
-    found = sums(mechanism(Alg(2.0, 0.3, 25, 10)), Copies.of(world, runs, runs))
+    found = sums(mechanism(UedpAlgProfile(2.0, 0.3, 25, 10)), Copies.of(world, runs, runs))
     for law, some in ((world.emptied, found[:runs]), (world.full, found[runs:])):
         assert sum(law.chances) == pytest.approx(1)
         assert set(np.unique(some).tolist()) <= set(law.values)

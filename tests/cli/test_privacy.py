@@ -9,7 +9,7 @@ from tests.accounting.plans import planned
 from uedp.accounting.certificate import CERTIFICATE, issue, schema
 from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, RunLedger
 from uedp.accounting.model_files import model_files
-from uedp.accounting.proven import Rotation, epsilon
+from uedp.accounting.proven import RotationProfile, epsilon
 
 PUBLISHED = (
     "account published --users 946 --users-per-round 50 --entity-rate 0.5 --sensitive 11176 "
@@ -82,7 +82,7 @@ def test_alg(run):
 def test_calibrate_noise(run):
     found = answer(run, *CALIBRATE, "--rounds", "50", "--entity-share", "0.33")
     assert found["epsilon"] <= 8
-    assert found["epsilon"] == epsilon(Rotation(found["noise"], 0.05, 0.33), 50, 1e-5)
+    assert found["epsilon"] == epsilon(RotationProfile(found["noise"], 0.05, 0.33), 50, 1e-5)
     assert found["guarantee"] is True
     assert "differentially private" in found["words"]
     assert found["rounds"] == 50
@@ -113,7 +113,7 @@ def test_printed_numbers_meet_the_target_when_typed_in_again(run):
         row.split(": ")
         for row in run(*CALIBRATE, "--rounds", "200", "--noise", "1.1").out.splitlines()[:4]
     )
-    assert epsilon(Rotation(1.1, 0.05, float(found["entity share"])), 200, 1e-5) <= 8
+    assert epsilon(RotationProfile(1.1, 0.05, float(found["entity share"])), 200, 1e-5) <= 8
     assert found["noise"] == "1.1"
 
 
@@ -128,7 +128,7 @@ def test_plan_from_counts(run):
     assert len(options) == 2
     assert [row["merit"] for row in options] == sorted((r["merit"] for r in options), reverse=True)
     for row in options:
-        profile = Rotation(row["noise"], row["user_rate"], row["entity_share"])
+        profile = RotationProfile(row["noise"], row["user_rate"], row["entity_share"])
         assert epsilon(profile, row["rounds"], 1e-5) <= 4
         assert row["users_per_round"] == pytest.approx(9)
         assert row["merit"] > 0
@@ -172,7 +172,9 @@ def folder(tmp_path):
     made = tmp_path / "run"
     made.mkdir()
     (made / "config.json").write_text("{}")
-    with RunLedger.open(made, planned("run-1", "d" * 64, Rotation(20.0, 0.5, 0.33), 20)) as ledger:
+    with RunLedger.open(
+        made, planned("run-1", "d" * 64, RotationProfile(20.0, 0.5, 0.33), 20)
+    ) as ledger:
         ledger.spend(20)
         ledger.record_saved(model_files(made))
     issue(made)
@@ -296,7 +298,11 @@ def corpus(run, conll, tmp_path):
 def test_the_ledger_of_a_corpus(run, corpus, tmp_path):
     assert run("ledger", corpus).out == "no run was made on this corpus\n"
     assert answer(run, "ledger", corpus)["runs"] == []
-    ledger, profile, made = CorpusLedger(corpus), Rotation(2.0, 0.1, 0.3), tmp_path / "stopped"
+    ledger, profile, made = (
+        CorpusLedger(corpus),
+        RotationProfile(2.0, 0.1, 0.3),
+        tmp_path / "stopped",
+    )
     made.mkdir()
     stopped = planned("stopped", "d", profile, 200)
     ledger.reserve(planned("done", "d", profile, 10))

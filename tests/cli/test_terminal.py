@@ -5,7 +5,8 @@ import time
 import pytest
 from rich.console import Console
 
-from uedp.cli import terminal
+from uedp.cli import main, terminal
+from uedp.errors import UserError
 from uedp.progress import SILENT
 
 
@@ -78,3 +79,34 @@ def test_silence_without_a_terminal():
 
 def test_plain():
     assert terminal.plain("naïve 名 a\nb\x1b[2J\u202ec") == "naïve 名 a\\nb\\x1b[2J\\u202ec"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("run: exists; add `overwrite=True`", "run: exists; add --overwrite"),
+        ("no owner; use `assign_users=...`", "no owner; use --assign-users"),
+        ("`detectors=...`: name at least one", "--detector: name at least one"),
+        ("`workers=0`: at least one is needed", "--workers 0: at least one is needed"),
+        ("a folder; use `reader='hf'`, or a file", "a folder; use --reader hf, or a file"),
+        ("or leave out `propagate=False`", "or leave out --no-propagate"),
+        ("`a_b=True` or `c=...`", "--a-b or --c"),
+        ("write `privacy.epsilon=4`", "write `privacy.epsilon=4`"),
+        ("name one of `labels`, `spacy:NAME`", "name one of `labels`, `spacy:NAME`"),
+        ("name=True and epsilon=4", "name=True and epsilon=4"),
+    ],
+)
+def test_parameters_become_flags(message, shown):
+    assert terminal.with_flags(message) == shown
+
+
+def test_errors_name_flags_on_the_command_line_only(monkeypatch, capsys, tmp_path):
+    def refuse(*arguments, **options):
+        raise UserError(f"{tmp_path}: exists already; add `overwrite=True`")
+
+    monkeypatch.setattr("uedp.entities.deidentify.deidentify", refuse)
+    monkeypatch.setattr("uedp.cli.data.Corpus", lambda path: path)
+    with pytest.raises(SystemExit) as ended:
+        main(["deidentify", "corpus", "--out", str(tmp_path)])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}: exists already; add --overwrite\n"

@@ -13,7 +13,7 @@ from tests.accounting.plans import planned
 from tests.corpus.overwriter import KILLED, LEDGER, write
 from uedp import files
 from uedp.accounting.ledger import Budget, CorpusLedger
-from uedp.accounting.proven import UserLevel
+from uedp.accounting.proven import UserLevelProfile
 from uedp.corpus.store import Corpus, new_folder
 from uedp.errors import UserError
 from uedp.files import scratch_dir
@@ -47,7 +47,7 @@ def test_the_ledger_of_a_replaced_corpus_stays_and_counts(tmp_path):
     """A budget of 9 allows a run of 8 once, not once more for every `detect --overwrite`."""
     out = tmp_path / "corpus"
     write(out, "old")
-    profile = UserLevel(user_rate=0.1, noise=1.0)
+    profile = UserLevelProfile(user_rate=0.1, noise=1.0)
     CorpusLedger(out).reserve(planned("first", "0" * 64, profile, 100))
     (out / "ledger.mark").write_text("beside it")
     before = (out / "ledger.jsonl").read_bytes()

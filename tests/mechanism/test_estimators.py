@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.mechanism.test_sampling import build, incidences
-from uedp.accounting.proven import Alg
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.accounting.published import noise_scale
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -101,12 +101,12 @@ def test_the_denominator_scales_signal_and_noise_alike(incidence, caps, rates):
     noise=st.sampled_from([0.5, 2.0, 2.5]),
 )
 def test_the_accountants_assume_this_noise(incidence, caps, rates, clip, noise):
-    """Guarantee: noise in units of the largest update, as `proven.Alg` has it, for any holders."""
+    """Guarantee: noise in units of the largest update, as `UedpAlgProfile` has it."""
     weights = Weights.of(incidence, *caps)
     estimator = f_e_plus(Sampling(*rates), weights, clip, noise)
     largest = weights.users.max() * clip
     for holders in {0, incidence.users - 1}:
-        alg = Alg(noise, estimator.sampling.user_rate, incidence.users, holders)
+        alg = UedpAlgProfile(noise, estimator.sampling.user_rate, incidence.users, holders)
         for case in alg.pairs()["user and entity"].pairs:
             assert case.noise == pytest.approx(estimator.deviation_of_sum / largest)
             assert case.noise == estimator.noise_in_updates

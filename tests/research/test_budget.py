@@ -7,7 +7,7 @@ from research import budget
 from research.base import Result
 from tests.research.conftest import Make
 from uedp.accounting import published
-from uedp.accounting.proven import Alg, Rotation, UserLevel, epsilon
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.incidence import Incidence
 
 
@@ -44,7 +44,7 @@ def test_proven_is_what_the_accountant_proves(result: Result) -> None:
     at = result["rounds"].index(50)
 
     def alg(holders: int) -> float:
-        return epsilon(Alg(2.0, rate, 3, holders), 50, 1e-5)
+        return epsilon(UedpAlgProfile(2.0, rate, 3, holders), 50, 1e-5)
 
     every = proven["categories"]["all"]
     assert (every["median_holders"], every["most_holders"]) == (1, 2)
@@ -53,9 +53,9 @@ def test_proven_is_what_the_accountant_proves(result: Result) -> None:
     assert proven["everybody"][at] == alg(3)
     assert proven["categories"]["loc"]["most"][at] == alg(1)
     assert proven["user_alone"][at] == epsilon(
-        UserLevel(proven["noise_in_updates"], rate), 50, 1e-5
+        UserLevelProfile(proven["noise_in_updates"], rate), 50, 1e-5
     )
-    assert proven["user_level_at_its_noise"][at] == epsilon(UserLevel(2.0, rate), 50, 1e-5)
+    assert proven["user_level_at_its_noise"][at] == epsilon(UserLevelProfile(2.0, rate), 50, 1e-5)
 
 
 def test_published_at_the_counts_here(result: Result) -> None:
@@ -88,7 +88,7 @@ def test_rotation_has_the_noise_to_signal_of_the_mechanism(result: Result) -> No
     assert rotation["signal"] == pytest.approx(signal)
     per_signal = rotation["noise"] / (proven["user_rate"] * proven["users"] * signal)
     assert per_signal == pytest.approx(proven["noise_to_signal"])
-    profile = Rotation(rotation["noise"], proven["user_rate"], 0.3)
+    profile = RotationProfile(rotation["noise"], proven["user_rate"], 0.3)
     assert rotation["epsilon"] == [epsilon(profile, count, 1e-5) for count in result["rounds"]]
 
 
@@ -108,8 +108,8 @@ def test_for_whom_the_claim_is_proven(
     found = budget._claim(
         "edgar",
         incidence,
-        lambda holders: Alg(2.0, 0.1, 12, min(holders, 11)),
-        lambda profile: 0.1 + 0.17 * cast(Alg, profile).holders,
+        lambda holders: UedpAlgProfile(2.0, 0.1, 12, min(holders, 11)),
+        lambda profile: 0.1 + 0.17 * cast(UedpAlgProfile, profile).holders,
         rate=0.1,
         norms=6.0,
     )
@@ -122,7 +122,7 @@ def test_for_whom_the_claim_is_proven(
 
 def test_the_noise_for_the_claim_proves_the_claim(result: Result) -> None:
     claim = result["data"]["conll"]["proven"]["claim"]
-    profile = Rotation(claim["rotation_noise"], 50 / 946, 0.3)
+    profile = RotationProfile(claim["rotation_noise"], 50 / 946, 0.3)
     assert claim["epsilon"] == 0.52
     assert 0.5 < epsilon(profile, 50, 1e-5) <= 0.52
 

@@ -24,15 +24,18 @@ from uedp.accounting.chain import read
 from uedp.accounting.ledger import CorpusLedger, close_run
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
-from uedp.methods import base as methods
+from uedp.methods import ClippedMethod
+from uedp.methods.plain import Noiseless
 from uedp.methods.uedp_alg import UedpAlg
 from uedp.models.load import load
+from uedp.training import build as building
 from uedp.training import checkpoint, loop, tasks, vectors
+from uedp.training.build import _autocast, device_of, precision_of
 from uedp.training.config import load_config, parse_config
 from uedp.training.datasets import Texts
 from uedp.training.metrics import FILE, Metrics
 from uedp.training.plan import build_plan, rounding_margin
-from uedp.training.run_dir import CONFIG, IDENTITY
+from uedp.training.run_dir import CONFIG, IDENTITY, RESULT
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
 OPEN = ("noiseless", "deidentified")
@@ -99,7 +102,7 @@ class DeathError(Exception):
 
 
 @contextmanager
-def dying_in(number: int, kind=methods.Clipped) -> Iterator[None]:
+def dying_in(number: int, kind=ClippedMethod) -> Iterator[None]:
     """Rounds of a method die at a number, when they are spent and nothing is made of them yet."""
     round_ = kind.round
 
@@ -158,7 +161,7 @@ def test_rotation_with_little_noise_learns(train, tmp_path):
     assert [row["round"] for row in rows] == list(range(1, 26))
     assert [row["round"] for row in rows if "perplexity" in row] == [10, 20]
     assert rows[19]["perplexity"] < rows[9]["perplexity"] < outcome.before["perplexity"]
-    result = json.loads((tmp_path / "run" / loop.RESULT).read_text())
+    result = json.loads((tmp_path / "run" / RESULT).read_text())
     assert result == {"before": outcome.before, "after": outcome.after, "rounds": 25}
     said = outcome.certificate.statement.splitlines()
     assert train.said[: len(said)] == said
@@ -237,7 +240,7 @@ def test_without_held_out_users_nothing_is_measured(train, tmp_path):
     assert (finished.before, finished.after) == ({}, {})
     assert [row["round"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000004"]
-    result = json.loads((tmp_path / "run" / loop.RESULT).read_text())
+    result = json.loads((tmp_path / "run" / RESULT).read_text())
     assert result == {"before": {}, "after": {}, "rounds": 4}
 
 
@@ -254,14 +257,14 @@ def test_training_drops_out_and_evaluation_does_not(train, monkeypatch):
         return evaluate(self, model, *rest)
 
     monkeypatch.setattr(tasks.NextWord, "evaluate", spy_too)
-    build = methods.build
+    build = building.build_method
 
     def built(*arguments):
         method = build(*arguments)  # tries a few sentences, without dropout
         monkeypatch.setattr(tasks.NextWord, "losses", spy)
         return method
 
-    monkeypatch.setattr(methods, "build", built)
+    monkeypatch.setattr(building, "build_method", built)
     train(privacy__rounds=3, run__evaluate_every=1)
     assert modes == {"trained": {True}, "evaluated": {False}}
 
@@ -459,7 +462,7 @@ def test_labels_that_cannot_be(train, saved, tmp_path):
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_a_round_is_in_the_ledger_before_it_begins(method, train, tmp_path, monkeypatch):
-    kind = UedpAlg if method == "uedp-alg" else methods.Clipped
+    kind = UedpAlg if method == "uedp-alg" else ClippedMethod
     round_, on_disk = kind.round, []
 
     def spy(self, number):
@@ -530,7 +533,7 @@ def test_a_signal_stops_after_its_round_with_a_checkpoint(number, train, tmp_pat
     assert outcome.rounds == 2
     assert checkpoint.newest(tmp_path / "run")[1]["done"] == 2
     assert train.said[-1] == "stopped after round 2; go on with --resume"
-    assert not (tmp_path / "run" / loop.RESULT).exists()
+    assert not (tmp_path / "run" / RESULT).exists()
     assert len(metrics(tmp_path / "run")) == 2
 
 
@@ -589,14 +592,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(method, train, saved, tmp_path):
 def test_without_a_seed_a_resumed_run_has_noise_of_its_own(train, saved, tmp_path, monkeypatch):
     """Two processes that go on from the same checkpoint do not make the same sums."""
     sums = []
-    round_ = methods.Clipped.round
+    round_ = ClippedMethod.round
 
     def spy(self, number):
         gradient = round_(self, number)
         sums.append((number, gradient.values[0].clone()))
         return gradient
 
-    monkeypatch.setattr(methods.Clipped, "round", spy)
+    monkeypatch.setattr(ClippedMethod, "round", spy)
     train("one", model=saved(dropout=0.2), progress=stopping_after(3))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     shutil.copytree(tmp_path / "corpus", tmp_path / "copy")  # or the second would be refused
@@ -612,7 +615,7 @@ def test_without_a_seed_a_resumed_run_has_noise_of_its_own(train, saved, tmp_pat
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_rounds_that_were_lost_count(method, train, tmp_path, monkeypatch):
-    kind = UedpAlg if method == "uedp-alg" else methods.Clipped
+    kind = UedpAlg if method == "uedp-alg" else ClippedMethod
     with dying_in(2, kind), pytest.raises(DeathError):
         train(privacy__method=method)
     assert spent(tmp_path / "run") == [(0, 1), (1, 1), (2, 1)]
@@ -644,7 +647,7 @@ def test_when_all_rounds_are_lost_the_run_is_over(train, tmp_path):
 @pytest.mark.parametrize("method", OPEN)
 def test_without_a_ledger_lost_rounds_are_done_again(method, train, tmp_path):
     options = {"privacy__method": method, "privacy__seed": 1}
-    with dying_in(2, methods.Plain), pytest.raises(DeathError):
+    with dying_in(2, Noiseless), pytest.raises(DeathError):
         train(**options)
     assert [row["round"] for row in metrics(tmp_path / "run")] == [1, 2]
     train(resume=True, **options)
@@ -1020,13 +1023,13 @@ def test_curves_are_json_whatever_happens(tmp_path):
 
 
 def test_devices_and_precision():
-    assert loop._device("auto").type in ("cpu", "cuda")
+    assert device_of("auto").type in ("cpu", "cuda")
     with pytest.raises(UserError, match=r"run.device 'cuda:77'"):
-        loop._device("cuda:77")
+        device_of("cuda:77")
     cpu = torch.device("cpu")
-    with loop._precision(False, cpu)():
+    with _autocast(False, cpu)():
         assert not torch.is_autocast_enabled("cpu")
-    with loop._precision(True, cpu)():
+    with _autocast(True, cpu)():
         assert torch.is_autocast_enabled("cpu")
 
 

@@ -15,8 +15,8 @@ from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import CorpusLedger, RunLedger
 from uedp.accounting.marks import Mark
-from uedp.methods import base as methods
-from uedp.training import checkpoint, loop
+from uedp.methods import ClippedMethod
+from uedp.training import checkpoint, engine, loop
 from uedp.training import run_dir as folder
 from uedp.training.config import Config
 
@@ -31,15 +31,15 @@ POINTS: dict[str, tuple[Any, str]] = {
     "before the first checkpoint": (checkpoint, "write"),
     "before a round is spent": (RunLedger, "spend"),
     "spent, before its mark": (Mark, "advance"),
-    "spent, before the round": (methods.Clipped, "round"),
+    "spent, before the round": (ClippedMethod, "round"),
     "in a checkpoint": (checkpoint, "fsync_tree"),
     "before older checkpoints go": (checkpoint.shutil, "rmtree"),
-    "before the model": (loop, "save"),
+    "before the model": (engine, "save_model"),
     "saved, before its files are entered": (RunLedger, "record_saved"),
     "before it is closed": (CorpusLedger, "close"),
     "before what all runs come to": (RunLedger, "record_corpus"),
     "in the certificate": (certificates, "_compute"),
-    "before the result": (loop, "_write_json"),
+    "before the result": (loop, "write_result"),
 }
 
 

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import numpy as np
 
 from uedp.accounting.pld import most_rounds
-from uedp.accounting.proven import MOST_NOISE, Profile, Rounds, check_delta, epsilon
+from uedp.accounting.profile import MOST_NOISE, PrivacyEvent
+from uedp.accounting.proven import Events, check_delta, epsilon
 from uedp.errors import UserError
 
 _PRECISION = 2e-4  # of the noise or the share found
@@ -20,8 +21,8 @@ def noise_for(
     target: float,
     delta: float,
     rounds: int,
-    profile: Callable[[float], Profile],
-    beside: Rounds = (),
+    profile: Callable[[float], PrivacyEvent],
+    beside: Events = (),
 ) -> float:
     """The least noise (to 0.02%) whose rounds, and others beside them, stay within the target.
 
@@ -68,7 +69,7 @@ def noise_for(
     return high
 
 
-def rounds_for(target: float, delta: float, profile: Profile) -> int:
+def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
     """The most rounds that stay within the target; 0 if not even one does.
 
     Guarantees:
@@ -89,7 +90,7 @@ def rounds_for(target: float, delta: float, profile: Profile) -> int:
 
 
 def share_for(
-    target: float, delta: float, rounds: int, profile: Callable[[float], Profile]
+    target: float, delta: float, rounds: int, profile: Callable[[float], PrivacyEvent]
 ) -> float:
     """The largest entity share (to 0.02% or 2e-6, at most 2) whose rounds stay within the target.
 

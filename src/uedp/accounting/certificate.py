@@ -35,13 +35,15 @@ from uedp.accounting.ledger import (
     RUN_LEDGER,
     CorpusLedger,
     Planned,
+    refusing_malformed,
     spent_rounds,
     total_of,
 )
 from uedp.accounting.marks import check_mark
 from uedp.accounting.missed import MISSED_CASES, missed_epsilon, missed_words
 from uedp.accounting.model_files import refuse_other_files
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.profile import PrivacyEvent, Profile
+from uedp.accounting.proven import epsilon
 from uedp.accounting.signature import SIGNATURE, check_signature
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
@@ -67,25 +69,6 @@ __all__ = [
 
 CERTIFICATE = "certificate.json"
 
-UNIT = {
-    "rotation": "one user together with one sensitive entity: all text the user wrote, and all "
-    "text of anyone that mentions the entity; a sentence with no detected entity counts as one",
-    "user-level": "one user: all text the user wrote. Entities that several users mention are not "
-    "protected",
-    "uedp-alg": "one user together with one sensitive entity that at most the stated number of "
-    "other users mention",
-}
-# where nobody knows who wrote what, and sentences were put into groups by chance
-UNIT_OF_GROUPS = {
-    "rotation": "one group of texts put together at random, and one sensitive entity: all text of "
-    "the group, and all text that mentions the entity; a sentence with no detected entity counts "
-    "as one. Groups are not people: whoever wrote more than one group holds is protected less",
-    "user-level": "one group of texts put together at random. Groups are not people: whoever wrote "
-    "more than one group holds is protected less. Entities are not protected",
-    "uedp-alg": "one group of texts put together at random, and one sensitive entity that at most "
-    "the stated number of other groups mention. Groups are not people: whoever wrote more than one "
-    "group holds is protected less",
-}
 ADJACENCY = (
     "Compared with the same corpus with these texts emptied (replacing a text costs two steps)."
 )
@@ -288,7 +271,7 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
     plan = next((record for record in records if record.get("kind") == "plan"), None)
     if plan is None:
         raise UserError(f"{path}: holds no plan; the run never began")
-    try:
+    with refusing_malformed(path, "run"):
         planned, spent = Planned.read(plan), spent_rounds(records)
         changed = [
             record
@@ -297,10 +280,6 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
         ]
         files = _saved_files(records)
         total = _corpus_total(_last(records, "corpus"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path}: not the ledger of a run: {' '.join(str(error).split())}"
-        ) from None
     if changed:
         raise UserError(f"{path}: rounds were computed with another setup than was planned")
     profile, setup, rounds, delta = planned.profile, planned.setup, planned.rounds, planned.delta
@@ -313,22 +292,24 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
     if (stated == PRIVATE_VOCABULARY) if planned.vocabulary is None else (stated == "public"):
         has = "no private vocabulary" if planned.vocabulary is None else "a private vocabulary"
         raise UserError(f"{path}: setup.vocabulary is {stated!r}, but the plan has {has}")
-    words, method = planned.vocabulary, planned.method
+    words = planned.vocabulary
     value = epsilon(profile, rounds, delta, *_once(words))
     private = value < float("inf") and setup.exposed is None
     return Certificate(
-        statement=statement(method, value, delta, private, setup),
+        statement=statement(profile, value, delta, private, setup),
         private=private,
-        unit=unit(method, setup.users),
+        unit=unit(profile, setup.users),
         adjacency=ADJACENCY,
         not_protected=NOT_PROTECTED,
-        caveats=caveats(method, setup, value),
+        caveats=caveats(profile, setup, value),
         delta=delta,
         epsilon=_finite(value),
-        epsilon_user_alone=_finite(_user_alone(profile, rounds, delta, words)),
+        epsilon_user_alone=_finite(
+            epsilon(profile.user_alone(), rounds, delta, *_once(words and words.user_alone()))
+        ),
         missed_mentions=missed_table(profile, rounds, delta, setup, words),
         corpus_total=total,
-        method=method,
+        method=profile.method,
         parameters=_parameters(plan, setup),
         rounds_planned=rounds,
         rounds_spent=spent,
@@ -360,28 +341,28 @@ def _corpus_total(record: Mapping[str, Any] | None) -> Corpus | None:
     return Corpus(**fields)
 
 
-def unit(method: str, users: Users = "as given") -> str:
+def unit(profile: Profile, users: Users = "as given") -> str:
     """Who or what is protected."""
-    return (UNIT_OF_GROUPS if users == "assigned at random" else UNIT)[method]
+    return profile.unit_of_groups if users == "assigned at random" else profile.unit
 
 
 def statement(
-    method: str, value: float, delta: float, private: bool, setup: Setup | None = None
+    profile: Profile, value: float, delta: float, private: bool, setup: Setup | None = None
 ) -> str:
     """The guarantee in one sentence; with a setup, lines follow: which entities, and caveats."""
     users: Users = "as given" if setup is None else setup.users
     sentence = (
         f"The model is ({rounded(value)}, {delta:g})-differentially private for "
-        f"{unit(method, users)}."
+        f"{unit(profile, users)}."
         if private
         else "This run has no privacy guarantee."
     )
     if setup is None:
         return sentence
     lines = [sentence]
-    if private and method != "user-level" and setup.entities is not None:
+    if private and profile.protects_entities and setup.entities is not None:
         lines.append(f"Entities: {setup.entities.describe()}.")
-    return "\n".join([*lines, *(f"Caveat: {text}." for text in caveats(method, setup, value))])
+    return "\n".join([*lines, *(f"Caveat: {text}." for text in caveats(profile, setup, value))])
 
 
 def rounded(value: float, digits: int = 4, down: bool = False) -> str:
@@ -390,7 +371,7 @@ def rounded(value: float, digits: int = 4, down: bool = False) -> str:
     return f"{float(context.create_decimal(repr(value))):.{digits}g}"
 
 
-def _once(release: Profile | None) -> tuple[tuple[Profile, int], ...]:
+def _once(release: PrivacyEvent | None) -> tuple[tuple[PrivacyEvent, int], ...]:
     return () if release is None else ((release, 1),)
 
 
@@ -402,18 +383,6 @@ def _parameters(plan: dict[str, Any], setup: Setup) -> dict[str, float | int | b
     return rounds | {k if "words" in k else f"vocabulary_{k}": v for k, v in words.items()}
 
 
-def _user_alone(
-    profile: Profile, rounds: int, delta: float, vocabulary: VocabularyRelease | None
-) -> float:
-    if isinstance(profile, Alg):
-        alone: Profile = dataclasses.replace(profile, holders=0)
-    elif isinstance(profile, Rotation | UserLevel):
-        alone = UserLevel(profile.noise, profile.user_rate)
-    else:
-        raise TypeError(type(profile).__name__)
-    return epsilon(alone, rounds, delta, *_once(vocabulary and vocabulary.user_alone()))
-
-
 def missed_table(
     profile: Profile | None,
     rounds: int,
@@ -421,15 +390,15 @@ def missed_table(
     setup: Setup,
     vocabulary: VocabularyRelease | None,
 ) -> tuple[MissedMention, ...]:
-    if not isinstance(profile, Rotation):
+    if profile is None or profile.missed(1, 1) is None:
         return ()
-    bounds = setup.sentences_per_user, setup.sentence_share
+    most = setup.sentences_per_user
     return tuple(
         MissedMention(
             users=users,
             sentences_per_user=sentences,
             epsilon=_finite(
-                missed_epsilon(profile, rounds, delta, users, sentences, *bounds, vocabulary)
+                missed_epsilon(profile, rounds, delta, users, sentences, most, vocabulary)
             ),
             words=missed_words(users, sentences),
         )
@@ -447,7 +416,7 @@ def missed_line(table: Sequence[MissedMention]) -> str:
     return f"If the detector missed the entity {'; '.join(cases)}." if cases else ""
 
 
-def caveats(method: str, setup: Setup, value: float) -> tuple[str, ...]:
+def caveats(profile: Profile, setup: Setup, value: float) -> tuple[str, ...]:
     """What the number does not cover, one sentence each."""
     found = []
     if setup.noise_source == "fixed seed":
@@ -473,7 +442,7 @@ def caveats(method: str, setup: Setup, value: float) -> tuple[str, ...]:
             "who wrote what is not known: users are groups of texts put together at random, and "
             "people are not protected beyond the texts in one group"
         )
-    if setup.entities is None and method != "user-level":
+    if setup.entities is None and profile.protects_entities:
         found.append("which entities were looked for, and by which detectors, is not stated")
     if setup.labels == "from the corpus, not covered":
         found.append("which labels there are was taken from the corpus and is not covered")

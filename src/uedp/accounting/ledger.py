@@ -21,35 +21,23 @@ from typing import Any
 from uedp.accounting.chain import Chain, read
 from uedp.accounting.decisions import Setup, Shape
 from uedp.accounting.marks import Mark
-from uedp.accounting.proven import LEAST_NOISE, Alg, Profile, Rotation, UserLevel, guarantee
+from uedp.accounting.profile import (
+    LEAST_NOISE,
+    PrivacyEvent,
+    Profile,
+    profile_from_record,
+    profile_to_record,
+)
+from uedp.accounting.proven import guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
 RUN_LEDGER = "ledger.jsonl"
 CORPUS_LEDGER = "ledger.jsonl"
-_METHODS: Mapping[str, type[Rotation] | type[UserLevel] | type[Alg]] = {
-    "rotation": Rotation,
-    "user-level": UserLevel,
-    "uedp-alg": Alg,
-}
 _INFINITE = float("inf")
 _PATIENCE = (
     60.0  # seconds that a run waits for another to enter itself: it must not fail at its end
 )
-
-
-def to_record(profile: Profile) -> dict[str, Any]:
-    """A profile as plain values, `from_record` of which is equal to it."""
-    for name, kind in _METHODS.items():
-        if isinstance(profile, kind):
-            return {"method": name, **asdict(profile)}
-    raise TypeError(f"{type(profile).__name__} cannot be recorded")
-
-
-def from_record(record: Mapping[str, Any]) -> Profile:
-    fields = dict(record)
-    profile: Profile = _METHODS[fields.pop("method")](**fields)
-    return profile
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,7 @@ class Planned:
     def method(self) -> str:
         if self.profile is None:
             return self.without_noise or "noiseless"
-        return str(to_record(self.profile)["method"])
+        return self.profile.method
 
     @property
     def exposed(self) -> str | None:
@@ -94,7 +82,7 @@ class Planned:
         plan = {
             "kind": "plan",
             "run": self.run,
-            "profile": None if self.profile is None else to_record(self.profile),
+            "profile": None if self.profile is None else profile_to_record(self.profile),
             "rounds": self.rounds,
             "delta": self.delta,
             "shape": self.shape.model_dump(mode="json"),
@@ -111,7 +99,7 @@ class Planned:
                 raise TypeError(f"{name} is {_short(record[name])}")
         return cls(
             run=record["run"],
-            profile=from_record(record["profile"]),
+            profile=profile_from_record(record["profile"]),
             rounds=record["rounds"],
             delta=record["delta"],
             shape=Shape.model_validate(record["shape"]),
@@ -127,13 +115,25 @@ class Planned:
             "method": self.method,
             "incidence": self.shape.digest,
             "texts": self.setup.texts,
-            "profile": None if self.profile is None else to_record(self.profile),
+            "profile": None if self.profile is None else profile_to_record(self.profile),
             "rounds": self.rounds,
             "exposed": self.exposed,
         }
         return (
             entry if self.vocabulary is None else {**entry, "vocabulary": asdict(self.vocabulary)}
         )
+
+
+@contextmanager
+def refusing_malformed(path: Path, owner: str) -> Iterator[None]:
+    """Anybody can seal anything: refuse a record that no run would have written."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, UserError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"{path}: not the ledger of a {owner}: {reason}; restore it from a copy"
+        ) from None
 
 
 def planned_vocabulary(record: Mapping[str, Any]) -> VocabularyRelease | None:
@@ -185,9 +185,9 @@ class Entry:
     closed: bool
 
     @property
-    def releases(self) -> list[tuple[Profile, int]]:
-        rounds = [] if self.profile is None else [(self.profile, self.counted)]
-        return [*rounds, *([] if self.vocabulary is None else [(self.vocabulary, 1)])]
+    def releases(self) -> list[tuple[PrivacyEvent, int]]:
+        events = ((self.profile, self.counted), (self.vocabulary, 1))
+        return [(event, count) for event, count in events if event is not None]
 
     def epsilon(self, delta: float) -> float:
         return _INFINITE if self.exposed else guarantee(self.releases).epsilon(delta)
@@ -310,8 +310,7 @@ def total_of(records: Sequence[Mapping[str, Any]], seal: str, delta: float) -> C
 
 
 def _refuse_malformed(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
-    """Anybody can seal anything: refuse what no run would have written."""
-    try:
+    with refusing_malformed(path, "corpus"):
         if (key := _key(records)) is not None and len(bytes.fromhex(key)) != 32:
             raise ValueError("its key")
         for entry in _entries(records):
@@ -320,11 +319,8 @@ def _refuse_malformed(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
                 raise ValueError("a number of rounds")
             if not all(isinstance(name, str) for name in (entry.run, entry.method)):
                 raise ValueError("the name of a run")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{path}: not the ledger of a corpus: {reason}; restore it from a copy"
-        ) from None
+            if entry.profile is None and not entry.exposed:
+                raise ValueError("a run without a profile that is not said to have no guarantee")
 
 
 def _key(records: Sequence[Mapping[str, Any]]) -> str | None:
@@ -344,7 +340,7 @@ def _entries(records: Sequence[Mapping[str, Any]]) -> list[Entry]:
                 run=record["run"],
                 method=record["method"],
                 incidence=record["incidence"],
-                profile=None if profile is None else from_record(profile),
+                profile=None if profile is None else profile_from_record(profile),
                 planned=record["rounds"],
                 counted=record["rounds"] if end is None else end["rounds"],
                 vocabulary=words if end is None or end["vocabulary"] else None,
@@ -359,7 +355,7 @@ def _total(entries: Sequence[Entry], delta: float) -> float:
     """Runs of one method compose; over methods, which protect different things, epsilons add."""
     if any(entry.exposed for entry in entries):
         return _INFINITE
-    methods: dict[str, list[tuple[Profile, int]]] = {}
+    methods: dict[str, list[tuple[PrivacyEvent, int]]] = {}
     for entry in entries:
         methods.setdefault(entry.method, []).extend(entry.releases)
     try:
@@ -369,11 +365,12 @@ def _total(entries: Sequence[Entry], delta: float) -> float:
 
 
 def _unit(entries: Sequence[Entry]) -> str:
+    """Whom the total is for: of the methods, one that protects least."""
     if any(entry.exposed for entry in entries):
         return "nobody: a run without a guarantee is among them"
-    if any(entry.method == "user-level" for entry in entries):
-        return "one user; entities that several users mention are not protected"
-    return "one user together with one sensitive entity"
+    profiles = [entry.profile for entry in entries if entry.profile is not None]
+    weakest = min(profiles, key=lambda profile: profile.protects_entities, default=None)
+    return "nobody: there are no runs" if weakest is None else weakest.short_unit
 
 
 # --- runs ----------------------------------------------------------------------------------------
@@ -517,11 +514,8 @@ def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
         plan = next((record for record in chain.records if record.get("kind") == "plan"), None)
         if plan is None:
             raise UserError(f"{path}: holds no plan; the run never began")
-        try:
+        with refusing_malformed(path, "run"):
             run, delta = (planned := Planned.read(plan)).run, planned.delta
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise UserError(f"{path}: not the ledger of a run: {reason}") from None
         if run not in corpus.runs():
             raise UserError(f"{corpus.path}: has no run {run}; was it made on another corpus?")
         spent = spent_rounds(chain.records)

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.proven import Missed, Profile, Rotation, epsilon
-from uedp.accounting.vocabulary import MissedInVocabulary, VocabularyRelease
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import epsilon
+from uedp.accounting.vocabulary import VocabularyRelease
 
 # users in whose text the entity was missed, and in how many sentences of each; None: in all
 MISSED_CASES: tuple[tuple[int, int | None], ...] = ((1, 1), (5, 1), (1, None))
@@ -15,33 +16,26 @@ _NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five", 10: "ten"}
 
 
 def missed_epsilon(
-    profile: Rotation,
+    profile: Profile,
     rounds: int,
     delta: float,
     users: int,
     sentences: int | None,
     most: int | None = None,
-    sentence_share: float | None = None,
     vocabulary: VocabularyRelease | None = None,
 ) -> float:
     """Epsilon where an entity was missed in `sentences` of each of so many users; None: in all.
 
-    A round uses `most` sentences of a user. Where nothing bounds them, and all were missed, the
-    user's update may turn around: a move of 2.
+    A round uses `most` sentences of a user; None: any number.
 
     Guarantees:
-      - saying less (no `most`, no `sentence_share`, all sentences) never gives a smaller epsilon
+      - saying less (no `most`, all sentences) never gives a smaller epsilon
+      - infinite where the method makes no promise about missed mentions
     """
-    if sentence_share is None:
-        # a missed sentence counts as one without an entity, unless it mentions another
-        sentence_share = max(profile.entity_share, profile.extended_share or 0.0)
-    selected = most if sentences is None else min(sentences, most or sentences)
-    if selected is None:
-        selected, sentence_share = 1, 2.0
-    missed = Missed(profile, users, selected, sentence_share)
-    beside: tuple[tuple[Profile, int], ...] = ()
-    if vocabulary is not None:
-        beside = ((MissedInVocabulary(vocabulary, users, sentences), 1),)
+    missed = profile.missed(users, sentences, most)
+    if missed is None:
+        return float("inf")
+    beside = () if vocabulary is None else ((vocabulary.missed(users, sentences), 1),)
     return _epsilon(missed, rounds, delta, *beside)
 
 
@@ -67,33 +61,27 @@ class Neighbour:
     """A plan that differs in one setting, at the same epsilon, and what missed mentions cost it."""
 
     change: str
-    user_rate: float
-    entity_share: float
+    profile: Profile
     sentences_per_user: int | None
-    noise: float
     epsilons: tuple[float, ...]  # by `MISSED_CASES`
 
 
 def neighbours(
-    profile: Rotation, rounds: int, delta: float, most: int | None = None
+    profile: Profile, rounds: int, delta: float, most: int | None = None
 ) -> Iterator[Neighbour]:
     """The plan itself, then others around it: how each setting moves missed mentions' epsilon.
 
-    Where the rate or the share is another, the noise is found anew for the plan's own epsilon.
+    Where a variant of the profile is planned, its noise is calibrated to the plan's own epsilon.
+    There are none where the method makes no promise about missed mentions.
     """
+    if profile.missed(1, 1) is None:
+        return
     target = epsilon(profile, rounds, delta)
-    rate, share = profile.user_rate, profile.entity_share
     yield _neighbour("this plan", profile, rounds, delta, most)
-    changes = [
-        ("half the entity share", replace(profile, entity_share=share / 2)),
-        ("half the user rate", replace(profile, user_rate=rate / 2)),
-    ]
-    if 2 * rate < 1:
-        changes.append(("twice the user rate", replace(profile, user_rate=2 * rate)))
     if 0 < target < float("inf"):
-        for change, other in changes:
-            found = _recalibrated(other, rounds, delta, target)
-            yield _neighbour(change, found, rounds, delta, most)
+        for change, variant in profile.variants().items():
+            noise = noise_for(target, delta, rounds, partial(_with_noise, variant))
+            yield _neighbour(change, _with_noise(variant, noise), rounds, delta, most)
     for bound in SENTENCES_PER_USER:
         if bound != most:
             change = "any number of sentences per user"
@@ -102,13 +90,12 @@ def neighbours(
             yield _neighbour(change, profile, rounds, delta, bound)
 
 
-def _recalibrated(profile: Rotation, rounds: int, delta: float, target: float) -> Rotation:
-    noise = noise_for(target, delta, rounds, lambda z: replace(profile, noise=z))
+def _with_noise(profile: Profile, noise: float) -> Profile:
     return replace(profile, noise=noise)
 
 
 def _neighbour(
-    change: str, profile: Rotation, rounds: int, delta: float, most: int | None
+    change: str, profile: Profile, rounds: int, delta: float, most: int | None
 ) -> Neighbour:
-    found = tuple(missed_epsilon(profile, rounds, delta, *case, most) for case in MISSED_CASES)
-    return Neighbour(change, profile.user_rate, profile.entity_share, most, profile.noise, found)
+    epsilons = tuple(missed_epsilon(profile, rounds, delta, *case, most) for case in MISSED_CASES)
+    return Neighbour(change, profile, most, epsilons)

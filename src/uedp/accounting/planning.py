@@ -9,7 +9,8 @@ import numpy as np
 
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile, UserLevelProfile, epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import Sampling, select
@@ -98,15 +99,17 @@ def options(
 
 
 def _rotation(rate: float, share: float, extended_rate: float, noise: float) -> Profile:
-    return Rotation(noise, rate, share, extended_rate=extended_rate)
+    return RotationProfile(noise, rate, share, extended_rate=extended_rate)
 
 
 def curves(option: Option, delta: float, points: int = 12) -> dict[str, list[tuple[int, float]]]:
     """Epsilon against rounds at an option's noise, for users alone and for users with entities."""
     counts = np.unique(np.round(np.geomspace(1, 2 * option.rounds, points)).astype(int))
     profiles: dict[str, Profile] = {
-        "user and entity (rotation)": Rotation(option.noise, option.user_rate, option.entity_share),
-        "user alone": UserLevel(option.noise, option.user_rate),
+        "user and entity (rotation)": RotationProfile(
+            option.noise, option.user_rate, option.entity_share
+        ),
+        "user alone": UserLevelProfile(option.noise, option.user_rate),
     }
     return {
         name: [(int(n), epsilon(profile, int(n), delta)) for n in counts]

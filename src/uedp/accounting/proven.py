@@ -7,8 +7,8 @@ units of the update clip beta.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import numpy as np
 from scipy import stats
@@ -24,6 +24,13 @@ from uedp.accounting.pld import (
     smallest_delta,
     step_for,
 )
+from uedp.accounting.profile import (
+    LEAST_NOISE,
+    PrivacyEvent,
+    Profile,
+    check_rates,
+    register_profile,
+)
 from uedp.errors import UserError
 
 # Binomial outcomes rarer than this, and beyond so many, are counted as a larger one.
@@ -31,85 +38,106 @@ _RARE = 1e-18
 _MOST_OUTCOMES = 400
 _MOST_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
 _TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
-LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
-MOST_NOISE = 1e7
+
+_GROUP = "one group of texts put together at random"
+_NOT_PEOPLE = "Groups are not people: whoever wrote more than one group holds is protected less"
 
 
-class Profile(Protocol):
-    """How one round of a method treats those it protects."""
-
-    @property
-    def noise(self) -> float: ...
-
-    @property
-    def user_rate(self) -> float: ...
-
-    def pairs(self) -> Mapping[str, Pair]:
-        """A dominating pair for each thing that is protected together with a user."""
-
-
+@register_profile
 @dataclass(frozen=True)
-class UserLevel:
+class UserLevelProfile(Profile):
     """User-level DP-SGD: Poisson-drawn users, one clipped update each. Entities: no guarantee."""
 
-    noise: float
-    user_rate: float
-
-    def __post_init__(self) -> None:
-        _check(self.noise, user_rate=self.user_rate)
+    method: ClassVar[str] = "user-level"
+    unit: ClassVar[str] = (
+        "one user: all text the user wrote. Entities that several users mention are not protected"
+    )
+    unit_of_groups: ClassVar[str] = f"{_GROUP}. {_NOT_PEOPLE}. Entities are not protected"
+    short_unit: ClassVar[str] = "one user; entities that several users mention are not protected"
+    protects_entities: ClassVar[bool] = False
 
     def pairs(self) -> Mapping[str, Pair]:
         return {"user": user_alone(self.noise, self.user_rate)}
 
+    def user_alone(self) -> "UserLevelProfile":
+        return self
 
+
+@register_profile
 @dataclass(frozen=True)
-class Rotation:
+class RotationProfile(Profile):
     """Rotation (section 5): a user, and an entity that moves one drawn user's update by `share`.
 
-    `extended_share` is the share of a sentence without detected entities; with one sentence per
-    entity and round it equals the entity share, and that is the default.
+    With one sentence per entity and round, a sentence without detected entities has the same share.
     `reveal_draw=True` asks for Theorem 1 even where Theorem 2 applies, as a cross-check.
     """
 
-    noise: float
-    user_rate: float
+    method: ClassVar[str] = "rotation"
+    unit: ClassVar[str] = (
+        "one user together with one sensitive entity: all text the user wrote, and all text of "
+        "anyone that mentions the entity; a sentence with no detected entity counts as one"
+    )
+    unit_of_groups: ClassVar[str] = (
+        f"{_GROUP}, and one sensitive entity: all text of the group, and all text that mentions "
+        f"the entity; a sentence with no detected entity counts as one. {_NOT_PEOPLE}"
+    )
+    short_unit: ClassVar[str] = "one user together with one sensitive entity"
+    protects_entities: ClassVar[bool] = True
+
     entity_share: float
     entity_rate: float = 1.0
-    extended_share: float | None = None
     extended_rate: float = 1.0
     reveal_draw: bool = False
 
     def __post_init__(self) -> None:
-        _check(
-            self.noise,
-            user_rate=self.user_rate,
-            entity_rate=self.entity_rate,
-            extended_rate=self.extended_rate,
-        )
-        for name, share in (("entity", self.entity_share), ("extended", self.extended_share)):
-            if share is not None and not 0 <= share <= 2:
-                raise UserError(
-                    f"{name} share {share}: must lie in 0..2, in units of the update clip"
-                )
+        super().__post_init__()
+        check_rates(entity_rate=self.entity_rate, extended_rate=self.extended_rate)
+        if not 0 <= self.entity_share <= 2:
+            raise UserError(
+                f"entity share {self.entity_share}: must lie in 0..2, in units of the update clip"
+            )
 
     def pairs(self) -> Mapping[str, Pair]:
-        extended = self.entity_share if self.extended_share is None else self.extended_share
         return {
-            "user and entity": self._pair(self.entity_share, self.entity_rate),
-            "user and sentence": self._pair(extended, self.extended_rate),
+            "user and entity": self._pair(self.entity_rate),
+            "user and sentence": self._pair(self.extended_rate),
         }
 
-    def _pair(self, share: float, coin: float) -> Pair:
-        if share == 0 or coin == 0:
+    def user_alone(self) -> UserLevelProfile:
+        return UserLevelProfile(self.noise, self.user_rate)
+
+    def missed(
+        self, users: int, sentences: int | None, sentences_per_user: int | None = None
+    ) -> "MissedProfile":
+        """Where all sentences were missed and nothing bounds them, an update may turn around."""
+        if sentences is None:
+            sentences = sentences_per_user
+        elif sentences_per_user is not None:
+            sentences = min(sentences, sentences_per_user)
+        if sentences is None:
+            return MissedProfile(self, users, 1, 2.0)
+        return MissedProfile(self, users, sentences, self.entity_share)
+
+    def variants(self) -> Mapping[str, Self]:
+        changed = {
+            "half the entity share": replace(self, entity_share=self.entity_share / 2),
+            "half the user rate": replace(self, user_rate=self.user_rate / 2),
+        }
+        if 2 * self.user_rate < 1:
+            changed["twice the user rate"] = replace(self, user_rate=2 * self.user_rate)
+        return changed
+
+    def _pair(self, coin: float) -> Pair:
+        if self.entity_share == 0 or coin == 0:
             return user_alone(self.noise, self.user_rate)
-        rate, share = max(self.user_rate, _TINY), max(share, _TINY)
+        rate, share = max(self.user_rate, _TINY), max(self.entity_share, _TINY)
         if rate < 1 and not self.reveal_draw:
             return hidden_draw(self.noise, rate, share, coin)
         return revealed_draw(self.noise, rate, share, coin)
 
 
 @dataclass(frozen=True)
-class Missed:
+class MissedProfile:
     """Rotation for an entity whose mention was missed, or has another id, in `holders` more users.
 
     `per_user` such sentences at most of each of them are selected; each moves its user's update by
@@ -122,7 +150,7 @@ class Missed:
       - never above the epsilon with every draw revealed, but for a thousandth of it
     """
 
-    rotation: Rotation
+    rotation: RotationProfile
     holders: int
     per_user: int
     sentence_share: float
@@ -179,8 +207,9 @@ class Missed:
         return Revealed(tuple(weights), tuple(pairs))
 
 
+@register_profile
 @dataclass(frozen=True)
-class Alg:
+class UedpAlgProfile(Profile):
     """UeDP-Alg as published (section 3), for an entity that `holders` users mention.
 
     They are counted beside a protected user. If all users mention the entity there is no other,
@@ -190,13 +219,23 @@ class Alg:
     whose text is emptied must give a zero update: no local weight decay.
     """
 
-    noise: float
-    user_rate: float
+    method: ClassVar[str] = "uedp-alg"
+    unit: ClassVar[str] = (
+        "one user together with one sensitive entity that at most the stated number of other users "
+        "mention"
+    )
+    unit_of_groups: ClassVar[str] = (
+        f"{_GROUP}, and one sensitive entity that at most the stated number of other groups "
+        f"mention. {_NOT_PEOPLE}"
+    )
+    short_unit: ClassVar[str] = RotationProfile.short_unit
+    protects_entities: ClassVar[bool] = True
+
     users: int
     holders: int
 
     def __post_init__(self) -> None:
-        _check(self.noise, user_rate=self.user_rate)
+        super().__post_init__()
         if not 0 <= self.holders <= self.users:
             raise UserError(f"holders {self.holders}: must lie in 0..{self.users}")
 
@@ -208,11 +247,14 @@ class Alg:
         )
         return {"user and entity": Revealed(tuple(chance for _, chance in cases), pairs)}
 
+    def user_alone(self) -> "UedpAlgProfile":
+        return replace(self, holders=0)
+
 
 _NO_LOSS = Losses(1.0, 0, np.ones(1), 0.0)
 _ALL_LOST = Losses(1.0, 0, np.zeros(1), 1.0)
 
-Rounds = Sequence[tuple[Profile, int]]
+Events = Sequence[tuple[PrivacyEvent, int]]
 
 
 @dataclass(frozen=True)
@@ -238,7 +280,7 @@ class Guarantee:
         return max(side.delta(epsilon) for both in self.losses.values() for side in both)
 
 
-def guarantee(rounds: Rounds) -> Guarantee:
+def guarantee(rounds: Events) -> Guarantee:
     """Compose rounds, which may differ, for everything that all of them protect.
 
     Guarantees:
@@ -278,22 +320,16 @@ def _composed(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[Losses, Los
     )
 
 
-def epsilon(profile: Profile, rounds: int, delta: float, *beside: tuple[Profile, int]) -> float:
+def epsilon(
+    event: PrivacyEvent, rounds: int, delta: float, *beside: tuple[PrivacyEvent, int]
+) -> float:
     """The proven epsilon of equal rounds, and of others beside them."""
-    return guarantee([(profile, rounds), *beside]).epsilon(delta)
+    return guarantee([(event, rounds), *beside]).epsilon(delta)
 
 
 def check_delta(delta: float) -> None:
     if not 0 <= delta < 1:
         raise UserError(f"delta {delta}: must lie in 0..1, below 1")
-
-
-def _check(noise: float, **rates: float) -> None:
-    if not 0 <= noise <= MOST_NOISE:
-        raise UserError(f"noise {noise}: must lie in 0..{MOST_NOISE:g}")
-    for name, rate in rates.items():
-        if not 0 <= rate <= 1:
-            raise UserError(f"{name.replace('_', ' ')} {rate}: must lie in 0..1")
 
 
 def _with_user(noise: float, user_rate: float, others: Sequence[tuple[float, float]]) -> Shifted:

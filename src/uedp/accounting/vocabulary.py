@@ -14,7 +14,7 @@ from scipy import special
 
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import Floats, Pair, Revealed, Shifted
-from uedp.accounting.proven import LEAST_NOISE, MOST_NOISE, Profile
+from uedp.accounting.profile import LEAST_NOISE, PrivacyEvent, check_noise
 from uedp.errors import UserError
 
 # Of delta, for words that cross the threshold by chance. Ten times as much would lower the
@@ -30,8 +30,8 @@ class VocabularyRelease:
     one of whose selected sentences mentions it. Without, users alone are protected.
 
     Guarantees:
-      - rounds of `Rotation` (with `words_per_sentence`) or of `UserLevel` (without) and this
-        release add up
+      - rounds of `RotationProfile` (with `words_per_sentence`) or of `UserLevelProfile` (without)
+        and this release add up
       - what crosses the threshold by chance is in its pairs, as a probability that all is lost:
         whoever composes them has it in delta
     """
@@ -42,8 +42,7 @@ class VocabularyRelease:
     words_per_sentence: int | None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise <= MOST_NOISE:
-            raise UserError(f"vocabulary noise {self.noise}: must lie in 0..{MOST_NOISE:g}")
+        check_noise(self.noise, "vocabulary noise")
         if not 0 <= self.threshold < math.inf:
             raise UserError(f"vocabulary threshold {self.threshold}: must be a number of users")
         if self.words_per_user < 1:
@@ -79,6 +78,10 @@ class VocabularyRelease:
     def user_alone(self) -> "VocabularyRelease":
         """The same release, asked about a user without an entity."""
         return replace(self, words_per_sentence=None)
+
+    def missed(self, users: int, sentences: int | None) -> "MissedInVocabulary":
+        """The same release, for an entity missed in `sentences` of each of `users`; None: in all"""
+        return MissedInVocabulary(self, users, sentences)
 
     def _moved(self) -> tuple[int, ...]:
         of_sentence = self.words_per_sentence
@@ -194,7 +197,7 @@ def release_for(
     if not 0 < share <= 1:
         raise UserError(f"vocabulary share {share}: must lie in 0..1, without 0")
 
-    def release(noise: float) -> Profile:
+    def release(noise: float) -> PrivacyEvent:
         return with_threshold(noise, words_per_user, words_per_sentence, failure_share * delta)
 
     noise = noise_for(share * target, delta, 1, release)

@@ -9,7 +9,8 @@ import numpy as np
 
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.audit.mechanism import Mechanism, audit
 from uedp.audit.verdict import MechanismAudit
 from uedp.audit.worlds import (
@@ -126,7 +127,7 @@ class Case:
     method: str
     pair: Kind
     mechanism: Mechanism
-    profile: Profile
+    profile: PrivacyEvent
     rounds: int
     delta: float
     against: Sequence[World]
@@ -135,7 +136,7 @@ class Case:
     @property
     def measurable(self) -> bool:
         """Whether `uedp.audit.sensitivity` can measure its rounds."""
-        return not isinstance(self.profile, Alg)
+        return not isinstance(self.profile, UedpAlgProfile)
 
     def runs_in(self, seconds: float) -> int:
         """About how many runs one core plays in so many seconds."""
@@ -186,7 +187,7 @@ def cases(
 def plan_cases(plan: Plan, incidence: Incidence | None = None) -> Iterator[Case]:
     """The pairs that a run protects; UeDP-Alg's on the incidence it is planned for."""
     privacy = plan.config.privacy
-    if isinstance(plan.profile, Alg):
+    if isinstance(plan.profile, UedpAlgProfile):
         setting = Setting(
             privacy.rounds,
             privacy.delta,
@@ -199,21 +200,21 @@ def plan_cases(plan: Plan, incidence: Incidence | None = None) -> Iterator[Case]
     profile, per_user = plan.profile, plan.sampling.per_user
     mechanism = Mechanism.of(plan)
 
-    def case(pair: Kind, claimed: Profile, against: Sequence[World]) -> Case:
+    def case(pair: Kind, claimed: PrivacyEvent, against: Sequence[World]) -> Case:
         rounds, delta = privacy.rounds, privacy.delta
         return Case(privacy.method, pair, mechanism, claimed, rounds, delta, against)
 
-    if isinstance(profile, UserLevel):
+    if isinstance(profile, UserLevelProfile):
         yield case("user", profile, worlds(profile, "user", per_user))
         return
-    assert isinstance(profile, Rotation)
+    assert isinstance(profile, RotationProfile)
     pairs: tuple[Kind, ...] = ("user", "entity", "user and entity")
     for pair in pairs:
         against = worlds(profile, pair, per_user)
         if pair == "user and entity":
             against.append(crowd(profile, _CROWD, per_user))
         yield case(pair, profile, against)
-    missed = Missed(profile, holders=1, per_user=1, sentence_share=profile.entity_share)
+    missed = MissedProfile(profile, holders=1, per_user=1, sentence_share=profile.entity_share)
     yield case("missed mention", missed, worlds(missed, "missed mention", per_user))
 
 
@@ -250,8 +251,8 @@ def alg_cases(
 
     plan = setting.plan("uedp-alg")
 
-    def profile(z: float) -> Alg:
-        return Alg(z, rate, users, others)
+    def profile(z: float) -> UedpAlgProfile:
+        return UedpAlgProfile(z, rate, users, others)
 
     noise = plan.noise
     if setting.epsilon is not None:
@@ -268,7 +269,7 @@ def alg_cases(
     pairs: tuple[Kind, ...] = ("user", "entity", "user and entity")
     for pair in pairs:
         # what is proven of a user alone is that of an entity nobody else mentions
-        attacked = Alg(noise, rate, users, 0 if pair == "user" else others)
+        attacked = UedpAlgProfile(noise, rate, users, 0 if pair == "user" else others)
         if incidence is None or entity is None:
             against = [paper(attacked, pair, setting.entity_rate)]
         else:

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Alg, Profile
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.bounds import Scores, check_confidence
 from uedp.audit.verdict import MechanismAudit, judge
 from uedp.audit.worlds import Kind, Law, World
@@ -174,14 +175,14 @@ class Mechanism:
         """What a run of this plan does: rotation or user-level privacy."""
         if plan.profile is None:
             raise UserError(f"{plan.config.privacy.method}: has no guarantee to audit")
-        if isinstance(plan.profile, Alg):
+        if isinstance(plan.profile, UedpAlgProfile):
             return cls.of_alg(plan, plan.profile)
         # on numbers nothing is rounded: the adversary is granted the margin for it
         clips = replace(plan.clips, margin=0.0)
         return cls(replace(plan, clips=clips), plan.noise, clips)
 
     @classmethod
-    def of_alg(cls, plan: Plan, profile: Alg) -> "Mechanism":
+    def of_alg(cls, plan: Plan, profile: UedpAlgProfile) -> "Mechanism":
         """UeDP-Alg at a plan's rates, with as many users and as much noise as the profile has."""
         weights = Weights(np.ones(profile.users), np.ones(1), 1.0, 0)
         estimator = f_e_plus(plan.sampling, weights, 1.0, profile.noise)
@@ -281,7 +282,7 @@ _AT_ONCE = 100_000  # users, or four times as many sentences: what a cache holds
 
 def audit(
     mechanism: Mechanism,
-    profile: Profile,
+    profile: PrivacyEvent,
     pair: Kind,
     rounds: int,
     delta: float,

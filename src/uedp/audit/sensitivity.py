@@ -25,7 +25,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import Rotation, UserLevel
+from uedp.accounting.proven import RotationProfile, UserLevelProfile
 from uedp.audit.worlds import LARGE
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
@@ -197,7 +197,7 @@ def check(
       - the rounds are those of the method that training builds from the plan
       - a shift beyond what Theorem 1 allows for the draws at hand is reported as broken
     """
-    if not isinstance(plan.profile, Rotation | UserLevel):
+    if not isinstance(plan.profile, RotationProfile | UserLevelProfile):
         raise UserError(
             f"{plan.config.privacy.method}: only rounds of rotation and user-level can be measured"
         )
@@ -387,7 +387,7 @@ class _Round:
         return float(self._sum(np.ones_like(self._used)).norm())
 
     def _protected(self) -> Sequence[Moved]:
-        return _MOVED if isinstance(self._plan.profile, Rotation) else _MOVED[:1]
+        return _MOVED if isinstance(self._plan.profile, RotationProfile) else _MOVED[:1]
 
     def _allowed(self, pair: _Pair, moved: Moved) -> float:
         """What Theorem 1 allows, given who was drawn and which sentences were used."""

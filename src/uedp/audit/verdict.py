@@ -10,7 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from uedp.accounting.divergence import LARGEST, Floats
-from uedp.accounting.proven import Guarantee, Missed, Profile, guarantee
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import Guarantee, MissedProfile, guarantee
 from uedp.accounting.published import NOT_A_GUARANTEE
 from uedp.audit.bounds import (
     Curve,
@@ -168,7 +169,7 @@ def _named(audit: MechanismAudit) -> str:
 
 def judge(
     scores: Sequence[Scores],
-    profile: Profile,
+    profile: PrivacyEvent,
     pair: Kind,
     rounds: int,
     delta: float,
@@ -263,7 +264,7 @@ def _alarm(
     return Alarm(confidence, threshold, excess, threshold > proven or (excess or 0.0) > 0)
 
 
-def _fitted(trial: Trial, profile: Profile, rounds: int, delta: float) -> Bound:
+def _fitted(trial: Trial, profile: PrivacyEvent, rounds: int, delta: float) -> Bound:
     @cache
     def with_noise(z: float) -> Guarantee:
         return guarantee([(_with_noise(profile, z), rounds)])
@@ -281,7 +282,7 @@ def _rates(point: Point) -> tuple[Floats, Floats]:
     return np.array([point.right]), np.array([point.wrong])
 
 
-def _with_noise(profile: Profile, noise: float) -> Profile:
-    if isinstance(profile, Missed):
+def _with_noise(profile: PrivacyEvent, noise: float) -> PrivacyEvent:
+    if isinstance(profile, MissedProfile):
         return replace(profile, rotation=replace(profile.rotation, noise=noise))
     return replace(profile, noise=noise)  # type: ignore[type-var]

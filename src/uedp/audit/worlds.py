@@ -18,7 +18,8 @@ from scipy import stats
 
 from uedp.accounting.divergence import LARGEST, Floats
 from uedp.accounting.pld import Losses, compose
-from uedp.accounting.proven import Alg, Missed, Profile, Rotation, UserLevel
+from uedp.accounting.profile import PrivacyEvent
+from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.sampling import Mask, Sampling, draw_alg
@@ -206,14 +207,14 @@ class _Corpus:
         )
 
 
-def worlds(profile: Profile, kind: Kind, per_user: int | None = None) -> list[World]:
+def worlds(profile: PrivacyEvent, kind: Kind, per_user: int | None = None) -> list[World]:
     """The worst worlds known for what a profile claims; which is worst depends on the noise.
 
     `per_user` is how many sentences of a user a round selects at most.
     """
-    if isinstance(profile, UserLevel) and kind == "user":
+    if isinstance(profile, UserLevelProfile) and kind == "user":
         return [_rotated(_all_sentences(profile), "user", "user", per_user=per_user)]
-    if isinstance(profile, Rotation) and kind != "missed mention":
+    if isinstance(profile, RotationProfile) and kind != "missed mention":
         if kind == "user":
             return [_rotated(profile, kind, "towards", per_user=per_user)]
         names: tuple[Rest, ...] = ("towards", "against", "alone")
@@ -223,13 +224,13 @@ def worlds(profile: Profile, kind: Kind, per_user: int | None = None) -> list[Wo
                 _rotated(profile, kind, name, per_user=per_user, extended=True) for name in names
             ]
         return found
-    if isinstance(profile, Missed) and kind == "missed mention":
+    if isinstance(profile, MissedProfile) and kind == "missed mention":
         ways: tuple[Rest, ...] = ("towards", "against", "half way")
         return [
             _rotated(profile.rotation, kind, name, missed=profile, per_user=per_user)
             for name in ways
         ]
-    if isinstance(profile, Alg) and kind != "missed mention":
+    if isinstance(profile, UedpAlgProfile) and kind != "missed mention":
         return [paper(profile, kind)]
     raise UserError(f"{type(profile).__name__} promises nothing for the pair {kind!r}")
 
@@ -239,7 +240,7 @@ def strongest(among: Sequence[World], noise: float, rounds: int, delta: float) -
     return max(among, key=lambda world: attainable(world, noise, rounds, delta))
 
 
-def crowd(profile: Rotation, holders: int, per_user: int | None = None) -> World:
+def crowd(profile: RotationProfile, holders: int, per_user: int | None = None) -> World:
     """An entity that many mention, and nothing else: lending must let only one of them use it."""
     return _rotated(profile, "user and entity", "alone", holders=holders, per_user=per_user)
 
@@ -258,11 +259,11 @@ def _rest(name: Rest, reach: float) -> float:
 
 
 def _rotated(
-    profile: Rotation,
+    profile: RotationProfile,
     kind: Kind,
     name: Rest,
     *,
-    missed: Missed | None = None,
+    missed: MissedProfile | None = None,
     holders: int = 1,
     per_user: int | None = None,
     extended: bool = False,
@@ -274,9 +275,8 @@ def _rotated(
     With `extended` it is a sentence without entities instead. Sentences that only have to be there
     are of the kind whose coin comes up more often.
     """
-    others = (profile.extended_share, missed and missed.sentence_share)
     share, rate = profile.entity_share, profile.user_rate
-    if any(other is not None and other != share for other in others):
+    if missed is not None and missed.sentence_share != share:
         raise UserError("an audit is of one sentence clip: all shares must be the entity share")
     corpus = _Corpus()
     corpus.mentions_by_coin = profile.entity_rate > profile.extended_rate
@@ -324,13 +324,13 @@ def _rotated(
     return corpus.world(f"{title}, a sentence" if extended else title, emptied, full)
 
 
-def _all_sentences(profile: UserLevel) -> Rotation:
+def _all_sentences(profile: UserLevelProfile) -> RotationProfile:
     """User-level privacy, whose sentence clip is as wide as it may be."""
-    return Rotation(profile.noise, profile.user_rate, 2.0)
+    return RotationProfile(profile.noise, profile.user_rate, 2.0)
 
 
 def paper(
-    profile: Alg, kind: Kind = "user and entity", entity_rate: float = PAPER_ENTITY_RATE
+    profile: UedpAlgProfile, kind: Kind = "user and entity", entity_rate: float = PAPER_ENTITY_RATE
 ) -> World:
     """UeDP-Alg's worst: every holder drawn goes from -1 to +1 by the entity under attack.
 

@@ -6,7 +6,7 @@ from types import FrameType
 import typer
 
 from uedp.cli import audit, data, privacy, train
-from uedp.cli.terminal import plain
+from uedp.cli.terminal import plain, with_flags
 from uedp.errors import UserError
 from uedp.signals import handled_by
 
@@ -45,5 +45,5 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _refuse(message: str) -> None:
     sys.stdout.flush()
-    print(f"error: {plain(message)}", file=sys.stderr)
+    print(f"error: {plain(with_flags(message))}", file=sys.stderr)
     sys.exit(2)

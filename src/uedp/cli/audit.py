@@ -250,6 +250,7 @@ def audit_train(
     """
     from uedp.audit import training
     from uedp.report.audit_training_plots import score_histograms
+    from uedp.training.config import load_config
 
     if resume and out is None:
         raise UserError("audit train: say what to resume with --out")

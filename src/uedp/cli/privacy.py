@@ -14,7 +14,8 @@ from uedp.accounting.calibrate import noise_for, rounds_for, share_for
 from uedp.accounting.ledger import CorpusLedger, Entry, close_run
 from uedp.accounting.missed import MISSED_CASES, Neighbour, missed_words, neighbours
 from uedp.accounting.planning import FEW_USERS, Option, Supply, curves, options
-from uedp.accounting.proven import Alg, Profile, Rotation, UserLevel, epsilon
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.accounting.signature import generate_key, sign_certificate
 from uedp.cli.terminal import plain, progress, show, table
 from uedp.corpus.store import Corpus
@@ -83,7 +84,7 @@ def account_alg(
     as_json: AsJson = False,
 ) -> None:
     """The proven epsilon of the paper's own mechanism, for an entity with so many holders."""
-    _prove(Alg(noise, user_rate, users, holders), rounds, delta, as_json)
+    _prove(UedpAlgProfile(noise, user_rate, users, holders), rounds, delta, as_json)
 
 
 def calibrate(
@@ -204,7 +205,7 @@ def plan(
         typer.echo(f"epsilon against rounds: {plot}")
     first = tried[0]
     show_missed(
-        Rotation(first.noise, first.user_rate, first.entity_share),
+        RotationProfile(first.noise, first.user_rate, first.entity_share),
         first.rounds,
         delta,
         None,
@@ -213,7 +214,7 @@ def plan(
 
 
 def show_missed(
-    profile: Rotation, rounds: int, delta: float, most: int | None, name: str = "this plan"
+    profile: Profile, rounds: int, delta: float, most: int | None, name: str = "this plan"
 ) -> None:
     """How share, rate and sentences per user move the epsilon of missed mentions."""
     found: list[Neighbour] = []
@@ -225,7 +226,9 @@ def show_missed(
     for row in found:
         values = (_number(e if e < float("inf") else None, 3) for e in row.epsilons)
         shown.add_row(
-            name if row is found[0] else row.change, certificates.rounded(row.noise), *values
+            name if row is found[0] else row.change,
+            certificates.rounded(row.profile.noise),
+            *values,
         )
     show("\nepsilon where the detector missed the entity, at the noise that each plan needs", shown)
 
@@ -423,8 +426,8 @@ def _entry(entry: Entry, delta: float) -> dict[str, Any]:
 
 def _rotation(noise: float, rate: float, share: float, coin: float, extended: float) -> Profile:
     if share == 0:
-        return UserLevel(noise, rate)
-    return Rotation(noise, rate, share, entity_rate=coin, extended_rate=extended)
+        return UserLevelProfile(noise, rate)
+    return RotationProfile(noise, rate, share, entity_rate=coin, extended_rate=extended)
 
 
 def _prove(profile: Profile, rounds: int, delta: float, as_json: bool) -> None:
@@ -442,9 +445,8 @@ def _prove(profile: Profile, rounds: int, delta: float, as_json: bool) -> None:
 
 
 def _words(profile: Profile, value: float, delta: float) -> str:
-    method = {Rotation: "rotation", UserLevel: "user-level", Alg: "uedp-alg"}[type(profile)]
     private = value < float("inf")
-    return f"{certificates.statement(method, value, delta, private)} {certificates.ADJACENCY}"
+    return f"{certificates.statement(profile, value, delta, private)} {certificates.ADJACENCY}"
 
 
 def _answer(

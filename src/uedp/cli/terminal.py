@@ -1,5 +1,6 @@
 """Progress bars and tables on a terminal; silence where there is none."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,9 @@ from uedp.progress import Progress as ProgressProtocol
 _QUIET_SECONDS = 1.0  # work that is done sooner needs no bar
 _REFRESH_SECONDS = 0.1
 _SPEED_SECONDS = 600.0  # over which time left is estimated: a step may take a minute
+_PARAMETER = re.compile(r"`([a-z][a-z_]*)=([^`]+)`")
+_FLAGS = {"detectors": "detector"}  # parameters that have a flag of another name
+_QUOTES = "'\""
 
 
 class _Bars(Progress):
@@ -97,6 +101,23 @@ def plain(text: str) -> str:
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
+
+
+def with_flags(text: str) -> str:
+    """A message of the library for the command line: parameters become flags.
+
+    `overwrite=True` becomes --overwrite, `corpus=...` becomes --corpus, `reader='hf'` becomes
+    --reader hf and `propagate=False` becomes --no-propagate, each with its backticks.
+    """
+    return _PARAMETER.sub(_flag, text)
+
+
+def _flag(parameter: re.Match[str]) -> str:
+    name, value = parameter.groups()
+    flag = _FLAGS.get(name, name).replace("_", "-")
+    if value in ("True", "..."):
+        return f"--{flag}"
+    return f"--no-{flag}" if value == "False" else f"--{flag} {value.strip(_QUOTES)}"
 
 
 def show(title: str, table: Table) -> None:

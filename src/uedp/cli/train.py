@@ -217,7 +217,6 @@ def _say_sum(own: "Certificate") -> None:
 
 
 def _show_plan(found: "Preview") -> None:
-    from uedp.accounting.proven import Rotation
     from uedp.cli.privacy import show_missed
 
     sentence, *lines = found.plan.statement.splitlines()
@@ -231,7 +230,7 @@ def _show_plan(found: "Preview") -> None:
     rows.add_row("trained parameters", f"{found.parameters:,}")
     show("", rows)
     profile, privacy = found.plan.profile, found.plan.config.privacy
-    if found.plan.private and isinstance(profile, Rotation):
+    if found.plan.private and profile is not None and found.plan.missed_line:
         show_missed(profile, found.plan.rounds, privacy.delta, privacy.sentences_per_user)
     for doubt in found.warnings:
         typer.echo(f"warning: {doubt}")

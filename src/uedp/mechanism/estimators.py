@@ -2,7 +2,7 @@
 
 `docs/privacy.md` section 2. A round's weighted sum of clipped updates is divided by its expected
 weight, and noise is scaled to the paper's lemma. What that noise proves is another matter:
-`uedp.accounting.proven.Alg`.
+`uedp.accounting.proven.UedpAlgProfile`.
 """
 
 from dataclasses import dataclass, replace

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from uedp.accounting.proven import Profile
+from uedp.accounting.profile import Profile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.packing import PackedLosses, Packing
@@ -154,7 +154,6 @@ class Method(ABC):
     name: ClassVar[str]
     profile_type: ClassVar[type[Profile] | None] = None
     options_type: ClassVar[type[MethodOptions]] = MethodOptions
-    protects_entities: ClassVar[bool] = False
     deidentifies: ClassVar[bool] = False
     """Whether it trains on texts with the entities replaced."""
     noises_gradients: ClassVar[bool] = False

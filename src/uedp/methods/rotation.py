@@ -2,8 +2,8 @@
 
 import secrets
 
-from uedp.accounting.proven import Profile
-from uedp.accounting.proven import Rotation as RotationProfile
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import RotationProfile
 from uedp.incidence import Incidence
 from uedp.mechanism.release import Clips
 from uedp.mechanism.sampling import Mask, Participants, Uniforms, draw, lend
@@ -19,7 +19,6 @@ class Rotation(ClippedMethod):
 
     name = "rotation"
     profile_type = RotationProfile
-    protects_entities = True
 
     @classmethod
     def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:

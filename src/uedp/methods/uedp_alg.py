@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from uedp.accounting.proven import Alg as UedpAlgProfile
-from uedp.accounting.proven import Profile
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.incidence import Incidence
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
@@ -47,7 +47,6 @@ class UedpAlg(Method):
     name = "uedp-alg"
     profile_type = UedpAlgProfile
     options_type = UedpAlgOptions
-    protects_entities = True
 
     @classmethod
     def check(cls, privacy: PrivacySettings) -> None:

@@ -1,7 +1,7 @@
 """User-level DP-SGD: Poisson-sampled users, one clipped update each."""
 
-from uedp.accounting.proven import Profile
-from uedp.accounting.proven import UserLevel as UserLevelProfile
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import UserLevelProfile
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import draw_whole
 from uedp.methods.base import Draw, PrivacySettings, RoundSettings, register_method

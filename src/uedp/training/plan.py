@@ -12,7 +12,8 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting import decisions
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.ledger import Planned
-from uedp.accounting.proven import Profile, epsilon
+from uedp.accounting.profile import PrivacyEvent, Profile
+from uedp.accounting.proven import epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -49,7 +50,7 @@ class Plan:
         return method_named(self.config.privacy.method)
 
     @property
-    def vocabulary_events(self) -> tuple[tuple[Profile, int], ...]:
+    def vocabulary_events(self) -> tuple[tuple[PrivacyEvent, int], ...]:
         """What is released in addition to the rounds."""
         return () if self.vocabulary is None else ((self.vocabulary, 1),)
 
@@ -91,7 +92,7 @@ class Plan:
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
         return certificates.statement(
-            privacy.method, self.epsilon, privacy.delta, self.private, self.setup()
+            self.profile, self.epsilon, privacy.delta, self.private, self.setup()
         )
 
     @property
@@ -309,11 +310,12 @@ def _vocabulary(config: Config) -> VocabularyRelease | None:
     settings, privacy = config.vocabulary, config.privacy
     if settings.source != "private":
         return None
+    profile_type = method_named(privacy.method).profile_type
     assert privacy.epsilon is not None  # the config requires it
     return release_for(
         privacy.epsilon,
         privacy.delta,
         settings.share,
         settings.words_per_user,
-        settings.words_per_sentence if method_named(privacy.method).protects_entities else None,
+        settings.words_per_sentence if profile_type and profile_type.protects_entities else None,
     )
