@@ -77,7 +77,7 @@ def test_a_config_cannot_be_changed():
         ({"privacy__update_clip": float("inf")}, "privacy.update_clip inf:"),
         ({"privacy__entity_share": 2.1}, "privacy.entity_share 2.1:"),
         ({"privacy__seed": -1}, "privacy.seed -1:"),
-        ({"privacy__method": "magic"}, "privacy.method 'magic': Input should be 'rotation'"),
+        ({"privacy__method": "magic"}, "privacy.method 'magic': no method 'magic'; choose deidentified"),
         ({"privacy__noise": 1}, "privacy: give either epsilon or noise"),
         ({"privacy__noise": -1, "privacy__epsilon": None}, "privacy.noise -1:"),
         ({"privacy__epsilon": None}, "privacy: give either epsilon or noise"),
@@ -130,10 +130,10 @@ def test_changes_on_the_command_line():
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("epsilon=4", "--set epsilon=4: write section.field=value, as privacy.epsilon=4"),
-        ("privacy.epsilon", "--set privacy.epsilon: write section.field=value"),
-        ("privacy.=4", "--set privacy.=4: write"),
-        ("privacy.epsilon=[", "--set privacy.epsilon=[: the value cannot be read"),
+        ("epsilon=4", "change 'epsilon=4': write section.field=value, as privacy.epsilon=4"),
+        ("privacy.epsilon", "change 'privacy.epsilon': write section.field=value"),
+        ("privacy.=4", "change 'privacy.=4': write"),
+        ("privacy.epsilon=[", "change 'privacy.epsilon=[': the value cannot be read"),
         ("privacy.epsilon=0", "my.yaml: privacy.epsilon 0:"),
         ("privacies.epsilon=0", "my.yaml: privacies: no such field"),
     ],
@@ -180,7 +180,7 @@ def test_hostile_files_are_refused_in_one_line(case, tmp_path):
 
 def test_a_value_to_set_is_read_as_strictly(tmp_path):
     for text in ("{a: 1, a: 2}", "[" * 1000, "&x [*x]", "2001-02-31"):
-        with pytest.raises(UserError, match=r"--set .*: the value cannot be read"):
+        with pytest.raises(UserError, match=r"change '.*': the value cannot be read"):
             parse_config({}, changes=[f"privacy.epsilon={text}"])
 
 

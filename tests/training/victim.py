@@ -24,9 +24,9 @@ torch.set_num_threads(1)  # as in the tests: sums over threads round differently
 
 # where a process can be made to die, in the order of a run: what is called there
 POINTS: dict[str, tuple[Any, str]] = {
-    "before it has a name": (folder, "begin"),
+    "before it has a name": (folder, "name_run"),
     "named, before it is reserved": (CorpusLedger, "reserve"),
-    "reserved, before its config": (loop, "write_atomically"),
+    "reserved, before its config": (engine, "write_atomically"),
     "before its ledger": (RunLedger, "open"),
     "before the first checkpoint": (checkpoint, "write"),
     "before a round is spent": (RunLedger, "spend"),

@@ -249,5 +249,5 @@ def method_named(name: str) -> type[Method]:
         ValueError: there is no such method; names those that there are.
     """
     if name not in _METHODS:
-        raise ValueError(f"no method is called {name!r}; choose {', '.join(_METHODS)}")
+        raise ValueError(f"no method {name!r}; choose {', '.join(sorted(_METHODS))}")
     return _METHODS[name]
