@@ -230,7 +230,7 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
     from uedp.audit.ranks import Roc, summary
     from uedp.audit.scoring import Scorer
     from uedp.audit.secrets import load as load_secrets
-    from uedp.models.load import load
+    from uedp.models.load import load_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -238,7 +238,7 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
         torch.cuda.empty_cache()  # what training held, for runs beside this one
 
     def scorer(where: Path) -> Scorer:
-        loaded = load(where)
+        loaded = load_model(where)
         return Scorer(loaded.model.to(device), loaded.tokenizer, loaded.max_tokens)
 
     attacked = scorer(folder or options.model)

@@ -89,7 +89,7 @@ def measure(
     engine, everything = Engine(model), np.arange(len(owners))
     device, narrow = options.device, packing.piece_width
     half = device == "cuda"
-    clips, weights = torch.full((len(owners),), 0.3), torch.ones(options.users)
+    clips = torch.full((len(owners),), 0.3)
 
     def losses(order: Any, packed: bool = True) -> Any:
         with torch.autocast(device, torch.bfloat16, enabled=half):
@@ -100,7 +100,7 @@ def measure(
 
     def clipped(packed: bool, width: Callable[[Any], int]) -> None:
         packing.piece_width = width
-        engine.clipped_sum(lambda order: losses(order, packed), owners, clips, 1.0, weights)
+        engine.clipped_sum(lambda order: losses(order, packed), owners, clips, 1.0)
 
     ways = {
         "plain": plain,

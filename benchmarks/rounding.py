@@ -31,7 +31,7 @@ from uedp.mechanism.clip import Engine, rules
 from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.release import Clips, clipped_sums
 from uedp.mechanism.sampling import Participants
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training.plan import rounding_margin
 from uedp.training.tasks import NextWord
@@ -56,7 +56,7 @@ def main() -> None:
     for how in ("lora", "full"):
         torch.manual_seed(0)
         if options.model:
-            loaded = load(options.model)
+            loaded = load_model(options.model)
             model, texts = loaded.model, Real(loaded.tokenizer, options.material)
         else:
             model, texts = random_llama(options.layers, options.width), Made()
@@ -147,17 +147,17 @@ def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Te
     clipper, count = Engine(model), len(texts)
     users = 1 + (count - 1) // EACH
     offsets = np.concatenate([[0, 1], np.arange(1 + EACH, count + 1, EACH)])
-    drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), np.ones(count, int))
+    crowding = np.ones(count, int)
+    crowding[0] = 1 << 60  # the first user is clipped to nothing
+    drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), crowding)
 
     def losses(order: Any) -> Any:
         device = clipper.parameters[0].device.type
         with torch.autocast(device, torch.bfloat16, enabled=half):
             return task.losses(model, np.array(order), SHARED_ROWS)
 
-    weights = np.ones(users)
-    weights[0] = 0
     sums, _ = clipped_sums(
-        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), weights, packing=SHARED_ROWS
+        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), packing=SHARED_ROWS
     )
     return torch.cat([part.flatten().double() for part in sums])
 

@@ -22,7 +22,7 @@ from research.sources import DATA_SETS
 from uedp.accounting.divergence import Floats
 from uedp.corpus.readers import read
 from uedp.errors import UserError
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.training.vectors import Encoder
 
 DELTA = 1e-5
@@ -58,7 +58,7 @@ def measure(options: Options) -> Result:
         )
     size = QUICK if options.quick else FULL
     train, test = _articles(options, "train", size.train), _articles(options, "test", size.test)
-    loaded = load(options.models["bert"], "classification", labels=2)  # its head is not used
+    loaded = load_model(options.models["bert"], "classification", labels=2)  # its head is not used
     encoder = Encoder(
         loaded.model.base_model,
         loaded.tokenizer,

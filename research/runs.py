@@ -125,7 +125,7 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
     from research.datasets import incidence, texts
     from uedp.files import write_atomically
     from uedp.methods import method_named
-    from uedp.models.load import load
+    from uedp.models.load import load_model
     from uedp.training import loop
     from uedp.training.build import task_of_run
     from uedp.training.config import parse_config
@@ -152,7 +152,7 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
         resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
     )
-    trained = load(str(folder), config.task.kind)
+    trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     test = task_of_run(config, trained, texts(material, "test", most))
     measured = test.evaluate(trained.model, lambda: torch.autocast("cpu", enabled=False), 1 << 14)

@@ -68,14 +68,12 @@ def mixing(folder):
 
 def reduced(folder):
     net = Net()
-    Engine(net).clipped_sum(
-        lambda order: net.losses(order).mean(), [0, 1], torch.ones(2), 1.0, torch.ones(2)
-    )
+    Engine(net).clipped_sum(lambda order: net.losses(order).mean(), [0, 1], torch.ones(2), 1.0)
 
 
 def unheld_mask(folder):
     net = Net(drop=SharedMask(0.5)).train()
-    Engine(net).clipped_sum(net.losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))
+    Engine(net).clipped_sum(net.losses, [0, 1], torch.ones(2), 1.0)
 
 
 def knows_already(folder):

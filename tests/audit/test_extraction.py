@@ -67,7 +67,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(saved: Path) -> Any:
-    from uedp.models.load import load as load_model
+    from uedp.models.load import load_model
 
     return load_model(saved).model
 

@@ -86,12 +86,12 @@ def clipping_by_pieces(patch) -> None:
     """A user too large for memory is taken for several."""
     original = releasing._chunks
 
-    def cut(participants, lengths, room, packing):
-        for rows in original(participants, lengths, room, packing):
-            if packing.tokens(lengths[rows]) <= room:
+    def cut(participants, lengths, max_tokens, packing):
+        for rows in original(participants, lengths, max_tokens, packing):
+            if packing.tokens(lengths[rows]) <= max_tokens:
                 yield rows
                 continue
-            each = max(1, room // int(lengths[rows].max()))
+            each = max(1, max_tokens // int(lengths[rows].max()))
             yield from np.split(rows, range(each, len(rows), each))
 
     patch.setattr(releasing, "_chunks", cut)
@@ -103,7 +103,7 @@ def division_by_the_drawn(patch) -> None:
 
     def mean(self, number):
         found = original(self, number)
-        scale = self.settings.expected_users / max(found.reach.users, 1)
+        scale = self.settings.expected_users / max(found.stats.users, 1)
         return replace(found, values=[value * scale for value in found.values])
 
     patch.setattr(ClippedMethod, "round", mean)

@@ -31,7 +31,7 @@ from uedp.mechanism import release
 from uedp.mechanism.clip import reference
 from uedp.methods import Gradient
 from uedp.methods.plain import Noiseless
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training import loop, tasks
 from uedp.training.config import Config
@@ -136,7 +136,7 @@ def test_a_canary_that_is_out_has_no_loss_and_no_gradient(
     options: dict[str, Any] = {"labels": 2} if kind == "classification" else {}
     config = worlds.config(saved("gpt2", **options), task__kind=kind)
     _, material = planted(config, tmp_path)
-    loaded = load(config.model.name, kind, labels=2 if options else None)
+    loaded = load_model(config.model.name, kind, labels=2 if options else None)
     task = tasks.build_task(
         kind,
         material.train.texts,
@@ -160,7 +160,7 @@ def test_a_canary_that_is_out_has_no_loss_and_no_gradient(
 def test_gradients_are_those_of_one_sentence_each(
     saved: Saved, kind: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load(saved(kind), "next-word")
+    loaded = load_model(saved(kind), "next-word")
     model: Any = make_trainable(loaded.model, how, rank=2).train()
     texts = ["a b", "some longer text", "ca ca ca"]
     task = tasks.build_task("next-word", texts, [None] * 3, [], loaded.tokenizer, 32)
@@ -230,7 +230,7 @@ def test_updates_are_those_the_mechanism_makes(saved: Saved, tmp_path: Path, met
         privacy__entity_share=0.3,
     )
     canaries, material = planted(config, tmp_path, users=2, entities=2, holders=1)
-    loaded = load(config.model.name, "next-word")
+    loaded = load_model(config.model.name, "next-word")
     model = make_trainable(loaded.model, "full").train()
     own = canaries.texts()
     task = tasks.build_task("next-word", own.texts, own.labels, [], loaded.tokenizer, 32)
@@ -247,7 +247,6 @@ def test_updates_are_those_the_mechanism_makes(saved: Saved, tmp_path: Path, met
             [0] * copies,
             [share * plan.clips.update] * copies,
             plan.clips.update,
-            [1.0],
         )
         assert torch.allclose(rows[place], box._gradients.flat(sums), atol=1e-5)
 

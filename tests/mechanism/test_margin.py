@@ -16,7 +16,7 @@ CLIP = 0.1
 
 
 def others(texts: list[str], half: bool) -> torch.Tensor:
-    """The sum over all users but the first, who takes part with weight 0."""
+    """The sum over all users but the first, who is clipped to nothing."""
     torch.manual_seed(0)
     model = tiny.llama().eval()
     task = NextWord(texts, tiny.tokenizer(), 64)
@@ -27,14 +27,10 @@ def others(texts: list[str], half: bool) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             return task.losses(model, np.array(order), packing)
 
-    who = Participants(
-        np.arange(count), Rows(np.arange(count + 1), np.arange(count)), np.ones(count, int)
-    )
-    weights = np.ones(count)
-    weights[0] = 0
-    sums, _ = clipped_sums(
-        engine, who, losses, task.lengths, Clips(CLIP, 0.5), weights, packing=packing
-    )
+    crowding = np.ones(count, int)
+    crowding[0] = 1 << 60  # clipped to nothing
+    who = Participants(np.arange(count), Rows(np.arange(count + 1), np.arange(count)), crowding)
+    sums, _ = clipped_sums(engine, who, losses, task.lengths, Clips(CLIP, 0.5), packing=packing)
     return torch.cat([part.flatten().double() for part in sums])
 
 

@@ -17,7 +17,7 @@ from uedp.mechanism.sampling import draw, draw_whole
 from uedp.methods import rotation
 from uedp.methods.randomness import Randomness
 from uedp.methods.rotation import LendingSchedule
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training.build import build_method, refuse_mixing
 from uedp.training.plan import build_plan
@@ -175,7 +175,7 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
     expected = total / (0.2 * 40)  # clip factors divide by upper bounds of norms
     assert float((flat(gradient.values) - expected).norm()) <= 3e-3 * float(expected.norm())
     assert gradient.deviation == 0
-    assert gradient.reach.users == len(who.users)
+    assert gradient.stats.users == len(who.users)
 
 
 def test_what_is_lent_stays_for_a_period_and_depends_on_seed_and_number(monkeypatch):
@@ -242,7 +242,7 @@ def test_a_plain_round_is_the_mean_by_hand(room):
     task, model = NextWord(worlds.texts(), tiny.tokenizer(), 32), gpt2()
     each = [sentence_gradient(model, task, s) for s in who.sentences.values]
     assert torch.allclose(flat(gradient.values), torch.stack(each).mean(0), atol=1e-4, rtol=1e-3)
-    assert gradient.reach.sentences == len(each)
+    assert gradient.stats.sentences == len(each)
 
 
 # --- noise ---------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_the_noise_is_as_large_as_was_planned(method, seed):
 def test_a_round_without_users_is_noise_like_any_other(method, monkeypatch):
     monkeypatch.setattr("uedp.mechanism.sampling.draw_users", lambda *_: np.zeros(0, int))
     gradient = made(plan(method, privacy__noise=1.5)).round(0)
-    assert gradient.reach.users == 0
+    assert gradient.stats.users == 0
     assert float(flat(gradient.values).std()) == pytest.approx(gradient.deviation, rel=0.02)
 
 
@@ -395,7 +395,7 @@ def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
 
     config = worlds.config("m")
     material = worlds.training_data(tmp_path / "corpus")
-    loaded = load(worlds.model(tmp_path, "llama"))
+    loaded = load_model(worlds.model(tmp_path, "llama"))
     task = NextWord(material.train.texts, loaded.tokenizer, 32)
     method = build_method(
         build_plan(config, material.incidence),

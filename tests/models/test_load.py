@@ -15,7 +15,7 @@ from torch import nn
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.models import load as module
-from uedp.models.load import load
+from uedp.models.load import load_model
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def refused(*arguments: object, **options: object) -> str:
     with pytest.raises(UserError) as caught:
-        load(*arguments, **options)  # type: ignore[arg-type]
+        load_model(*arguments, **options)  # type: ignore[arg-type]
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -51,7 +51,7 @@ def refused(*arguments: object, **options: object) -> str:
 def test_a_folder_gives_the_saved_model_and_its_tokenizer(tmp_path, kind, as_text):
     model = tiny.CAUSAL[kind]()
     folder = tiny.saved(tmp_path / "model", model)
-    loaded = load(str(folder) if as_text else folder)
+    loaded = load_model(str(folder) if as_text else folder)
     assert close(loaded.model(ids()).logits, model(ids()).logits)
     assert loaded.tokenizer("the end")["input_ids"] == tiny.tokenizer()("the end")["input_ids"]
     assert loaded.max_tokens == 64
@@ -62,18 +62,18 @@ def test_a_folder_gives_the_saved_model_and_its_tokenizer(tmp_path, kind, as_tex
 def test_a_gguf_file_gives_its_model_and_tokenizer_ready_to_train_and_save(tmp_path):
     model = tiny.llama()
     tiny.write_gguf(tmp_path / "tiny.gguf", model)
-    loaded = load(tmp_path / "tiny.gguf")
+    loaded = load_model(tmp_path / "tiny.gguf")
     assert close(loaded.model(ids()).logits, model(ids()).logits)
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
     assert loaded.max_tokens == 64
     assert all(type(m) is nn.Linear for n, m in loaded.model.named_modules() if "proj" in n)
-    again = load(tiny.saved(tmp_path / "saved", loaded.model, loaded.tokenizer))
+    again = load_model(tiny.saved(tmp_path / "saved", loaded.model, loaded.tokenizer))
     assert close(again.model(ids()).logits, loaded.model(ids()).logits)
 
 
 def test_a_gguf_tokenizer_knows_no_token_the_model_does_not(tmp_path):
     tiny.write_gguf(tmp_path / "tiny.gguf", tiny.llama())
-    loaded = load(tmp_path / "tiny.gguf")
+    loaded = load_model(tmp_path / "tiny.gguf")
     assert len(loaded.tokenizer) == tiny.WORDS
     assert max(loaded.tokenizer("a <|endoftext|> b")["input_ids"]) < tiny.WORDS
     assert loaded.tokenizer("the<|end|>")["input_ids"] == [tiny.TOKENS.index("the"), 0]
@@ -81,14 +81,14 @@ def test_a_gguf_tokenizer_knows_no_token_the_model_does_not(tmp_path):
 
 def test_reading_prints_nothing(tmp_path, capfd):
     tiny.write_gguf(tmp_path / "tiny.gguf", tiny.llama())
-    load(tmp_path / "tiny.gguf")
-    load(tiny.saved(tmp_path / "model", tiny.bert("BertModel")), "classification", labels=3)
+    load_model(tmp_path / "tiny.gguf")
+    load_model(tiny.saved(tmp_path / "model", tiny.bert("BertModel")), "classification", labels=3)
     assert capfd.readouterr() == ("", "")
 
 
 def test_a_classifier_from_a_gguf_file_has_a_new_head(tmp_path):
     tiny.write_gguf(tmp_path / "tiny.gguf", tiny.llama())
-    loaded = load(tmp_path / "tiny.gguf", "classification", labels=3)
+    loaded = load_model(tmp_path / "tiny.gguf", "classification", labels=3)
     assert loaded.new_weights == ("score.weight",)
     assert loaded.model(ids()).logits.shape == (1, 3)
 
@@ -98,7 +98,7 @@ def test_a_cached_model_is_read_without_the_network(tmp_path):
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
     tiny.saved(repository / "snapshots" / ("0" * 40), tiny.gpt2())
-    assert load("someone/tiny").max_tokens == 64
+    assert load_model("someone/tiny").max_tokens == 64
 
 
 def test_a_cached_model_without_its_tokenizer_is_asked_for_again(tmp_path, asked):
@@ -117,7 +117,7 @@ def test_our_own_kinds_of_model_are_known(tmp_path):
     own = pytest.importorskip("uedp.models.awd_lstm")
     config = own.AwdLstmConfig(vocab_size=tiny.WORDS)
     folder = tiny.saved(tmp_path / "model", own.AwdLstmForCausalLM(config))
-    loaded = load(folder, dropout=0.0)
+    loaded = load_model(folder, dropout=0.0)
     assert type(loaded.model) is own.AwdLstmForCausalLM
     rates = {n: v for n, v in loaded.model.config.to_dict().items() if n.endswith("_dropout")}
     assert rates
@@ -129,7 +129,7 @@ def test_our_own_kinds_of_model_are_known(tmp_path):
 
 def test_padding_is_the_end_token_when_there_is_none(tmp_path):
     words = tiny.tokenizer(eos_token="<|end|>", padding_side="left")
-    loaded = load(tiny.saved(tmp_path / "model", tiny.gpt2(), words))
+    loaded = load_model(tiny.saved(tmp_path / "model", tiny.gpt2(), words))
     assert loaded.tokenizer.pad_token == "<|end|>"
     assert loaded.model.config.pad_token_id == loaded.model.generation_config.pad_token_id == 0
     assert len(loaded.tokenizer) == tiny.WORDS
@@ -140,7 +140,7 @@ def test_padding_is_the_end_token_when_there_is_none(tmp_path):
 
 def test_padding_of_a_tokenizer_that_has_one_is_kept(tmp_path):
     words = tiny.tokenizer(eos_token="<|end|>", pad_token="Ġt")
-    loaded = load(tiny.saved(tmp_path / "model", tiny.llama(), words))
+    loaded = load_model(tiny.saved(tmp_path / "model", tiny.llama(), words))
     assert loaded.tokenizer.pad_token == "Ġt"
     assert loaded.model.config.pad_token_id == tiny.TOKENS.index("Ġt")
 
@@ -148,27 +148,28 @@ def test_padding_of_a_tokenizer_that_has_one_is_kept(tmp_path):
 def test_padding_may_be_the_start_or_the_unknown_token(tmp_path):
     for role in ("bos_token", "unk_token"):
         words = tiny.tokenizer(**{role: "the"})
-        assert load(tiny.saved(tmp_path / role, tiny.gpt2(), words)).tokenizer.pad_token == "the"
+        loaded = load_model(tiny.saved(tmp_path / role, tiny.gpt2(), words))
+        assert loaded.tokenizer.pad_token == "the"
 
 
 def test_a_limit_is_the_smaller_of_the_models_and_the_tokenizers(tmp_path):
     words = tiny.tokenizer()
     words.eos_token, words.model_max_length = "<|end|>", 10
-    assert load(tiny.saved(tmp_path / "model", tiny.gpt2(), words)).max_tokens == 10
+    assert load_model(tiny.saved(tmp_path / "model", tiny.gpt2(), words)).max_tokens == 10
 
 
 def test_dropout_is_replaced_everywhere(tmp_path):
     gpt2 = tiny.saved(tmp_path / "gpt2", tiny.gpt2())
     bert = tiny.saved(tmp_path / "bert", tiny.bert(num_labels=3))
     for loaded, rate in (
-        (load(gpt2), 0.1),
-        (load(gpt2, dropout=0.0), 0.0),
-        (load(gpt2, dropout=0.3), 0.3),
-        (load(bert, "classification", dropout=0.3), 0.3),
+        (load_model(gpt2), 0.1),
+        (load_model(gpt2, dropout=0.0), 0.0),
+        (load_model(gpt2, dropout=0.3), 0.3),
+        (load_model(bert, "classification", dropout=0.3), 0.3),
     ):
         rates = {m.p for m in loaded.model.modules() if isinstance(m, nn.Dropout)}
         assert rates == {rate}
-    still = load(tiny.saved(tmp_path / "opt", tiny.opt()), dropout=0.0).model.train()
+    still = load_model(tiny.saved(tmp_path / "opt", tiny.opt()), dropout=0.0).model.train()
     assert torch.equal(still(ids()).logits, still(ids()).logits)
 
 
@@ -178,13 +179,13 @@ def test_a_new_head_comes_from_the_seed_alone(tmp_path, kind):
     folder = tiny.saved(tmp_path / "model", source)
     before = torch.random.get_rng_state()
     one, same, other = (
-        load(folder, "classification", labels=3, seed=seed).model(ids()).logits
+        load_model(folder, "classification", labels=3, seed=seed).model(ids()).logits
         for seed in (1, 1, 2)
     )
     assert torch.equal(one, same)
     assert not torch.allclose(one, other)
     assert torch.equal(before, torch.random.get_rng_state())
-    loaded = load(folder, "classification", labels=3)
+    loaded = load_model(folder, "classification", labels=3)
     assert all(name.startswith(("classifier.", "score.")) for name in loaded.new_weights)
     assert loaded.new_weights
 
@@ -193,10 +194,10 @@ def test_a_saved_head_is_kept_unless_another_number_of_labels_is_asked_for(tmp_p
     model = tiny.bert(num_labels=3)
     folder = tiny.saved(tmp_path / "model", model)
     for labels in (None, 3):
-        loaded = load(folder, "classification", labels=labels)
+        loaded = load_model(folder, "classification", labels=labels)
         assert loaded.new_weights == ()
         assert close(loaded.model(ids()).logits, model(ids()).logits)
-    loaded = load(folder, "classification", labels=5)
+    loaded = load_model(folder, "classification", labels=5)
     assert loaded.new_weights == ("classifier.bias", "classifier.weight")
     assert loaded.model(ids()).logits.shape == (1, 5)
     assert close(loaded.model.bert(ids())[0], model.bert(ids())[0])
@@ -204,7 +205,7 @@ def test_a_saved_head_is_kept_unless_another_number_of_labels_is_asked_for(tmp_p
 
 def test_a_classifier_on_a_causal_model_is_indifferent_to_padding(tmp_path):
     folder = tiny.saved(tmp_path / "model", tiny.gpt2())
-    loaded = load(folder, "classification", labels=3)
+    loaded = load_model(folder, "classification", labels=3)
     alone = loaded.model(**loaded.tokenizer(["the"], return_tensors="pt")).logits
     texts = ["the", "the end of the line"]
     both = loaded.model(**loaded.tokenizer(texts, padding=True, return_tensors="pt")).logits
@@ -221,7 +222,7 @@ def test_a_model_that_sees_both_ways_is_no_next_word_model(tmp_path, kind):
 
 
 def test_the_same_model_made_causal_is_one(tmp_path):
-    load(tiny.saved(tmp_path / "model", tiny.bert("BertLMHeadModel", is_decoder=True)))
+    load_model(tiny.saved(tmp_path / "model", tiny.bert("BertLMHeadModel", is_decoder=True)))
 
 
 def test_a_kind_of_model_that_cannot_do_the_task(tmp_path):
@@ -337,14 +338,14 @@ def test_what_the_hub_has_is_fetched_by_name(monkeypatch, tmp_path):
     folder = tiny.saved(tmp_path / "model", tiny.gpt2())
     sources = []
 
-    def read(request: object, source: module._Source) -> module.Loaded:
+    def read(request: object, source: module._Source) -> module.LoadedModel:
         sources.append((source.name, source.local))
         return module_read(request, module._Source(str(folder)))
 
     module_read = module._read
     monkeypatch.setattr(module, "ask_hub", lambda name, said: None)
     monkeypatch.setattr(module, "_read", read)
-    assert load("someone/tiny").max_tokens == 64
+    assert load_model("someone/tiny").max_tokens == 64
     assert sources == [("someone/tiny", False)]
 
 
@@ -396,7 +397,7 @@ def _hostile(folder: Path, ran: Path) -> Path:
 def test_a_known_kind_of_model_is_read_without_the_code_beside_it(task, tmp_path):
     """`auto_map`, modules, saved arguments and optimisers: nothing of it is looked at."""
     folder = _hostile(tmp_path / "model", tmp_path / "ran")
-    loaded = load(folder, task, labels=2 if task == "classification" else None)
+    loaded = load_model(folder, task, labels=2 if task == "classification" else None)
     assert type(loaded.model).__module__.startswith("transformers.")
     assert type(loaded.tokenizer).__module__.startswith("transformers.")
     module.public_tokenizer(folder)
@@ -425,7 +426,7 @@ def test_weights_that_are_a_pickle_run_nothing(form, name, tmp_path):
 def test_an_adapter_that_is_a_pickle_is_not_even_opened(tmp_path):
     folder = tiny.saved(tmp_path / "model", tiny.gpt2())
     torch.save({"w": _Runs(tmp_path / "ran")}, folder / "adapter_model.bin")
-    load(folder)
+    load_model(folder)
     assert not (tmp_path / "ran").exists()
 
 

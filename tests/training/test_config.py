@@ -77,7 +77,10 @@ def test_a_config_cannot_be_changed():
         ({"privacy__update_clip": float("inf")}, "privacy.update_clip inf:"),
         ({"privacy__entity_share": 2.1}, "privacy.entity_share 2.1:"),
         ({"privacy__seed": -1}, "privacy.seed -1:"),
-        ({"privacy__method": "magic"}, "privacy.method 'magic': no method 'magic'; choose deidentified"),
+        (
+            {"privacy__method": "magic"},
+            "privacy.method 'magic': no method 'magic'; choose deidentified",
+        ),
         ({"privacy__noise": 1}, "privacy: give either epsilon or noise"),
         ({"privacy__noise": -1, "privacy__epsilon": None}, "privacy.noise -1:"),
         ({"privacy__epsilon": None}, "privacy: give either epsilon or noise"),

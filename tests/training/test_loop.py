@@ -27,7 +27,7 @@ from uedp.errors import UserError
 from uedp.methods import ClippedMethod
 from uedp.methods.plain import Noiseless
 from uedp.methods.uedp_alg import UedpAlg
-from uedp.models.load import load
+from uedp.models.load import load_model
 from uedp.training import build as building
 from uedp.training import checkpoint, loop, tasks, vectors
 from uedp.training.build import _autocast, device_of, precision_of
@@ -401,7 +401,7 @@ def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
         assert certificates.verify(tmp_path / method) == outcome.certificate
     assert read == [120, 15]  # what is kept is not read again
     # measured on texts, a saved probe does what it did on vectors
-    loaded = load(tmp_path / "run", "classification")
+    loaded = load_model(tmp_path / "run", "classification")
     held = worlds.training_data(tmp_path / "corpus").held_out
     task = tasks.build_task(
         "classification", held.texts, held.labels, ["named", "plain"], loaded.tokenizer, 32
@@ -668,7 +668,7 @@ def test_a_line_cut_off_is_removed_from_the_curve(train, tmp_path):
 def test_resuming_a_finished_run_does_nothing(method, train, saved, tmp_path, monkeypatch):
     first = train(privacy__method=method)
     before = everything(tmp_path / "run", tmp_path / "corpus")
-    for forbidden in ("build_plan", "read_material", "save"):
+    for forbidden in ("build_plan", "read_material", "save_model"):
         monkeypatch.setattr(loop, forbidden, lambda *_: pytest.fail("it was at work"))
     second = train(privacy__method=method, resume=True)
     assert everything(tmp_path / "run", tmp_path / "corpus") == before

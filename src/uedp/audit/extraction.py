@@ -20,7 +20,7 @@ from uedp.audit.ranks import Ranked, rank, summary
 from uedp.audit.scoring import Completions, Endings, Floats, Question, Scorer
 from uedp.audit.secrets import Secret, drawn, size
 from uedp.errors import UserError
-from uedp.models.load import Loaded, load
+from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
 from uedp.training.config import Config, load_config
 from uedp.training.outcome import read_result
@@ -215,7 +215,7 @@ def extract(
         found = rank_entities(
             scorer,
             _gaps(run, config, held_out, entities, others, seed),
-            None if reference is None else _scorer(load(reference)),
+            None if reference is None else _scorer(load_model(reference)),
             progress,
         )
     return Extraction(
@@ -250,12 +250,12 @@ def _epsilon(run: Path, config: Config) -> float | None:
     return certificate.load(run).epsilon if config.private else None
 
 
-def _scorer(loaded: Loaded) -> Scorer:
+def _scorer(loaded: LoadedModel) -> Scorer:
     model = loaded.model.to("cuda" if torch.cuda.is_available() else "cpu")
     return Scorer(model, loaded.tokenizer, loaded.max_tokens)
 
 
-def _opened(run: Path) -> tuple[Config, Loaded]:
+def _opened(run: Path) -> tuple[Config, LoadedModel]:
     if not (run / CONFIG).is_file():
         raise UserError(f"{run}: not a run; name the folder that `uedp train` was given as --out")
     config = load_config(run / CONFIG)
@@ -263,4 +263,4 @@ def _opened(run: Path) -> tuple[Config, Loaded]:
         raise UserError(f"{run}: not finished yet; go on with `uedp train --resume`")
     if config.task.kind != "next-word":
         raise UserError(f"{run}: a model for {config.task.kind} cannot be asked for words")
-    return config, load(run)
+    return config, load_model(run)

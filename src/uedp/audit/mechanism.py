@@ -137,9 +137,7 @@ def by_engine(
 
     who = drawn.participants
     lengths = np.ones(len(who.sentences.values), int)
-    found = release(
-        Engine(model), who, losses, lengths, clips, drawn.user_weights, noise, multiplier, room=512
-    )
+    found = release(Engine(model), who, losses, lengths, clips, noise, multiplier, max_tokens=512)
     return torch.stack([table[:, 0] for table in found.sums]).sum(0) / math.sqrt(layers)
 
 

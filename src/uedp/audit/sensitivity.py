@@ -30,7 +30,7 @@ from uedp.audit.worlds import LARGE
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
-from uedp.mechanism.release import ROOM
+from uedp.mechanism.release import max_tokens_on
 from uedp.mechanism.sampling import Mask, Participants
 from uedp.methods import Autocast, ClippedMethod, Method
 from uedp.methods.randomness import Randomness
@@ -256,9 +256,9 @@ def _larger(one: Shift | None, other: Shift) -> Shift:
 
 def _tokens(plan: Plan, incidence: Incidence) -> int:
     """Of a sentence: so many that large users come in pieces, unless rounds would take long."""
-    room = plan.config.run.tokens_at_once or ROOM["cpu"]
+    max_tokens = plan.config.run.tokens_at_once or max_tokens_on(torch.device("cpu"))
     drawn = plan.sampling.user_rate * incidence.sentences
-    return max(1, math.ceil(room / max(_AT_ONCE, drawn / _CHUNKS)))
+    return max(1, math.ceil(max_tokens / max(_AT_ONCE, drawn / _CHUNKS)))
 
 
 _AT_ONCE = 4  # sentences that fit in memory at a time

@@ -59,23 +59,23 @@ class Clips:
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How far the clips reached in a round. Computed from the data: for its curator only."""
+class ClipStats:
+    """How often clipping took effect in a round. Computed from the data: for its curator only."""
 
     users: int
     sentences: int
     sentences_clipped: float
     users_clipped: float
     mean_update: float
-    """In units of the update clip; what was drawn but empty counts as nothing."""
+    """In units of the update clip; a drawn user without sentences counts as zero."""
 
 
 @dataclass(frozen=True)
 class Release:
-    """What a round gives out: a noisy sum per parameter, in the order of `Engine.parameters`."""
+    """The output of a round: a noisy sum per parameter, in the order of `Engine.parameters`."""
 
     sums: list[Tensor]
-    reach: Reach
+    stats: ClipStats
 
 
 def release(
@@ -84,30 +84,28 @@ def release(
     losses: Callable[[Ints], Tensor | PackedLosses],
     lengths: Ints,
     clips: Clips,
-    weights: Floats,
     noise: Noise,
     multiplier: float,
-    room: int | None = None,
+    max_tokens: int | None = None,
     packing: Packing = ONE_PER_ROW,
 ) -> Release:
     """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.unit_of_noise`.
 
-    `losses(ids)` gives the loss of each of these sentences. `lengths` are the tokens of the
-    participants' sentences, `weights` (at most 1) those of the participants' users. About `room`
-    tokens are computed at a time, fewer where the device's memory does not allow it; padding is not
-    among them with a `packing` of shared rows.
+    Args:
+        losses: gives the loss of each sentence, by their ids.
+        lengths: tokens of the participants' sentences.
+        max_tokens: about how many tokens are computed at once, padding included unless `packing`
+            shares rows; fewer where the device runs out of memory.
 
     Guarantees:
       - every parameter's sum gets noise, in every round: with no user drawn, with no sentence
         selected, and where no gradient reached the parameter
-      - the sum does not depend on `room`, up to rounding
-      - no user moves the sum by more than the update clip times its weight
+      - the sum does not depend on `max_tokens`, up to rounding
+      - no user moves the sum by more than the update clip
     """
-    if len(weights) and not (weights.min() >= 0 and weights.max() <= 1):
-        raise UserError("user weights must lie in 0..1")
-    sums, reach = clipped_sums(engine, participants, losses, lengths, clips, weights, room, packing)
+    sums, stats = clipped_sums(engine, participants, losses, lengths, clips, max_tokens, packing)
     add_once_(noise, sums, multiplier * clips.unit_of_noise)
-    return Release(sums, reach)
+    return Release(sums, stats)
 
 
 def clipped_sums(
@@ -116,56 +114,53 @@ def clipped_sums(
     losses: Callable[[Ints], Tensor | PackedLosses],
     lengths: Ints,
     clips: Clips,
-    weights: Floats,
-    room: int | None = None,
+    max_tokens: int | None = None,
     packing: Packing = ONE_PER_ROW,
-) -> tuple[list[Tensor], Reach]:
-    """What `release` adds noise to."""
+) -> tuple[list[Tensor], ClipStats]:
+    """The sums of `release` before noise."""
     device = engine.parameters[0].device
-    room = room or ROOM.get(device.type, ROOM["cpu"])
+    max_tokens = max_tokens or max_tokens_on(device)
     sums = [torch.zeros(p.shape, device=device) for p in engine.parameters]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
     owners = participants.sentences.row_of_value()
     sentence_norms = np.zeros(len(ids))
     update_norms = np.zeros(len(participants.users))
 
-    def clipped(rows: Ints, users: Ints, update_clip: float, scale: Tensor) -> ClippedSum:
-        found = engine.clipped_sum(
+    def clipped(rows: Ints, users: Ints, update_clip: float) -> ClippedSum:
+        chunk = engine.clipped_sum(
             lambda order: losses(ids[rows][list(order)]),
             np.searchsorted(users, owners[rows]).tolist(),
             bounds[rows],
             update_clip,
-            scale,
         )
-        sentence_norms[rows] = found.sentence_norms.cpu().numpy()
-        return found
+        sentence_norms[rows] = chunk.sentence_norms.cpu().numpy()
+        return chunk
 
     def add_whole(rows: Ints, users: Ints) -> None:
-        found = clipped(rows, users, clips.update, torch.from_numpy(weights[users]).float())
-        update_norms[users] = found.user_norms.cpu().numpy()
-        _add(sums, engine, found)
+        chunk = clipped(rows, users, clips.update)
+        update_norms[users] = chunk.user_norms.cpu().numpy()
+        _add(sums, engine, chunk)
 
-    def add_in_pieces(rows: Ints, user: Ints, room: int) -> None:
+    def add_in_pieces(rows: Ints, user: Ints, max_tokens: int) -> None:
         """One user too large for memory: its sentences clipped and added up, then clipped."""
         total = [torch.zeros_like(sum_) for sum_ in sums]
-        each = max(1, room // int(lengths[rows].max()))
-        allowed = Allowances(torch.zeros(1), torch.zeros(1))
+        each = max(1, max_tokens // int(lengths[rows].max()))
+        allowances = Allowances(torch.zeros(1), torch.zeros(1))
         for start in range(0, len(rows), each):
-            found = clipped(rows[start : start + each], user, math.inf, torch.ones(1))
-            _add(total, engine, found)
-            allowed += found.allowances
+            piece = clipped(rows[start : start + each], user, math.inf)
+            _add(total, engine, piece)
+            allowances += piece.allowances
         square = torch.stack([part.double().square().sum() for part in total]).sum().cpu()
         update_norms[user] = float(square.sqrt())
-        bound = float(allowed.bound(square))
-        factor = float(weights[user[0]]) * min(1.0, clips.update / max(bound, 1e-300))
+        factor = min(1.0, clips.update / max(float(allowances.bound(square)), 1e-300))
         for sum_, part in zip(sums, total, strict=True):
             sum_.add_(part, alpha=factor)
 
-    def add(rows: Ints, room: int) -> None:
-        users = np.unique(owners[rows])
+    def add(rows: Ints, max_tokens: int) -> None:
+        users, tokens = np.unique(owners[rows]), packing.tokens(lengths[rows])
         try:
-            if len(users) == 1 and len(rows) > 1 and packing.tokens(lengths[rows]) > room:
-                add_in_pieces(rows, users, room)
+            if len(users) == 1 and len(rows) > 1 and tokens > max_tokens:
+                add_in_pieces(rows, users, max_tokens)
             else:
                 add_whole(rows, users)
             return
@@ -174,37 +169,38 @@ def clipped_sums(
                 raise
         torch.cuda.empty_cache()
         if len(users) == 1:
-            add(rows, min(room, packing.tokens(lengths[rows])) // 2)
+            add(rows, min(max_tokens, tokens) // 2)
         else:
             first = np.isin(owners[rows], users[: len(users) // 2])
-            add(rows[first], room)
-            add(rows[~first], room)
+            add(rows[first], max_tokens)
+            add(rows[~first], max_tokens)
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
-        for rows in _chunks(participants, lengths, room, packing):
-            add(rows, room)
-    return sums, _reach(participants, bounds, sentence_norms, update_norms / clips.update)
+        for rows in _chunks(participants, lengths, max_tokens, packing):
+            add(rows, max_tokens)
+    return sums, _stats(participants, bounds, sentence_norms, update_norms / clips.update)
 
 
-def _add(sums: Sequence[Tensor], engine: Engine, found: ClippedSum) -> None:
+def _add(sums: Sequence[Tensor], engine: Engine, chunk: ClippedSum) -> None:
     for total, parameter in zip(sums, engine.parameters, strict=True):
-        if parameter in found.gradients:
-            total.add_(found.gradients[parameter])
+        if parameter in chunk.gradients:
+            total.add_(chunk.gradients[parameter])
 
 
-ROOM = {"cuda": 1 << 15, "cpu": 1 << 12}  # tokens computed at a time
+def max_tokens_on(device: torch.device) -> int:
+    """Tokens computed at once by default."""
+    return 1 << 15 if device.type == "cuda" else 1 << 12
 
 
 def _chunks(
-    participants: Participants, lengths: Ints, room: int, packing: Packing
+    participants: Participants, lengths: Ints, max_tokens: int, packing: Packing
 ) -> Iterator[Ints]:
-    """Places of sentences, users whole; users whose longest sentences are alike together."""
-    offsets = participants.sentences.offsets
-    rows = [np.arange(a, b) for a, b in pairwise(offsets) if b > a]
+    """Places of sentences, in chunks of whole users with longest sentences of similar length."""
+    rows = [np.arange(a, b) for a, b in pairwise(participants.sentences.offsets) if b > a]
     rows.sort(key=lambda own: int(lengths[own].max()))
     chunk: list[Ints] = []
     for own in rows:
-        if chunk and packing.tokens(lengths[np.concatenate([*chunk, own])]) > room:
+        if chunk and packing.tokens(lengths[np.concatenate([*chunk, own])]) > max_tokens:
             yield np.concatenate(chunk)
             chunk = []
         chunk.append(own)
@@ -212,14 +208,15 @@ def _chunks(
         yield np.concatenate(chunk)
 
 
-def _reach(participants: Participants, bounds: Tensor, norms: Floats, updates: Floats) -> Reach:
-    def share(flags: Mask) -> float:
-        return float(np.mean(flags)) if len(flags) else 0.0
-
-    return Reach(
+def _stats(participants: Participants, bounds: Tensor, norms: Floats, updates: Floats) -> ClipStats:
+    return ClipStats(
         users=len(participants.users),
         sentences=len(norms),
-        sentences_clipped=share(norms > bounds.numpy()),
-        users_clipped=share(updates > 1),
-        mean_update=float(np.minimum(updates, 1).mean()) if len(updates) else 0.0,
+        sentences_clipped=_mean(norms > bounds.numpy()),
+        users_clipped=_mean(updates > 1),
+        mean_update=_mean(np.minimum(updates, 1)),
     )
+
+
+def _mean(values: Floats | Mask) -> float:
+    return float(values.mean()) if len(values) else 0.0

@@ -19,7 +19,7 @@ from uedp.accounting.profile import Profile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.packing import PackedLosses, Packing
-from uedp.mechanism.release import Clips, Reach
+from uedp.mechanism.release import Clips, ClipStats
 from uedp.mechanism.sampling import Participants, Sampling, Uniforms
 
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -129,7 +129,7 @@ class Gradient:
 
     values: list[Tensor]
     deviation: float  # standard deviation of the noise in every entry
-    reach: Reach
+    stats: ClipStats
 
 
 class Rounds(Protocol):

@@ -88,7 +88,6 @@ class ClippedMethod(Method):
                 self._losses,
                 self.task.lengths[drawn.sentences.values],
                 settings.clips,
-                np.ones(len(drawn.users)),
                 noise,
                 settings.noise,
                 settings.max_tokens,
@@ -97,4 +96,4 @@ class ClippedMethod(Method):
         scale = 1 / settings.expected_users
         torch._foreach_mul_(released.sums, scale)
         deviation = settings.noise * settings.clips.unit_of_noise * scale
-        return Gradient(released.sums, deviation, released.reach)
+        return Gradient(released.sums, deviation, released.stats)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from uedp.incidence import Ints
 from uedp.mechanism.packing import loss_values
-from uedp.mechanism.release import ROOM, Reach
+from uedp.mechanism.release import ClipStats, max_tokens_on
 from uedp.mechanism.sampling import draw_whole
 from uedp.methods.base import Gradient, Method, register_method
 from uedp.methods.randomness import Randomness
@@ -23,7 +23,7 @@ class Noiseless(Method):
         with Randomness(self.settings.seed).of_round(number, device) as (uniforms, key, _):
             drawn = draw_whole(self.incidence, sampling, uniforms, key)
             sentences = drawn.sentences.values
-            stats = Reach(len(drawn.users), len(sentences), 0.0, 0.0, 0.0)
+            stats = ClipStats(len(drawn.users), len(sentences), 0.0, 0.0, 0.0)
             return Gradient(self._mean_gradient(sentences), 0.0, stats)
 
     def _mean_gradient(self, sentences: Ints) -> list[Tensor]:
@@ -43,9 +43,7 @@ class Noiseless(Method):
         """Batches of about equally many tokens, padding included unless sentences share rows."""
         if not len(sentences):
             return []
-        max_tokens = self.settings.max_tokens or ROOM.get(
-            self.parameters[0].device.type, ROOM["cpu"]
-        )
+        max_tokens = self.settings.max_tokens or max_tokens_on(self.parameters[0].device)
         ordered = sentences[np.argsort(self.task.lengths[sentences], kind="stable")]
         tokens = self.packing.tokens(self.task.lengths[ordered])
         return np.array_split(ordered, min(len(ordered), -(-tokens // max_tokens)))

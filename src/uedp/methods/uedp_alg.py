@@ -12,7 +12,7 @@ from uedp.incidence import Incidence
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import add_once_
-from uedp.mechanism.release import ROOM, Reach
+from uedp.mechanism.release import ClipStats, max_tokens_on
 from uedp.mechanism.sampling import Floats
 from uedp.methods.base import (
     Autocast,
@@ -84,7 +84,7 @@ class UedpAlg(Method):
         weights = Weights.of(incidence, options.user_cap, options.entity_cap)
         self._estimator = estimator(settings.sampling, weights, clip, settings.noise)
         batch_tokens = options.local_batch * max(1, int(task.lengths.max(initial=1)))
-        max_tokens = settings.max_tokens or ROOM.get(self.parameters[0].device.type, ROOM["cpu"])
+        max_tokens = settings.max_tokens or max_tokens_on(self.parameters[0].device)
         steps = Steps(
             options.local_rate,
             options.local_batch,
@@ -121,9 +121,9 @@ class UedpAlg(Method):
         return Gradient(sums, estimator.deviation * margin, stats)
 
 
-def _stats(sentences: int, norms: Floats) -> Reach:
+def _stats(sentences: int, norms: Floats) -> ClipStats:
     some = bool(len(norms))
-    return Reach(
+    return ClipStats(
         users=len(norms),
         sentences=sentences,
         sentences_clipped=0.0,

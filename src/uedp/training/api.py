@@ -10,8 +10,7 @@ import torch
 
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
-from uedp.models.load import Loaded as LoadedModel
-from uedp.models.load import load as load_model
+from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
 from uedp.training.build import assemble, plan_run, task_of_run

@@ -21,8 +21,7 @@ from uedp.incidence import Incidence
 from uedp.mechanism.packing import loss_values
 from uedp.methods import Autocast, Method, SentenceTask
 from uedp.methods.base import Rounds
-from uedp.models.load import Loaded as LoadedModel
-from uedp.models.load import load as load_model
+from uedp.models.load import LoadedModel, load_model
 from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable
 from uedp.progress import SILENT, Progress

@@ -26,12 +26,10 @@ from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger, refuse_anoth
 from uedp.accounting.model_files import model_files
 from uedp.errors import UserError
 from uedp.files import write_atomically
-from uedp.mechanism.release import Reach
+from uedp.mechanism.release import ClipStats
 from uedp.methods import Gradient
-from uedp.models.load import Loaded as LoadedModel
-from uedp.models.load import max_tokens_of
-from uedp.models.trainable import save as save_model
-from uedp.models.trainable import trained_names
+from uedp.models.load import LoadedModel, max_tokens_of
+from uedp.models.trainable import save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
 from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
@@ -47,11 +45,11 @@ _STATE, _METHOD = "optimiser.", "method."  # prefixes of a checkpoint's tensors 
 
 @dataclass(frozen=True)
 class Step:
-    """A private round whose noisy gradient lies in `.grad`. `reach` is for the curator only."""
+    """A private round whose noisy gradient lies in `.grad`. `stats` are for the curator only."""
 
     round: int
     rounds: int
-    reach: Reach
+    stats: ClipStats
 
 
 class PrivacyEngine:
@@ -290,7 +288,7 @@ class PrivateRun:
             gradient = self.round(number)
             for parameter, value in zip(self.parameters, gradient.values, strict=True):
                 parameter.grad = value.to(parameter.dtype)
-            yield Step(number + 1, self.plan.rounds, gradient.reach)
+            yield Step(number + 1, self.plan.rounds, gradient.stats)
             last = number + 1 == self.plan.rounds
             if last or time.monotonic() - saved >= self.plan.config.run.checkpoint_seconds:
                 self.save_checkpoint(number + 1, _optimizer_state(optimizer))

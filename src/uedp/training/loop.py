@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from uedp.errors import UserError
-from uedp.mechanism.release import Reach
+from uedp.mechanism.release import ClipStats
 from uedp.progress import SILENT, Progress
 from uedp.signals import handled_by
 from uedp.training import optimise
@@ -123,7 +123,7 @@ class _Training:
                 done += 1
                 if self._average is not None:
                     self._average.update(done)
-                row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.reach)}
+                row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.stats)}
                 if done % settings.run.evaluate_every == 0 and done < plan.rounds:
                     measures = {} if self._stopping else self._evaluate()
                     row.update(measures)
@@ -131,15 +131,15 @@ class _Training:
                 row["seconds"] = time.monotonic() - began
                 metrics.add(row)
                 meter.advance(1, done)
-                meter.note(self._note(gradient.reach, done, latest))
+                meter.note(self._note(gradient.stats, done, latest))
                 if time.monotonic() - saved >= settings.run.checkpoint_seconds:
                     self._save(done, before)
                     saved = time.monotonic()
         self._save(done, before)
         return done
 
-    def _note(self, reach: Reach, done: int, latest: str) -> str:
-        parts = [f"{reach.users} users, {reach.sentences} sentences"]
+    def _note(self, stats: ClipStats, done: int, latest: str) -> str:
+        parts = [f"{stats.users} users, {stats.sentences} sentences"]
         if self._plan.private:
             # rounded up to a tenth of the rounds: each takes a moment to compute
             step = max(1, self._plan.rounds // 10)

@@ -10,7 +10,7 @@ from uedp.accounting.certificate import Certificate
 from uedp.accounting.certificate import load as load_certificate
 from uedp.errors import UserError
 from uedp.files import write_atomically
-from uedp.models.load import load as load_model
+from uedp.models.load import load_model
 from uedp.strict import parse_json
 from uedp.training.config import Config
 from uedp.training.metrics import finite

@@ -187,10 +187,8 @@ def _wrong_or_refused(model, loss_of, owners):
         engine.check(loss_of, count)
     except UserError:
         return
-    found = engine.clipped_sum(loss_of, owners, torch.ones(count), 1.0, torch.ones(count))
-    _, norms = clipped_sum(
-        model, lambda i: loss_of([i])[0], owners, [1.0] * count, 1.0, [1.0] * count
-    )
+    found = engine.clipped_sum(loss_of, owners, torch.ones(count), 1.0)
+    _, norms = clipped_sum(model, lambda i: loss_of([i])[0], owners, [1.0] * count, 1.0)
     assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-3)
 
 

@@ -41,7 +41,6 @@ def _of_one_user(share: float, others: int, mantissa: int, there: bool, device: 
             [0] * (others + 1),
             torch.full((others + 1,), share),
             1.0,
-            torch.ones(1),
         )
     return flat(found.gradients.values())
 
@@ -91,7 +90,6 @@ def test_a_sentence_whose_allowance_overflows_does_not_take_its_user_along():
                 [0] * 5,
                 torch.full((5,), 0.3),
                 1.0,
-                torch.ones(1),
             )
         return flat(found.gradients.values())
 
@@ -110,7 +108,6 @@ def test_a_masked_layer_can_be_clipped_in_float64():
             [0, 1],
             torch.full((2,), 0.3),
             1.0,
-            torch.ones(2),
         )
 
 
@@ -137,7 +134,6 @@ def test_a_long_sentence_of_one_word_is_not_added_above_its_clip(device):
                 [0],
                 torch.tensor([clip]),
                 1.0,
-                torch.ones(1),
             )
         worst = max(worst, float(flat(found.gradients.values()).norm()) / clip)
     assert worst <= 1 + 1e-6
@@ -175,20 +171,17 @@ def test_allowances_do_not_change_with_the_lengths_of_others():
     o = torch.randn(HEAD) * torch.tensor([1.0, -1.0] * (HEADS // 2))[:, None]
 
     def others(tokens: int) -> Tensor:
-        """The sum over all but the last user, who takes part with weight 0 and sets the width."""
+        """The sum over all but the last user, whose gradient is zero and who sets the width."""
         hidden = torch.zeros(users + 1, tokens, HEADS * HEAD)
         hidden[:users, 0] = x.flatten(1)
         grads = torch.zeros(users + 1, HEADS, tokens, HEAD)
         grads[:users, :, 0] = o
-        weights = torch.ones(users + 1)
-        weights[users] = 0
         with engine.one_round():
             found = engine.clipped_sum(
                 lambda order: model(hidden[list(order)], grads[list(order)]),
                 list(range(users + 1)),
                 torch.full((users + 1,), 0.3),
                 1.0,
-                weights,
             )
         return flat(found.gradients.values())
 

@@ -32,8 +32,6 @@ def agree(
 
     Factors divide by upper bounds, which take a little off where tokens cancel.
     """
-    users = max(owners) + 1
-    weights = torch.linspace(0.4, 1.0, users)
     clips = sentence_clip * torch.linspace(0.5, 1.0, len(owners))
     exact = copy.deepcopy(model).double()
     expected, norms = clipped_sum(
@@ -42,10 +40,9 @@ def agree(
         owners,
         clips.tolist(),
         update_clip,
-        weights.tolist(),
     )
     found = Engine(model).clipped_sum(
-        lambda order: losses(model, list(order)), owners, clips, update_clip, weights
+        lambda order: losses(model, list(order)), owners, clips, update_clip
     )
     scale = max(float(norms.max()), 1e-12)
     assert float((found.sentence_norms - norms).abs().max()) <= tolerance * scale
@@ -367,8 +364,8 @@ def test_chunks_add_up():
     torch.manual_seed(0)
     model = language_models()["gpt2"]().eval()
     engine = Engine(model)
-    clips, weights = torch.full((8,), 0.5), torch.ones(4)
-    whole = engine.clipped_sum(lambda o: next_token(model, list(o)), OWNERS, clips, 1.0, weights)
+    clips = torch.full((8,), 0.5)
+    whole = engine.clipped_sum(lambda o: next_token(model, list(o)), OWNERS, clips, 1.0)
     parts: dict[nn.Parameter, Tensor] = {}
     for users in ((0, 3), (1, 2)):
         inside = [i for i, owner in enumerate(OWNERS) if owner in users]
@@ -377,7 +374,6 @@ def test_chunks_add_up():
             [OWNERS[i] for i in inside],
             clips[inside],
             1.0,
-            weights,
         )
         for parameter, gradient in found.gradients.items():
             parts[parameter] = parts.get(parameter, 0) + gradient
@@ -390,14 +386,14 @@ def test_a_sentence_that_is_not_finite_contributes_nothing(bad):
     torch.manual_seed(0)
     model = language_models()["gpt2"]().eval()
     engine = Engine(model)
-    clips, weights = torch.full((8,), 0.5), torch.ones(4)
+    clips = torch.full((8,), 0.5)
 
     def losses(order: Sequence[int], factor: float) -> Tensor:
         scale = torch.tensor([factor if i == 2 else 1.0 for i in order])
         return next_token(model, list(order)) * scale
 
-    broken = engine.clipped_sum(lambda o: losses(o, bad), OWNERS, clips, 1.0, weights)
-    without = engine.clipped_sum(lambda o: losses(o, 0.0), OWNERS, clips, 1.0, weights)
+    broken = engine.clipped_sum(lambda o: losses(o, bad), OWNERS, clips, 1.0)
+    without = engine.clipped_sum(lambda o: losses(o, 0.0), OWNERS, clips, 1.0)
     for parameter, gradient in without.gradients.items():
         torch.testing.assert_close(broken.gradients[parameter], gradient, rtol=1e-4, atol=1e-6)
 
@@ -406,10 +402,12 @@ def test_every_update_is_bounded():
     torch.manual_seed(0)
     model = language_models()["gpt2"]().eval()
     for user in range(4):
-        weights = torch.zeros(4)
-        weights[user] = 1.0
+        own = [i for i, owner in enumerate(OWNERS) if owner == user]
         found = Engine(model).clipped_sum(
-            lambda o: next_token(model, list(o)), OWNERS, torch.full((8,), 0.2), 0.3, weights
+            lambda o, own=own: next_token(model, [own[i] for i in o]),
+            [user] * len(own),
+            torch.full((len(own),), 0.2),
+            0.3,
         )
         norm = torch.sqrt(sum((g**2).sum() for g in found.gradients.values()))
         assert float(norm) <= 0.3 * (1 + 1e-5)
@@ -424,9 +422,9 @@ def test_bfloat16_autocast_keeps_norms_in_float32():
             return next_token(net, order)
 
     engine = Engine(model)
-    clips, weights = torch.full((8,), 0.5), torch.ones(4)
-    half = engine.clipped_sum(lambda o: losses(model, list(o)), OWNERS, clips, 1.0, weights)
-    full = engine.clipped_sum(lambda o: next_token(model, list(o)), OWNERS, clips, 1.0, weights)
+    clips = torch.full((8,), 0.5)
+    half = engine.clipped_sum(lambda o: losses(model, list(o)), OWNERS, clips, 1.0)
+    full = engine.clipped_sum(lambda o: next_token(model, list(o)), OWNERS, clips, 1.0)
     assert half.sentence_norms.dtype == torch.float32
     torch.testing.assert_close(half.sentence_norms, full.sentence_norms, rtol=0.03, atol=0.01)
     assert all(g.dtype == torch.float32 for g in half.gradients.values())
@@ -462,7 +460,7 @@ def test_a_reduced_loss_is_refused():
     model = language_models()["gpt2"]().eval()
     with pytest.raises(UserError, match="one value per sentence"):
         Engine(model).clipped_sum(
-            lambda o: next_token(model, list(o)).mean(), OWNERS, torch.ones(8), 1.0, torch.ones(4)
+            lambda o: next_token(model, list(o)).mean(), OWNERS, torch.ones(8), 1.0
         )
     assert all(p.requires_grad for p in model.parameters())  # left as it was
 
@@ -547,7 +545,6 @@ def test_a_pass_that_changes_the_model_is_refused_in_a_round_as_well():
             [0, 0, 1, 1],
             torch.ones(4),
             1.0,
-            torch.ones(2),
         )
 
 

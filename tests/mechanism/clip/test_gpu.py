@@ -22,8 +22,6 @@ from uedp.mechanism.clip.reference import clipped_sum
 from uedp.models.trainable import make_trainable
 from uedp.training import tasks
 
-WEIGHTS = torch.tensor([1.0, 0.5, 0.9])
-
 pytestmark = pytest.mark.gpu
 
 
@@ -59,9 +57,9 @@ def test_the_engine_is_the_oracle(name):
         ).logits
         return token_losses(logits[:, :-1], labels[order][:, 1:].to(device))
 
-    clips, weights = torch.full((8,), 0.5), torch.ones(4)
+    clips = torch.full((8,), 0.5)
     expected, norms = clipped_sum(
-        exact, lambda i: losses(exact, [i], "cpu")[0], OWNERS, clips.tolist(), 1.0, [1.0] * 4
+        exact, lambda i: losses(exact, [i], "cpu")[0], OWNERS, clips.tolist(), 1.0
     )
 
     def relative(found):
@@ -69,9 +67,7 @@ def test_the_engine_is_the_oracle(name):
         off = sum(float((g.cpu().double() - e).pow(2).sum()) for g, e in pairs) ** 0.5
         return off / sum(float(e.pow(2).sum()) for e in expected) ** 0.5
 
-    found = Engine(model).clipped_sum(
-        lambda o: losses(model, list(o), "cuda"), OWNERS, clips, 1.0, weights
-    )
+    found = Engine(model).clipped_sum(lambda o: losses(model, list(o), "cuda"), OWNERS, clips, 1.0)
     assert relative(found) < 3e-3  # factors divide by upper bounds of norms
     torch.testing.assert_close(found.sentence_norms.cpu().double(), norms, rtol=1e-5, atol=1e-6)
 
@@ -79,7 +75,7 @@ def test_the_engine_is_the_oracle(name):
         with torch.autocast("cuda", torch.bfloat16):
             return losses(model, list(order), "cuda")
 
-    assert relative(Engine(model).clipped_sum(half, OWNERS, clips, 1.0, weights)) < 0.03
+    assert relative(Engine(model).clipped_sum(half, OWNERS, clips, 1.0)) < 0.03
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
@@ -96,7 +92,6 @@ def test_shared_rows_give_there_what_they_give_here(train, monkeypatch):
             PACKED_OWNERS,
             CLIPS,
             0.6,
-            WEIGHTS,
         )
         found.append([sums.gradients[p].cpu() for p in engine.parameters if p in sums.gradients])
     for here, there in zip(*found, strict=True):

@@ -166,7 +166,6 @@ def clipped(model: nn.Module, losses: Losses, inside: Sequence[int] = range(8)) 
         [OWNERS[i] for i in inside],
         torch.full((len(inside),), 0.2),
         0.3,
-        torch.ones(4),
     )
 
 

@@ -33,19 +33,17 @@ def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
     model = make_trainable(getattr(tiny, kind)(), train, rank=2, alpha=4.0, seed=0)
     task = NextWord(TEXTS, tiny.tokenizer(), 32)
     model.eval()
-    weights = torch.tensor([1.0, 0.5, 0.9])
     expected, norms = clipped_sum(
         model,
         lambda place: task.losses(model, np.array([place]))[0],
         OWNERS,
         CLIPS.tolist(),
         0.6,
-        weights.tolist(),
     )
     assert task.packing_for(model) == SHARED_ROWS
     engine = Engine(model)
     found = engine.clipped_sum(
-        lambda order: task.losses(model, np.array(order), SHARED_ROWS), OWNERS, CLIPS, 0.6, weights
+        lambda order: task.losses(model, np.array(order), SHARED_ROWS), OWNERS, CLIPS, 0.6
     )
     assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-4, atol=1e-6)
     for parameter, sum_ in zip(engine.parameters, expected, strict=True):
@@ -70,7 +68,7 @@ def test_a_sentence_that_is_not_finite_contributes_nothing(pieces, monkeypatch):
                 found, losses=found.losses * scale, recompute=lambda: found.recompute() * scale
             )
 
-        return Engine(model).clipped_sum(losses, OWNERS, CLIPS, 0.6, torch.ones(3)).gradients
+        return Engine(model).clipped_sum(losses, OWNERS, CLIPS, 0.6).gradients
 
     without = summed([*TEXTS[:3], "", *TEXTS[4:]], ())
     for parameter, sum_ in summed(TEXTS, (3,)).items():
@@ -87,4 +85,4 @@ def test_a_layer_that_does_not_see_every_token_is_refused_by_name():
         return PackedLosses(out, rows, rows, lambda: out)
 
     with pytest.raises(UserError, match="cannot share rows"):
-        Engine(layer).clipped_sum(losses, [0, 1], torch.ones(2), 1.0, torch.ones(2))
+        Engine(layer).clipped_sum(losses, [0, 1], torch.ones(2), 1.0)

@@ -100,7 +100,6 @@ class Attack:
                 [0] * sentences,
                 torch.full((sentences,), clip),
                 update_clip,
-                torch.ones(1),
             )
         return [gradient.double() for gradient in found.gradients.values()]
 

@@ -76,8 +76,8 @@ class Engine:
     Guarantees:
       - a model that cannot be clipped is refused before anything is computed
       - the sum is that of `reference.clipped_sum`, up to rounding
-      - no sentence is added longer than its clip, and no user than the update clip times its
-        weight, whatever cancels between tokens, in float32 and in half precision
+      - no sentence is added longer than its clip, and no user than the update clip,
+        whatever cancels between tokens, in float32 and in half precision
       - a sentence whose gradient is not finite contributes nothing
       - chunks whose sentences share a dropout mask are refused outside of `one_round`
       - a pass that changes a parameter or a buffer of the model is refused
@@ -103,13 +103,12 @@ class Engine:
         owners: Sequence[int],
         sentence_clips: Tensor,
         update_clip: float,
-        user_weights: Tensor,
     ) -> ClippedSum:
         """One chunk: `losses(order)` gives the loss of each sentence, in the order asked for.
 
         If it gives them `PackedLosses`, sentences share rows; otherwise each has a row of its own.
 
-        `owners[i]` is the user of sentence `i`, `user_weights[u]` (at most 1) that of user `u`.
+        `owners[i]` is the user of sentence `i`.
         """
         refuse_unheld(self._shared)
         layout = Layout.of(owners)
@@ -122,7 +121,6 @@ class Engine:
         bounds = sentence_clips.to(device, torch.float64)[order]
         users = torch.tensor(layout.users, device=device)
         by_number = torch.argsort(users)
-        weights = user_weights.to(device)[users]
         made = self._pass(losses, layout)
 
         def summed(found: Mapping[str, Record]) -> ClippedSum:
@@ -138,7 +136,7 @@ class Engine:
             squares.clamp_(min=0)
             allowances = grams.user_allowances(factors)
             shares = _factors(allowances.bound(squares), update_clip)
-            weight = (factors * (shares * weights)[owner]).mul_(_DOWN).float()
+            weight = (factors * shares[owner]).mul_(_DOWN).float()
             total: dict[nn.Parameter, Tensor] = {}
             for rule in rules:
                 total.update(rule.weighted(weight))
@@ -217,7 +215,7 @@ class Engine:
             chance.of(sentences)
         expected = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
         unclipped = torch.full((sentences,), torch.inf)
-        clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf, torch.ones(1))
+        clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf)
         found, norms = clipped.gradients, clipped.sentence_norms.to(true_norms)
         names = {parameter: name for name, parameter in self._model.named_parameters()}
         scale = torch.stack([g.norm() for g in expected if g is not None]).norm()

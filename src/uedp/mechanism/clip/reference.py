@@ -12,7 +12,6 @@ def clipped_sum(
     owners: Sequence[int],
     sentence_clips: Sequence[float],
     update_clip: float,
-    user_weights: Sequence[float],
 ) -> tuple[list[Tensor], Tensor]:
     """The sum over users of their twice-clipped updates, and the norms of sentences.
 
@@ -32,7 +31,7 @@ def clipped_sum(
             norms[sentence] = _norm(filled)
             factor = min(1.0, sentence_clips[sentence] / max(float(norms[sentence]), 1e-300))
             update = [u + factor * g for u, g in zip(update, filled, strict=True)]
-        factor = user_weights[user] * min(1.0, update_clip / max(_norm(update), 1e-300))
+        factor = min(1.0, update_clip / max(_norm(update), 1e-300))
         totals = [t + factor * u for t, u in zip(totals, update, strict=True)]
     return totals, norms
 
