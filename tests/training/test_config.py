@@ -219,12 +219,12 @@ def test_numbers_can_be_labels():
 @pytest.mark.parametrize("path", sorted(config.PRESETS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_presets_lack_nothing_but_data(path):
     """The paper's settings: clip .1, users .05, entities .5, extended 1."""
-    assert config.preset(path.stem) == path
-    found = config.load(path, ["data.train=corpus"])
+    assert config.preset_path(path.stem) == path
+    found = config.load_config(path, ["data.train=corpus"])
     assert found.privacy.method == "uedp-alg"
     assert (found.privacy.update_clip, found.privacy.user_rate) == (0.1, 0.05)
     assert (found.privacy.entity_rate, found.privacy.extended_rate) == (0.5, 1.0)
-    assert config.preset("no such preset") is None
+    assert config.preset_path("no such preset") is None
 
 
 def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
@@ -263,7 +263,7 @@ def test_adapters_begin_with_longer_and_equal_steps_under_noise():
         {"task": {"kind": "classification"}},
     )
     for other in others:
-        assert parse_config({**values, **other}).optimiser == config.Optimiser()
+        assert parse_config({**values, **other}).optimiser == config.OptimiserSettings()
     told = parse_config({**values, "optimiser": {"rate": 1e-3, "decay": "cosine"}}).optimiser
     assert (told.rate, told.decay, told.average) == (1e-3, "cosine", 0.95)
     assert parse_config({**values, "optimiser": {"name": "sgd"}}).optimiser.rate == 1e-3
@@ -276,11 +276,11 @@ def test_sections_may_be_objects(train):
     plain = parse_config({"privacy": privacy, "data": {"train": "a"}, "model": model})
     objects = config.Config(
         privacy=privacy,
-        data=config.Data(train="a"),
-        model=config.Model(**model),
+        data=config.DataSettings(train="a"),
+        model=config.ModelSettings(**model),
     )
     assert objects == plain
     stated = config.Config(
-        privacy=config.Privacy(**privacy), data={"train": "a"}, model=config.Model(**model)
+        privacy=config.PrivacySettings(**privacy), data={"train": "a"}, model=config.ModelSettings(**model)
     )
     assert stated.optimiser == plain.optimiser

@@ -134,5 +134,5 @@ def test_what_is_no_corpus_is_refused(corpora):
 
 def test_labels_are_needed_to_classify(tmp_path):
     found = worlds.training_data(tmp_path, train=Texts(worlds.texts(), [None] * 120))
-    with pytest.raises(UserError, match="at least two labels, found 0; detect it anew"):
+    with pytest.raises(UserError, match="at least two labels, found 0; detect it again"):
         found.label_names()

@@ -28,7 +28,7 @@ from uedp.methods import ClippedMethod
 from uedp.methods.plain import Noiseless
 from uedp.methods.uedp_alg import UedpAlg
 from uedp.models.load import load_model
-from uedp.training import build as building
+from uedp.training import build as building, engine
 from uedp.training import checkpoint, loop, tasks, vectors
 from uedp.training.build import _autocast, device_of, precision_of
 from uedp.training.config import load_config, parse_config
@@ -532,7 +532,7 @@ def test_a_signal_stops_after_its_round_with_a_checkpoint(number, train, tmp_pat
     assert not outcome.finished
     assert outcome.rounds == 2
     assert checkpoint.newest(tmp_path / "run")[1]["done"] == 2
-    assert train.said[-1] == "stopped after round 2; go on with --resume"
+    assert train.said[-1] == "stopped after round 2; continue with `resume=True`"
     assert not (tmp_path / "run" / RESULT).exists()
     assert len(metrics(tmp_path / "run")) == 2
 
@@ -668,8 +668,8 @@ def test_a_line_cut_off_is_removed_from_the_curve(train, tmp_path):
 def test_resuming_a_finished_run_does_nothing(method, train, saved, tmp_path, monkeypatch):
     first = train(privacy__method=method)
     before = everything(tmp_path / "run", tmp_path / "corpus")
-    for forbidden in ("build_plan", "read_material", "save_model"):
-        monkeypatch.setattr(loop, forbidden, lambda *_: pytest.fail("it was at work"))
+    for forbidden in ("plan_run", "read_training_data", "save_model"):
+        monkeypatch.setattr(engine, forbidden, lambda *_: pytest.fail("it was at work"))
     second = train(privacy__method=method, resume=True)
     assert everything(tmp_path / "run", tmp_path / "corpus") == before
     assert train.said == ["this run is finished; nothing is left to do"]
@@ -917,19 +917,19 @@ def test_a_checkpoint_of_another_model_is_refused(train, tmp_path, saved):
 
 
 def test_folders_that_are_not_what_was_asked_for(train, tmp_path):
-    with pytest.raises(UserError, match="holds no run to resume; leave out --resume"):
+    with pytest.raises(UserError, match="holds no run to resume; leave out `resume=True`"):
         train("a/b/run", resume=True)
     assert not (tmp_path / "a").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="mine: exists and is not a run; choose another --out"):
+    with pytest.raises(UserError, match="mine: exists and is not a run; choose another `out=...`"):
         train("mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: not a folder"):
         train("file")
     train("run", privacy__rounds=1)
-    with pytest.raises(UserError, match="run: holds a run already; add --resume"):
+    with pytest.raises(UserError, match="run: holds a run already; add `resume=True`"):
         train("run", privacy__rounds=1)
     (tmp_path / "run" / IDENTITY).write_text("what?")
     with pytest.raises(UserError, match=r"run.json: damaged"):
@@ -1023,9 +1023,9 @@ def test_curves_are_json_whatever_happens(tmp_path):
 
 
 def test_devices_and_precision():
-    assert device_of("auto").type in ("cpu", "cuda")
+    assert device_of(worlds.config("m", run__device="auto")).type in ("cpu", "cuda")
     with pytest.raises(UserError, match=r"run.device 'cuda:77'"):
-        device_of("cuda:77")
+        device_of(worlds.config("m", run__device="cuda:77"))
     cpu = torch.device("cpu")
     with _autocast(False, cpu)():
         assert not torch.is_autocast_enabled("cpu")
@@ -1048,7 +1048,7 @@ def test_devices_and_precision():
 def test_private_runs_are_in_float32_unless_told_otherwise(
     device, method, asked, found, monkeypatch
 ):
-    monkeypatch.setattr(loop, "_device", lambda asked: torch.device(device))
+    monkeypatch.setattr(building, "device_of", lambda config: torch.device(device))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     budget = {} if method == "noiseless" else {"epsilon": 8}
     values = {"privacy": {"method": method, **budget}, "data": {"train": "c"}}

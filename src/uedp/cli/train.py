@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from uedp.cli.terminal import plain, progress, show, table
+from uedp.cli.terminal import plain, with_flags, progress, show, table
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _config(
 
 def _say(line: str) -> None:
     # not typer.echo: it would write past the bar, which moves aside for `print`
-    print(plain(line), flush=True)
+    print(plain(with_flags(line)), flush=True)
 
 
 def _say_sum(own: "Certificate") -> None:

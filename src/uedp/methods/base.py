@@ -210,6 +210,10 @@ class Method(ABC):
         """The noise on a sum of updates, in units of the update clip."""
         return settings.noise
 
+    @classmethod
+    def check_model(cls, model: nn.Module) -> None:
+        """Raise UserError for a model that this method cannot train, before any text is read."""
+
     # --- training --------------------------------------------------------------------------------
 
     @abstractmethod

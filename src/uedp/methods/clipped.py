@@ -33,6 +33,10 @@ class ClippedMethod(Method):
     def sampler(cls, settings: RoundSettings, incidence: Incidence) -> Draw:
         """Who takes part in each round, and with which sentences. No text is read."""
 
+    @classmethod
+    def check_model(cls, model: nn.Module) -> None:
+        trainable_layers(model)
+
     def __init__(
         self,
         settings: RoundSettings,

@@ -111,6 +111,7 @@ def assemble(
             targets=config.model.targets,
             seed=config.model.seed,
         ).to(device)
+    plan.method.check_model(model)
     make_task, max_tokens = _task_maker(config, replace(loaded, model=model), names, progress)
     autocast = _autocast(plan.provenance.precision == "bfloat16", device)
     with set_up_for_training(model, config.task.kind):
