@@ -75,11 +75,11 @@ def prepare(options: argparse.Namespace) -> None:
     from uedp.audit.gaps import entity_gaps
     from uedp.audit.secrets import plant, save
     from uedp.entities.deidentify import deidentified_texts
-    from uedp.entities.detectors.patterns import load as patterns
+    from uedp.entities.detectors.patterns import load_patterns
 
     folder = options.material
     folder.mkdir(parents=True, exist_ok=True)
-    original = list(uedp.read(options.data / CONLL["train"], reader="conll"))
+    original = list(uedp.read_sentences(options.data / CONLL["train"], reader="conll"))
     sentences, secrets = plant(
         original,
         repeats=options.repeats,
@@ -90,7 +90,7 @@ def prepare(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     planted = [secret for secret in secrets if secret.planted]
-    finder = patterns()
+    finder = load_patterns()
     seen = sum(
         any(secret.text[s.start : s.end] == secret.secret for s in finder.find(secret.text))
         for secret in planted
@@ -106,7 +106,10 @@ def prepare(options: argparse.Namespace) -> None:
             for name, source in (
                 ("train", sentences),
                 ("plain", original),
-                ("validation", uedp.read(options.data / CONLL["validation"], reader="conll")),
+                (
+                    "validation",
+                    uedp.read_sentences(options.data / CONLL["validation"], reader="conll"),
+                ),
             )
         )
         hidden = deidentified_texts(train)

@@ -50,9 +50,9 @@ def measured(found: Incidence, rounds: int) -> dict[str, float]:
     everyone, no_limit = np.arange(found.users), draw.Sampling(1.0, per_entity=None)
     times, whole = np.zeros(found.sentences), 0.0
     for key in range(rounds):
-        place, sentences, mentions = draw.select(found, everyone, no_limit, key)
+        _, sentences, mentions = draw.select(found, everyone, no_limit, key)
         times[sentences] += 1
-        whole += float((1 / draw._crowding(place, mentions)).sum())
+        whole += float((1 / draw.crowding(mentions)).sum())
     return {
         "usable": float(times.mean() / rounds),
         "whole": whole / rounds / found.sentences,

@@ -12,7 +12,7 @@ from research.corpora import detected
 from research.sources import DATA_SETS
 from uedp.corpus.store import Corpus
 from uedp.entities.breakdown import breakdown, sentence_masks
-from uedp.entities.categories import BASE, expand, mask_of
+from uedp.entities.categories import BASE, expand_categories, mask_of
 from uedp.incidence import Ints
 
 # Lai et al. (2022), "Breakdown of CONLL-2003, AG, and SEC datasets".
@@ -123,8 +123,8 @@ def _data_set(name: str, options: Options) -> Result:
 def _sensitive(corpus: Corpus, categories: tuple[str, ...]) -> dict[str, int]:
     """Sentences that mention each category, and any of them."""
     present = sentence_masks(corpus)
-    bits = {name: mask_of(expand([name])) for name in categories} | {
-        "all": mask_of(expand(categories))
+    bits = {name: mask_of(expand_categories([name])) for name in categories} | {
+        "all": mask_of(expand_categories(categories))
     }
     return {name: int(np.count_nonzero(present & mask)) for name, mask in bits.items()}
 
@@ -133,7 +133,9 @@ def _mentions(corpus: Corpus, categories: tuple[str, ...]) -> dict[str, int]:
     """Mentions of each category: more than sentences, since one sentence may hold several."""
     each = Counter(corpus.mentions["category"].to_pylist())
     numbers = dict(zip(BASE, range(len(BASE)), strict=True))
-    return {name: sum(each[numbers[base]] for base in expand([name])) for name in categories}
+    return {
+        name: sum(each[numbers[base]] for base in expand_categories([name])) for name in categories
+    }
 
 
 def _histogram(counts: Ints) -> dict[str, int]:

@@ -35,7 +35,7 @@ from uedp.accounting.calibrate import noise_for
 from uedp.accounting.planning import Supply
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
-from uedp.accounting.published import Method, Setting
+from uedp.accounting.published import PublishedMethod, PublishedSetting
 from uedp.incidence import Incidence
 
 NOISE = 2.0  # the paper's z in this figure
@@ -49,21 +49,21 @@ QUICK_ROUNDS = (1, 50, 500)
 
 # Every epsilon the paper prints: (data set, method, category, rounds).
 PRINTED = {
-    ("conll", Method.f_e_plus, "all", 50): 0.52,
-    ("conll", Method.f_e, "all", 50): 0.62,
-    ("conll", Method.user, "all", 50): 1.18,
-    ("ag", Method.f_e_plus, "all", 50): 0.50,
-    ("ag", Method.f_e, "all", 50): 0.75,
-    ("ag", Method.user, "all", 50): 1.48,
-    ("edgar", Method.f_e_plus, "all", 50): 0.40,
-    ("edgar", Method.f_e, "all", 50): 0.71,
-    ("edgar", Method.user, "all", 50): 1.40,
-    ("edgar", Method.f_e_plus, "gpe", 500): 0.19,
-    ("edgar", Method.f_e_plus, "loc", 500): 0.24,
-    ("edgar", Method.f_e_plus, "pii", 500): 0.26,
-    ("edgar", Method.f_e_plus, "org", 500): 0.73,
-    ("edgar", Method.f_e_plus, "all", 500): 0.81,
-    ("edgar", Method.user, "all", 500): 4.08,
+    ("conll", PublishedMethod.f_e_plus, "all", 50): 0.52,
+    ("conll", PublishedMethod.f_e, "all", 50): 0.62,
+    ("conll", PublishedMethod.user, "all", 50): 1.18,
+    ("ag", PublishedMethod.f_e_plus, "all", 50): 0.50,
+    ("ag", PublishedMethod.f_e, "all", 50): 0.75,
+    ("ag", PublishedMethod.user, "all", 50): 1.48,
+    ("edgar", PublishedMethod.f_e_plus, "all", 50): 0.40,
+    ("edgar", PublishedMethod.f_e, "all", 50): 0.71,
+    ("edgar", PublishedMethod.user, "all", 50): 1.40,
+    ("edgar", PublishedMethod.f_e_plus, "gpe", 500): 0.19,
+    ("edgar", PublishedMethod.f_e_plus, "loc", 500): 0.24,
+    ("edgar", PublishedMethod.f_e_plus, "pii", 500): 0.26,
+    ("edgar", PublishedMethod.f_e_plus, "org", 500): 0.73,
+    ("edgar", PublishedMethod.f_e_plus, "all", 500): 0.81,
+    ("edgar", PublishedMethod.user, "all", 500): 4.08,
 }
 
 
@@ -219,8 +219,8 @@ def _account(result: Result) -> list[str]:
 def _published(name: str, rounds: Sequence[int]) -> Result:
     """The paper's curves at the paper's counts, and each printed value beside its own."""
 
-    def at(method: Method, category: str, counts: Sequence[int]) -> list[float]:
-        setting = Setting(
+    def at(method: PublishedMethod, category: str, counts: Sequence[int]) -> list[float]:
+        setting = PublishedSetting(
             COUNTS[name]["users"],
             USERS_PER_ROUND[name],
             ENTITY_RATE,
@@ -246,9 +246,11 @@ def _published(name: str, rounds: Sequence[int]) -> Result:
         "users": COUNTS[name]["users"],
         "users_per_round": USERS_PER_ROUND[name],
         "printed": printed,
-        "user": at(Method.user, "all", rounds),
-        "f_e": at(Method.f_e, "all", rounds),
-        "f_e_plus": {category: at(Method.f_e_plus, category, rounds) for category in categories},
+        "user": at(PublishedMethod.user, "all", rounds),
+        "f_e": at(PublishedMethod.f_e, "all", rounds),
+        "f_e_plus": {
+            category: at(PublishedMethod.f_e_plus, category, rounds) for category in categories
+        },
     }
 
 
@@ -337,7 +339,7 @@ def _claim(
     norms: float,
 ) -> Result:
     """For whom the paper's f_E+ epsilon is proven, and what rotation needs to prove it for all."""
-    claimed = PRINTED[name, Method.f_e_plus, "all", CLAIMED_AT]
+    claimed = PRINTED[name, PublishedMethod.f_e_plus, "all", CLAIMED_AT]
     low, high = -1, incidence.users  # `low` holders are within the claim, `high` are not
     while high - low > 1:
         middle = (low + high) // 2

@@ -9,7 +9,7 @@ from research.base import Options, digest
 from research.public import public_words
 from research.sources import DATA_SETS
 from uedp.corpus.store import Corpus
-from uedp.entities.categories import BASE, expand
+from uedp.entities.categories import BASE, expand_categories
 from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
@@ -61,7 +61,7 @@ def protecting(corpus: Corpus, categories: tuple[str, ...]) -> Incidence:
       - users and sentences are those of the corpus; entities are those with a mention that counts
     """
     whole = corpus.incidence
-    chosen = expand(categories)
+    chosen = expand_categories(categories)
     numbers = [number for number, name in enumerate(BASE) if name in chosen]
     mentions = corpus.mentions.select(["sentence", "category", "entity"])
     counts = np.isin(mentions["category"].to_numpy(), numbers)

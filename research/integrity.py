@@ -13,11 +13,11 @@ from research import markdown
 from research.base import Options, Result, kept
 from research.corpora import QUICK_SENTENCES, data_set_file, file_hash, pipeline
 from research.sources import DATA_SETS
-from uedp.corpus.readers import read
+from uedp.corpus.readers import read_sentences
 from uedp.entities.categories import NAMES
 from uedp.entities.coverage import coverage
 from uedp.entities.detection import Detection, detect
-from uedp.entities.detectors import load
+from uedp.entities.detectors import load_detector
 from uedp.errors import UserError
 from uedp.files import scratch_dir
 
@@ -132,7 +132,7 @@ def _at_hand(options: Options) -> tuple[dict[str, tuple[str, ...]], dict[str, st
     }
     for kind, name in list(single.items()):
         try:
-            load(name)
+            load_detector(name)
         except UserError as error:
             missing[kind] = str(error).replace(ner, Path(ner).name)
             del single[kind]
@@ -150,7 +150,9 @@ def _compared(options: Options, gold: tuple[str, str], detectors: tuple[str, ...
     kinds = [name.partition(":")[0] for name in detectors]
 
     def compute(propagate: bool) -> Result:
-        sentences = list(islice(read(path, reader), QUICK_SENTENCES if options.quick else None))
+        sentences = list(
+            islice(read_sentences(path, reader), QUICK_SENTENCES if options.quick else None)
+        )
         with scratch_dir(options.work / "found") as folder:
             corpus = detect(
                 sentences,

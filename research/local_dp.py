@@ -20,7 +20,7 @@ from research.baselines.dpnr import Dpnr, drop_words, noisy, normalised, pair_ep
 from research.corpora import data_set_file
 from research.sources import DATA_SETS
 from uedp.accounting.divergence import Floats
-from uedp.corpus.readers import read
+from uedp.corpus.readers import read_sentences
 from uedp.errors import UserError
 from uedp.models.load import load_model
 from uedp.training.vectors import Encoder
@@ -150,7 +150,11 @@ def _articles(options: Options, part: str, per_class: int) -> _Articles:
     """As many of each class, chosen once for all runs; their words apart by one blank."""
     data_set = DATA_SETS["ag"]
     path = data_set_file(options, data_set.file(part))
-    found = [(" ".join(s.text.split()), s.label) for s in read(path, data_set.reader) if s.label]
+    found = [
+        (" ".join(s.text.split()), s.label)
+        for s in read_sentences(path, data_set.reader)
+        if s.label
+    ]
     names, labels = np.unique([label for _, label in found], return_inverse=True)
     if len(names) < 2:
         raise UserError(f"{path}: has one class of articles; at least two are needed")

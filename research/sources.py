@@ -42,12 +42,12 @@ class DataSet:
         Guarantees:
           - random groups are users of the training part alone, the same every time
         """
-        from uedp.corpus.readers import read
-        from uedp.corpus.users import assign, random_groups
+        from uedp.corpus.readers import read_sentences
+        from uedp.corpus.users import assign_users, random_groups
 
-        found = list(islice(read(data / self.file(part), self.reader), most))
+        found = list(islice(read_sentences(data / self.file(part), self.reader), most))
         if part == "train" and self.groups is not None:
-            found = list(assign(found, random_groups(len(found), *self.groups)))
+            found = list(assign_users(found, random_groups(len(found), *self.groups)))
         return found
 
 

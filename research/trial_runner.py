@@ -24,7 +24,7 @@ from research.runs import Place, Trial, changed
 from research.select_results import REPEAT, Row
 from research.sources import DATA_SETS
 from uedp.accounting import published
-from uedp.accounting.published import Method, Setting
+from uedp.accounting.published import PublishedMethod, PublishedSetting
 from uedp.errors import UserError
 
 QUICK_ROUNDS = 2
@@ -200,7 +200,7 @@ def _published(row: Row, privacy: Row) -> float | None:
     sensitive = counts["sensitive"].get(row["category"])
     if sensitive is None:
         return None
-    setting = Setting(1, 1, privacy["entity_rate"], sensitive, counts["sentences"])
-    method = Method.f_e_plus if row["estimator"] == "f_E+" else Method.f_e
+    setting = PublishedSetting(1, 1, privacy["entity_rate"], sensitive, counts["sentences"])
+    method = PublishedMethod.f_e_plus if row["estimator"] == "f_E+" else PublishedMethod.f_e
     rate = row["user_rate"] * setting.rate(method)
     return published.epsilon(rate, row["noise"], row["rounds"], privacy["delta"])

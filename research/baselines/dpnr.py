@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from uedp.accounting.divergence import LARGEST, Floats
-from uedp.accounting.pld import Losses, compose, discretise, step_for
+from uedp.accounting.divergence import MAX_EPSILON, Floats
+from uedp.accounting.pld import PrivacyLossDistribution, compose, discretise, grid_step
 from uedp.errors import UserError
 
 Extract = Callable[[Sequence[str]], npt.NDArray[np.floating]]
@@ -210,10 +210,10 @@ class _Coordinate:
         return min(self.epsilon, 1.0)
 
 
-def _opposite_corners(epsilon: float, dimensions: int) -> Losses | None:
+def _opposite_corners(epsilon: float, dimensions: int) -> PrivacyLossDistribution | None:
     """The privacy loss between opposite corners; None where all of it is too large to tell."""
     coordinate = _Coordinate(epsilon)
-    if dimensions * (epsilon + math.expm1(-epsilon)) > LARGEST:  # the mean loss
+    if dimensions * (epsilon + math.expm1(-epsilon)) > MAX_EPSILON:  # the mean loss
         return None
-    one, _ = discretise(coordinate, step_for([coordinate]))
+    one, _ = discretise(coordinate, grid_step([coordinate]))
     return compose([(one, dimensions)])

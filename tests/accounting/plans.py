@@ -3,7 +3,7 @@
 from typing import Any
 
 from uedp.accounting.decisions import Setup, Shape
-from uedp.accounting.ledger import Planned
+from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.profile import Profile
 from uedp.accounting.vocabulary import VocabularyRelease
 
@@ -15,7 +15,7 @@ def planned(
     rounds: int,
     vocabulary: VocabularyRelease | None = None,
     **options: Any,
-) -> Planned:
+) -> PlannedRun:
     """`options` are fields of the plan, or of its setup, the origin of the vocabulary aside."""
     decided = {name: options.pop(name) for name in list(options) if name in Setup.model_fields}
     origin = "public" if vocabulary is None else "differentially private"
@@ -26,4 +26,4 @@ def planned(
         "setup": Setup(**decided),
         **options,
     }
-    return Planned(run, profile, rounds, vocabulary=vocabulary, **values)
+    return PlannedRun(run, profile, rounds, vocabulary=vocabulary, **values)

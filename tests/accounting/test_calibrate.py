@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from uedp.accounting import calibrate
 from uedp.accounting.calibrate import noise_for, rounds_for, share_for
-from uedp.accounting.pld import most_rounds
+from uedp.accounting.pld import max_rounds
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.errors import UserError
@@ -108,7 +108,7 @@ def test_rounds_stop_where_delta_is_lost_in_rounding():
     """A small delta can be computed for few rounds only: more are not promised."""
     profile, delta = UserLevelProfile(1000.0, 0.1), 1e-11
     rounds = rounds_for(1.0, delta, profile)
-    assert rounds == most_rounds(delta)
+    assert rounds == max_rounds(delta)
     assert epsilon(profile, rounds, delta) <= 1.0
     with pytest.raises(UserError, match="rounding"):
         epsilon(profile, rounds + 1, delta)

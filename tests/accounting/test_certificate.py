@@ -19,7 +19,7 @@ from uedp.accounting.certificate import (
     Certificate,
     Shape,
     issue,
-    load,
+    load_certificate,
     not_checked,
     rounded,
     schema,
@@ -27,7 +27,7 @@ from uedp.accounting.certificate import (
 )
 from uedp.accounting.chain import Chain
 from uedp.accounting.decisions import Coverage, Entities, EntityList, Setup
-from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, CorpusTotal, Planned, RunLedger
+from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, CorpusTotal, PlannedRun, RunLedger
 from uedp.accounting.missed import MISSED_CASES
 from uedp.accounting.model_files import model_files
 from uedp.accounting.profile import Profile
@@ -82,7 +82,7 @@ def make_run(
     return folder
 
 
-def plan_of(profile: Profile = PROFILE, rounds: int = 20, **options: Any) -> Planned:
+def plan_of(profile: Profile = PROFILE, rounds: int = 20, **options: Any) -> PlannedRun:
     return planned("run-1", SHAPE.digest, profile, rounds, shape=SHAPE, **options)
 
 
@@ -122,7 +122,7 @@ def test_issued_loaded_verified(tmp_path, monkeypatch):
     monkeypatch.setattr(certificates, "MISSED_CASES", MISSED_CASES)
     folder = make_run(tmp_path / "run", **SETUP)
     issue(folder)
-    shown = load(folder)
+    shown = load_certificate(folder)
     assert verify(folder) == shown
     assert shown.private
     assert shown.epsilon == epsilon(PROFILE, 20, 1e-5)  # of the plan, not of the rounds so far
@@ -152,6 +152,27 @@ def test_missed_sentences_stand_in_plain_words(tmp_path, monkeypatch):
     )
     seeded = shown.model_copy(update={"private": False})
     assert seeded.missed_line == ""  # where nothing is promised, this is not promised either
+
+
+def test_a_run_of_an_earlier_release_is_resumed_and_verified(tmp_path):
+    """Its ledger and certificate hold two fields that are gone: null in every run there was."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    plan = plan_of(**SETUP).record()
+    old = {
+        **plan,
+        "profile": {**plan["profile"], "extended_share": None},
+        "setup": {**plan["setup"], "sentence_share": None},
+    }
+    with Chain(folder / RUN_LEDGER) as chain:
+        chain.append(old)
+        chain.append({"kind": "rounds", "first": 0, "count": 5})
+        chain.append({"kind": "resume", "spent": 5, "setup": old["setup"]})
+    with RunLedger.open(folder, plan_of(**SETUP)) as ledger:
+        ledger.spend(3)
+    assert issue(folder).rounds_spent == 8
+    change(folder, set_to("setup", "sentence_share", value=None))
+    assert verify(folder).parameters["extended_share"] is None
 
 
 def test_only_proven_numbers(folder):
@@ -357,7 +378,7 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("incidence.sentences", set_to("incidence", "sentences", value=9)),
     ("incidence.entities", set_to("incidence", "entities", value=9)),
     ("setup.sentences_per_user", set_to("setup", "sentences_per_user", value=1)),
-    ("setup.sentence_share", set_to("setup", "sentence_share", value=0.01)),
+    ("sentence_share", set_to("setup", "sentence_share", value=0.01)),
     ("setup.noise_source", set_to("setup", "noise_source", value="fixed seed")),
     ("setup.vocabulary", set_to("setup", "vocabulary", value="from the corpus, not covered")),
     ("setup.vocabulary", set_to("setup", "vocabulary", value="whatever")),
@@ -458,7 +479,7 @@ def test_a_flipped_byte_of_the_ledger_is_found(folder):
 def test_a_flipped_byte_of_the_certificate_is_found_or_means_nothing(folder):
     """A byte in four hundred: found, or it says the same, or it was only stated."""
     path = folder / CERTIFICATE
-    whole, first = path.read_bytes(), load(folder)
+    whole, first = path.read_bytes(), load_certificate(folder)
     for place in range(0, len(whole), 401):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x01]) + whole[place + 1 :])
         try:
@@ -526,7 +547,7 @@ def test_a_stretch_of_rounds_with_another_setup_is_found(tmp_path):
     other = plan_of(**{**SETUP, "precision": "bfloat16"}).record()["setup"]
     with Chain(folder / RUN_LEDGER) as chain:
         chain.append({"kind": "resume", "spent": 5, "setup": other})
-    with pytest.raises(UserError, match="rounds were computed with another setup"):
+    with pytest.raises(UserError, match=r"another setup than was planned: setup\.precision is"):
         issue(folder)
 
 
@@ -620,7 +641,7 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 def test_a_signature_covers_every_byte(folder, keys):
     private, public = keys
     sign_certificate(folder / CERTIFICATE, private)
-    assert verify(folder, public) == load(folder)
+    assert verify(folder, public) == load_certificate(folder)
     path = folder / CERTIFICATE
     whole = path.read_bytes()
     for place in range(0, len(whole), 97):
@@ -762,7 +783,7 @@ def test_what_was_not_checked_is_said(folder):
 
 def test_no_certificate(tmp_path):
     with pytest.raises(UserError, match="no certificate"):
-        load(tmp_path)
+        load_certificate(tmp_path)
     with pytest.raises(UserError, match="no such ledger"):
         issue(tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -772,7 +793,7 @@ def test_no_certificate(tmp_path):
 def test_not_a_certificate(folder, content):
     (folder / CERTIFICATE).write_bytes(content)
     with pytest.raises(UserError, match=CERTIFICATE):
-        load(folder)
+        load_certificate(folder)
 
 
 def test_the_published_schema_is_the_codes():
@@ -782,7 +803,7 @@ def test_the_published_schema_is_the_codes():
 def test_a_certificate_fits_the_schema(folder):
     values = json.loads((folder / CERTIFICATE).read_text())
     fits(values, schema(), schema()["$defs"])
-    assert Certificate.model_validate(values) == load(folder)
+    assert Certificate.model_validate(values) == load_certificate(folder)
 
 
 def fits(value: Any, rule: dict[str, Any], definitions: dict[str, Any]) -> None:

@@ -8,9 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.accounting.worlds import Law, divergence, random_worlds, rotation_laws, worst_worlds
-from uedp.accounting.divergence import Pair, Revealed, Shifted, Worst
+from uedp.accounting.divergence import (
+    DominatingPair,
+    PointwiseMax,
+    RevealedMixture,
+    ShiftedGaussian,
+)
 from uedp.accounting.hidden_draw import HiddenDraw, hidden_draw, revealed_draw
-from uedp.accounting.pld import compose, discretise, step_for
+from uedp.accounting.pld import compose, discretise, grid_step
 from uedp.accounting.proven import MissedProfile, RotationProfile, guarantee
 
 TEN = np.array([-1.0, -0.3, -0.05, 0.0, 0.01, 0.05, 0.2, 0.7, 1.5, 3.0])
@@ -33,28 +38,29 @@ def exact(upper: Law, lower: Law, noise: float, epsilon: float) -> float:
     "shifts", [((0, 1), (0.9, 0.1)), ((0, 0.3, 1, 1.3), (0.6, 0.2, 0.1, 0.1)), ((2, 3), (0.5, 0.5))]
 )
 def test_closed_form_is_the_quadrature(noise, shifts):
-    pair, mixture, plain = Shifted(noise, *shifts), line(*shifts), line([0.0], [1.0])
+    pair, mixture, plain = ShiftedGaussian(noise, *shifts), line(*shifts), line([0.0], [1.0])
     for epsilon, full, emptied in zip(TEN, pair.full(TEN), pair.emptied(TEN), strict=True):
         assert full == pytest.approx(exact(mixture, plain, noise, epsilon), abs=1e-8)
         assert emptied == pytest.approx(exact(plain, mixture, noise, epsilon), abs=1e-8)
 
 
 PAIRS = {
-    "user": Shifted(0.8, (0, 1), (0.95, 0.05)),
+    "user": ShiftedGaussian(0.8, (0, 1), (0.95, 0.05)),
     "revealed": revealed_draw(1.3, 0.05, 0.5),
     "coin": revealed_draw(1.3, 0.2, 0.5, coin=0.4),
     "hidden": HiddenDraw(1.04, 0.05, 0.5),
     "hidden, little noise": HiddenDraw(0.35, 0.3, 0.33),
     "hidden, half drawn": HiddenDraw(2.0, 0.5, 1.5),
-    "far": Revealed(
-        (0.5, 0.5), (Shifted(3.0, (2, 3), (0.9, 0.1)), Shifted(3.0, (8, 9), (0.9, 0.1)))
+    "far": RevealedMixture(
+        (0.5, 0.5),
+        (ShiftedGaussian(3.0, (2, 3), (0.9, 0.1)), ShiftedGaussian(3.0, (8, 9), (0.9, 0.1))),
     ),
 }
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_discretised_is_never_below_and_close(pair: Pair):
-    full, emptied = discretise(pair, step_for([pair]))
+def test_discretised_is_never_below_and_close(pair: DominatingPair):
+    full, emptied = discretise(pair, grid_step([pair]))
     for epsilon, true_full, true_emptied in zip(
         TEN, pair.full(TEN), pair.emptied(TEN), strict=True
     ):
@@ -67,19 +73,19 @@ def test_discretised_is_never_below_and_close(pair: Pair):
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
-def test_discretised_masses_are_a_distribution(pair: Pair):
-    for side in discretise(pair, step_for([pair])):
+def test_discretised_masses_are_a_distribution(pair: DominatingPair):
+    for side in discretise(pair, grid_step([pair])):
         assert (side.masses >= 0).all()
         assert side.masses.sum() + side.infinite == pytest.approx(1, abs=1e-9)
 
 
 def test_direction_matters():
     """A check that forgets one direction would pass with the other's smaller numbers."""
-    pair = Shifted(0.8, (0, 1), (0.95, 0.05))
+    pair = ShiftedGaussian(0.8, (0, 1), (0.95, 0.05))
     assert pair.full(TEN)[-1] > 2 * pair.emptied(TEN)[-1]
 
 
-def assert_sound(pair: Pair, full: Law, emptied: Law, noise: float) -> float:
+def assert_sound(pair: DominatingPair, full: Law, emptied: Law, noise: float) -> float:
     """No epsilon at which the world diverges by more than the pair; the closest ratio."""
     closest = 0.0
     for epsilon, above, below in zip(TEN, pair.full(TEN), pair.emptied(TEN), strict=True):
@@ -111,7 +117,7 @@ def test_the_envelope_of_the_smaller_bound_covers_small_worlds():
     """With a coin the smaller of two bounds counts, which need not be convex."""
     q, share, noise, coin = 0.4, 0.5, 0.5, 0.75
     pair = hidden_draw(noise, q, share, coin)
-    sides = discretise(pair, step_for([pair]))
+    sides = discretise(pair, grid_step([pair]))
     for side, smaller in zip(sides, (pair.full(TEN), pair.emptied(TEN)), strict=True):
         assert all(side.delta(e) <= b + 1e-3 for e, b in zip(TEN, smaller, strict=True))
     for world in (*random_worlds(np.random.default_rng(7), 25, share), *worst_worlds()):
@@ -193,7 +199,7 @@ def test_bounds_fall_with_epsilon_and_cover_both_extremal_worlds_at_small_rates(
 # --- accountants that are wrong in the ways one gets wrong, and must be caught -------------------
 
 
-def caught(pair: Pair, q: float, coin: float, share: float, noise: float) -> bool:
+def caught(pair: DominatingPair, q: float, coin: float, share: float, noise: float) -> bool:
     for world in worst_worlds():
         full, emptied = rotation_laws(world, q, coin, share)
         try:
@@ -206,7 +212,7 @@ def caught(pair: Pair, q: float, coin: float, share: float, noise: float) -> boo
 class OneDirection:
     """Forgets that the emptied corpus may look likelier, too."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: DominatingPair) -> None:
         self._pair = pair
 
     def full(self, epsilons):
@@ -219,16 +225,19 @@ class OneDirection:
 Q, SHARE, NOISE = 0.3, 0.5, 0.5
 WRONG = {
     "forgets one direction": (OneDirection(HiddenDraw(NOISE, Q, SHARE)), 1.0),
-    "product of rates as one rate": (Shifted(NOISE, (0, 1 + SHARE), (1 - Q * 0.5, Q * 0.5)), 0.5),
+    "product of rates as one rate": (
+        ShiftedGaussian(NOISE, (0, 1 + SHARE), (1 - Q * 0.5, Q * 0.5)),
+        0.5,
+    ),
     "holder's draw hidden as if its rest were zero": (
-        Shifted(
+        ShiftedGaussian(
             NOISE,
             (0, SHARE, 1, 1 + SHARE),
             ((1 - Q) ** 2, Q * (1 - Q), Q * (1 - Q), Q**2),
         ),
         1.0,
     ),
-    "entity left out": (Shifted(NOISE, (0, 1), (1 - Q, Q)), 1.0),
+    "entity left out": (ShiftedGaussian(NOISE, (0, 1), (1 - Q, Q)), 1.0),
     "share taken too small": (HiddenDraw(NOISE, Q, SHARE * 0.7), 1.0),
 }
 
@@ -246,9 +255,9 @@ def test_the_right_ones_are_not():
 
 def test_composition_of_unlike_rounds_is_pessimistic():
     """Two different Gaussians compose to a third, known one."""
-    first, second = Shifted(2.0, (1.0,), (1.0,)), Shifted(3.0, (1.0,), (1.0,))
-    together = Shifted(1 / np.sqrt(1 / 4 + 1 / 9), (1.0,), (1.0,))
-    step = step_for([first, second])
+    first, second = ShiftedGaussian(2.0, (1.0,), (1.0,)), ShiftedGaussian(3.0, (1.0,), (1.0,))
+    together = ShiftedGaussian(1 / np.sqrt(1 / 4 + 1 / 9), (1.0,), (1.0,))
+    step = grid_step([first, second])
     parts = [(discretise(first, step)[0], 1), (discretise(second, step)[0], 1)]
     for epsilon, true in zip(TEN, together.full(TEN), strict=True):
         for order in (parts, parts[::-1]):
@@ -266,8 +275,8 @@ def test_missed_mentions_cover_rounds_that_alternate():
     rotation = RotationProfile(2.8025232, 0.0577977, 1.4380301, reveal_draw=True)
     missed = MissedProfile(rotation, holders=1, per_user=1, sentence_share=1.5218433)
     worst = missed.pairs()["user and missed entity"]
-    assert isinstance(worst, Worst)
-    step = step_for(worst.pairs)
+    assert isinstance(worst, PointwiseMax)
+    step = grid_step(worst.pairs)
     sides = [discretise(pair, step)[0] for pair in worst.pairs]
     alone = max(compose([(side, 10)]).epsilon(0.0025) for side in sides)
     alternating = compose([(side, 5) for side in sides]).epsilon(0.0025)
@@ -275,7 +284,7 @@ def test_missed_mentions_cover_rounds_that_alternate():
     assert guarantee([(missed, 10)]).epsilon(0.0025) >= alternating
     hidden = MissedProfile(replace(rotation, reveal_draw=False), 1, 1, 1.5218433)
     cases = hidden.pairs()["user and missed entity"]
-    assert isinstance(cases, Worst)
-    step = step_for(cases.pairs)
+    assert isinstance(cases, PointwiseMax)
+    step = grid_step(cases.pairs)
     mixed = compose([(discretise(pair, step)[0], 5) for pair in cases.pairs]).epsilon(0.0025)
     assert mixed <= guarantee([(hidden, 10)]).epsilon(0.0025) < alone

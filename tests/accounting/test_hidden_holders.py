@@ -19,10 +19,10 @@ from tests.accounting.worlds import (
     rotation_laws,
     worst_missed_worlds,
 )
-from uedp.accounting.divergence import Pair, Worst
+from uedp.accounting.divergence import DominatingPair, PointwiseMax
 from uedp.accounting.hidden_draw import HiddenDraw
 from uedp.accounting.hidden_holders import Chords, HiddenHolders, _up_sets, _World, _worlds
-from uedp.accounting.pld import discretise, step_for
+from uedp.accounting.pld import discretise, grid_step
 from uedp.accounting.proven import MissedProfile, RotationProfile, epsilon
 
 SOME = np.array([-2.0, -0.6, -0.1, 0.0, 0.02, 0.2, 0.7, 1.5, 3.0, 5.0])
@@ -33,7 +33,7 @@ def line(*values: float) -> np.ndarray:
     return np.array(values, dtype=float)[:, None]
 
 
-def exceeds(pair: Pair, laws, noise: float, epsilons=SOME, cells: int = 3000) -> float:
+def exceeds(pair: DominatingPair, laws, noise: float, epsilons=SOME, cells: int = 3000) -> float:
     """The largest ratio of a world's divergence to the bound, where the bound is not tiny."""
     full, emptied = laws
     worst = 0.0
@@ -283,13 +283,17 @@ def _apart(world: _World, masses: np.ndarray) -> dict[frozenset[int], float]:
 # --- whole rounds, enumerated --------------------------------------------------------------------
 
 
-def missed_pair(world: World, noise: float, q: float, share: float, coin: float = 1.0) -> Pair:
+def missed_pair(
+    world: World, noise: float, q: float, share: float, coin: float = 1.0
+) -> DominatingPair:
     counts = [sum(owner == u for owner, _ in world.missed) for u in {o for o, _ in world.missed}]
     rotation = RotationProfile(noise, q, share, coin)
     return MissedProfile(rotation, len(counts), max(counts), share).pairs()[LENT_AND_MISSED]
 
 
-def sound(pair: Pair, world: World, noise: float, q: float, share: float, coin: float) -> bool:
+def sound(
+    pair: DominatingPair, world: World, noise: float, q: float, share: float, coin: float
+) -> bool:
     full, emptied = rotation_laws(world, q, coin, share)
     for at, above, below in zip(SOME, pair.full(SOME), pair.emptied(SOME), strict=True):
         if divergence(full, emptied, noise, at) > above + 1e-9:
@@ -316,7 +320,7 @@ def test_the_envelope_covers_small_corpora_too():
     q, share, noise = 0.4, 0.5, 0.5
     for world in worst_missed_worlds().values():
         pair = missed_pair(world, noise, q, share)
-        sides = discretise(pair, step_for([pair]))
+        sides = discretise(pair, grid_step([pair]))
         full, emptied = rotation_laws(world, q, 1.0, share)
         for at in SOME:
             assert divergence(full, emptied, noise, at) <= sides[0].delta(at) + 1e-9
@@ -377,7 +381,7 @@ def test_a_wrong_accountant_is_caught(name):
 def test_all_draws_hidden_at_every_epsilon_is_caught():
     """Neither of the two worlds, nor the larger of them, is the worst at every epsilon."""
     holders = HiddenHolders(0.58, 0.02, 0.3, 0, 0.0, 0.3)
-    wrong = Worst((OneWorldAlways(holders, True), OneWorldAlways(holders, False)))
+    wrong = PointwiseMax((OneWorldAlways(holders, True), OneWorldAlways(holders, False)))
     between = holder_laws(0.02, np.array([0.3]), np.ones(1), line(0.4), line(0.3))
     at = np.log([5.0, 20.0])
     assert exceeds(wrong, between, 0.58, at, cells=6000) > 1.05

@@ -22,13 +22,13 @@ from uedp.accounting.ledger import (
     RUN_LEDGER,
     Budget,
     CorpusLedger,
-    Planned,
+    PlannedRun,
     RunLedger,
     close_run,
     spent_rounds,
 )
 from uedp.accounting.marks import mark_path
-from uedp.accounting.pld import smallest_delta
+from uedp.accounting.pld import min_delta
 from uedp.accounting.proven import (
     RotationProfile,
     UserLevelProfile,
@@ -432,7 +432,7 @@ def test_every_decision_is_in_the_first_line_and_survives_it():
         "run", "d", PROFILE, 3, entities=ENTITIES, precision="bfloat16", lineage=({"run": "a"},)
     )
     record = json.loads(json.dumps(first.record()))
-    assert Planned.read(record) == first
+    assert PlannedRun.read(record) == first
     assert set(record["setup"]) == set(Setup.model_fields)
 
 
@@ -718,7 +718,7 @@ def test_rounds_that_are_too_many_together_count_as_infinite(tmp_path):
     corpus = CorpusLedger(tmp_path)
     for number in range(3):
         corpus.reserve(planned(f"run-{number}", "one", UserLevelProfile(50.0, 0.01), 1_000_000))
-    delta = 1.1 * smallest_delta(1_000_000)
+    delta = 1.1 * min_delta(1_000_000)
     assert corpus.entries()[0].epsilon(delta) < 500
     assert corpus.epsilon(delta) == float("inf")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.accounting.plans import planned
 from uedp.accounting.certificate import issue, verify
-from uedp.accounting.divergence import Pair, Shifted
+from uedp.accounting.divergence import DominatingPair, ShiftedGaussian
 from uedp.accounting.ledger import CorpusLedger, RunLedger
 from uedp.accounting.profile import (
     Profile,
@@ -41,9 +41,9 @@ class HalfUser(Profile):
 
     reach: float = 0.5
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         rate = self.user_rate
-        return {"half a user": Shifted(self.noise, (0.0, self.reach), (1 - rate, rate))}
+        return {"half a user": ShiftedGaussian(self.noise, (0.0, self.reach), (1 - rate, rate))}
 
     def user_alone(self) -> "HalfUser":
         return self

@@ -6,13 +6,14 @@ import time
 
 import numpy as np
 import pytest
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize, special, stats
 
 from tests.accounting.worlds import Law, divergence
-from uedp.accounting.pld import as_pld, most_rounds, smallest_delta
+from uedp.accounting.pld import max_rounds, min_delta
 from uedp.accounting.proven import (
     Guarantee,
     MissedProfile,
@@ -86,7 +87,12 @@ def test_the_mixture_is_dp_accountings(coin):
 
 def test_losses_are_readable_by_dp_accounting():
     result = guarantee([(RotationProfile(1.0, 0.05, 0.33), 50)])
-    theirs = as_pld(*result.losses["user and entity"])
+    theirs = pld.PrivacyLossDistribution(
+        *(
+            pld_pmf.DensePLDPmf(one.step, one.lowest, one.masses, one.infinite, True)
+            for one in result.losses["user and entity"]
+        )
+    )
     assert theirs.get_epsilon_for_delta(DELTA) == pytest.approx(result.epsilon(DELTA), rel=1e-6)
 
 
@@ -129,8 +135,8 @@ def test_never_below_the_exact_gaussian(noise, rounds):
     """
     result = guarantee([(UserLevelProfile(noise, 1.0), rounds)])
     single = noise / math.sqrt(rounds)
-    for delta in (1.2 * smallest_delta(rounds), 1e-7, 1e-5, 1e-3, 0.1):
-        if delta < smallest_delta(rounds):
+    for delta in (1.2 * min_delta(rounds), 1e-7, 1e-5, 1e-3, 0.1):
+        if delta < min_delta(rounds):
             continue
         exact = gaussian_epsilon(delta, single)
         ours = result.epsilon(delta)
@@ -570,5 +576,5 @@ def test_what_is_refused_for_rounding_names_a_delta_that_is_not():
         with pytest.raises(UserError, match="choose at least") as refused:
             epsilon(UserLevelProfile(50.0, 0.1), rounds, 1e-14)
         least = float(str(refused.value).rsplit(" ", 1)[1])
-        assert rounds <= most_rounds(least)
+        assert rounds <= max_rounds(least)
         assert epsilon(UserLevelProfile(50.0, 0.1), rounds, least) > 0

@@ -20,7 +20,7 @@ from uedp.accounting.certificate import (
     Certificate,
     Shape,
     issue,
-    load,
+    load_certificate,
     verify,
 )
 from uedp.accounting.chain import read
@@ -424,7 +424,7 @@ def test_a_budget_counts_the_vocabulary(tmp_path):
 def test_a_certificate_charges_it_and_verifies(tmp_path):
     folder = make_run(tmp_path / "run")
     shown = issue(folder)
-    assert verify(folder) == shown == load(folder)
+    assert verify(folder) == shown == load_certificate(folder)
     assert shown.private
     assert shown.epsilon == epsilon(ROUNDS, 20, DELTA, (RELEASE, 1))
     users = UserLevelProfile(ROUNDS.noise, ROUNDS.user_rate)

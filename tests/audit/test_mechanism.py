@@ -27,9 +27,10 @@ from uedp.audit.mechanism import (
 from uedp.audit.worlds import crowd, worlds
 from uedp.errors import UserError
 from uedp.incidence import Incidence
+from uedp.mechanism.estimators import draw_uedp_alg
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import SecureNoise, SeededNoise
-from uedp.mechanism.sampling import Sampling, draw, draw_alg, draw_users
+from uedp.mechanism.sampling import Sampling, draw, draw_users
 
 DELTA = 1e-5
 QUICK = {"fit_curve": False}
@@ -116,7 +117,7 @@ def test_arithmetic_equals_local_updates(seed):
     copies = Copies.of(worlds(profile, "user and entity")[0], 1, 0)
     rng = np.random.default_rng(seed)
     copies = replace(copies, gradients=rng.normal(size=copies.incidence.sentences))
-    found = draw_alg(copies.incidence, Sampling(0.7, 0.5), rng, np.ones(7))
+    found = draw_uedp_alg(copies.incidence, Sampling(0.7, 0.5), rng, np.ones(7))
     bounds = np.full(len(found.weights), np.inf)
     weights = np.ones(len(found.users))
     ours = sums_of(copies, Drawn(found, found.weights, bounds, weights), 1.0)

@@ -43,7 +43,7 @@ from uedp.training.plan import build_plan
 
 def crowding_one(patch) -> None:
     """Every sentence gets the whole share, however many mention the same entity."""
-    patch.setattr(drawing, "_crowding", lambda place, mentions: np.ones(len(mentions), int))
+    patch.setattr(drawing, "crowding", lambda mentions: np.ones(len(mentions), int))
 
 
 def crowding_after_coins(patch) -> None:
@@ -53,8 +53,8 @@ def crowding_after_coins(patch) -> None:
         users = drawing.draw_users(incidence.users, sampling.user_rate, rng)
         place, sentences, mentions = drawing.select(incidence, users, sampling, key, usable)
         heads = drawing._coins(mentions, sampling, rng)
-        crowding = drawing._crowding(place[heads], mentions.where(heads))
-        return drawing._participants(users, place[heads], sentences[heads], crowding)
+        rows = drawing.grouped(users, place[heads], sentences[heads])
+        return drawing.Participants(users, rows, drawing.crowding(mentions.where(heads)))
 
     patch.setattr(rotation, "draw", after)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tests.audit.plans import mechanism
-from uedp.accounting.divergence import Shifted
+from uedp.accounting.divergence import ShiftedGaussian
 from uedp.accounting.proven import (
     MissedProfile,
     RotationProfile,
@@ -135,7 +135,7 @@ def test_what_is_emptied_is_what_the_adjacency_says(profile, kind):
 def test_the_loss_is_that_of_the_dominating_pair():
     (world,) = worlds(UserLevelProfile(1.3, 0.2), "user")
     at = np.linspace(-4, 5, 30)
-    pair = Shifted(1.3, (0.0, 1.0), (0.8, 0.2))
+    pair = ShiftedGaussian(1.3, (0.0, 1.0), (0.8, 0.2))
     assert world.loss(at, 1.3) == pytest.approx(pair.loss(at))
 
 

@@ -180,7 +180,7 @@ BAD = {
     "epsilon 0": (["run/config.yaml", "--out", "x", "--epsilon", 0], "privacy.epsilon 0.0: "),
     "method": (["run/config.yaml", "--out", "x", "--method", "magic"], "privacy.method 'magic'"),
     "train": (["run/config.yaml", "--out", "x", "--train", "lora"], "nothing to adapt"),
-    "last": (["run/config.yaml", "--out", "x", "--train", "last:7"], "the model has 1 blocks only"),
+    "last": (["run/config.yaml", "--out", "x", "--train", "last:7"], "the model has only 1 blocks"),
     "set": (["run/config.yaml", "--out", "x", "--set", "epsilon=3"], "write section.field=value"),
     "field": (["run/config.yaml", "--out", "x", "--set", "privacy.epsilom=3"], "no such field"),
     "few": (["run/config.yaml", "--out", "x", "--user-rate", 0.01], "too few to hide among"),

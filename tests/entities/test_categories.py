@@ -1,6 +1,14 @@
 import pytest
 
-from uedp.entities.categories import BASE, LABELS, NAMES, category_of, expand, mask_of, masks
+from uedp.entities.categories import (
+    BASE,
+    LABELS,
+    NAMES,
+    category_of,
+    expand_categories,
+    mask_of,
+    masks,
+)
 from uedp.errors import UserError
 
 PAPER = {
@@ -47,12 +55,12 @@ def test_category_of(label, category):
 
 
 def test_unions():
-    assert expand(["pii", "ORG"]) == {"person", "loc", "gpe", "contact", "org"}
-    assert expand(["all"]) == set(BASE)
+    assert expand_categories(["pii", "ORG"]) == {"person", "loc", "gpe", "contact", "org"}
+    assert expand_categories(["all"]) == set(BASE)
     assert masks()["pii"] == mask_of(["person", "loc", "gpe", "contact"])
 
 
 @pytest.mark.parametrize("names", [["people"], [""], []])
 def test_unknown_category_is_refused(names):
-    with pytest.raises(UserError, match="--categories"):
-        expand(names)
+    with pytest.raises(UserError, match="`categories="):
+        expand_categories(names)

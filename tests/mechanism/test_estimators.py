@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.mechanism.test_sampling import build, incidences
+from tests.mechanism.lending_suite import build, incidences
 from uedp.accounting.proven import UedpAlgProfile
-from uedp.accounting.published import noise_scale
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.estimators import Estimator, Weights, f_e, f_e_plus
+from uedp.mechanism.estimators import Estimator, Weights, draw_uedp_alg, f_e, f_e_plus
 from uedp.mechanism.sampling import Sampling
 
 
@@ -110,17 +109,11 @@ def test_the_accountants_assume_this_noise(incidence, caps, rates, clip, noise):
         for case in alg.pairs()["user and entity"].pairs:
             assert case.noise == pytest.approx(estimator.deviation_of_sum / largest)
             assert case.noise == estimator.noise_in_updates
-    assert estimator.deviation == pytest.approx(
-        noise_scale(
-            noise,
-            incidence.users,
-            rates[0],
-            clip,
-            weights.all_users,
-            rates[1] * weights.all_entities + rates[2] * weights.all_extended,
-            float(weights.users.max()),
-        )
-    )
+    # section 2 of docs/privacy.md: z (q_u |U| + 1) max(w_u) beta / d
+    entity_weight = rates[1] * weights.all_entities + rates[2] * weights.all_extended
+    denominator = rates[0] * weights.all_users * entity_weight
+    numerator = noise * (rates[0] * incidence.users + 1) * largest
+    assert estimator.deviation == pytest.approx(numerator / denominator)
 
 
 def test_f_e_never_uses_a_sentence_without_entities():
@@ -156,3 +149,16 @@ def without_entities() -> Weights:
 def test_refusals(words, bad):
     with pytest.raises(UserError, match=words):
         bad()
+
+
+def test_alg_counts_a_sentence_once_per_sampled_entity():
+    incidence = build([0, 0, 1], [(0, 0), (0, 1), (1, 1)], 2, 2)
+    found = draw_uedp_alg(
+        incidence,
+        Sampling(1.0),
+        np.random.default_rng(0),
+        np.array([0.5, 0.25]),
+        extended_weight=0.1,
+    )
+    weights = dict(zip(found.sentences.values.tolist(), found.weights.tolist(), strict=True))
+    assert weights == {0: 0.75, 1: 0.25, 2: 0.1}

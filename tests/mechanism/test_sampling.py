@@ -1,4 +1,4 @@
-"""Drawing, lending, selection and coins against a plain reading of section 5."""
+"""Drawing, selection and coins against a plain reading of section 5."""
 
 from collections import Counter
 
@@ -7,45 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.mechanism.lending_suite import build, incidences
+from tests.mechanism.test_lending import plainly_lent
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism import sampling as module
-from uedp.mechanism.sampling import Sampling, draw, draw_alg, lend, select
-
-
-@st.composite
-def incidences(draw_from):
-    users, entities = draw_from(st.integers(1, 6)), draw_from(st.integers(1, 5))
-    owners = draw_from(st.lists(st.integers(0, users - 1), min_size=1, max_size=14))
-    mentions = [
-        (sentence, entity)
-        for sentence in range(len(owners))
-        for entity in draw_from(st.sets(st.integers(0, entities - 1), max_size=3))
-    ]
-    return build(owners, mentions, users, entities)
-
-
-def build(owners, mentions, users, entities) -> Incidence:
-    pairs = np.array(mentions, dtype=np.int64).reshape(-1, 2)
-    return Incidence.build(np.array(owners), pairs[:, 0], pairs[:, 1], users, entities)
-
-
-def plainly_lent(incidence: Incidence, key: int) -> dict[int, int]:
-    """Who has each entity, when sentences take theirs one after the other."""
-    order = module._hash(np.arange(incidence.sentences), key)
-    lent: dict[int, int] = {}
-    for sentence in sorted(range(incidence.sentences), key=lambda s: int(order[s])):
-        user = int(incidence.sentence_user[sentence])
-        entities = incidence.sentence_entities[sentence].tolist()
-        if all(lent.get(entity, user) == user for entity in entities):
-            lent.update(dict.fromkeys(entities, user))
-    return lent
+from uedp.mechanism.lending import lend, random_order
+from uedp.mechanism.sampling import _SELECTION, Sampling, draw, select
 
 
 def plainly(incidence: Incidence, user: int, sampling: Sampling, key: int) -> list[int]:
     """What section 5 says is selected for a user, one sentence after the other."""
     borrowers = plainly_lent(incidence, key)
-    order = module._hash(np.arange(incidence.sentences), key ^ module._SELECTION)
+    order = random_order(np.arange(incidence.sentences), key ^ _SELECTION)
     taken: Counter[int] = Counter()
     chosen: list[int] = []
     for sentence in sorted(incidence.user_sentences[user].tolist(), key=lambda s: int(order[s])):
@@ -90,35 +63,6 @@ def test_selection_does_not_look_at_who_else_was_drawn(incidence, sampling, key,
     for position, user in enumerate(some.tolist()):
         alone = sentences_some[place_some == position]
         assert set(alone.tolist()) == set(sentences_all[place_all == user].tolist())
-
-
-@settings(max_examples=300, deadline=None)
-@given(incidences(), st.integers(0, 2**63))
-def test_an_entity_is_lent_to_one_user_and_no_sentence_is_left_out_in_vain(incidence, key):
-    usable, borrower = lend(incidence, key), {}
-    for sentence in np.flatnonzero(usable).tolist():
-        for entity in incidence.sentence_entities[sentence].tolist():
-            user = incidence.sentence_user[sentence]
-            assert borrower.setdefault(entity, user) == user
-    for sentence in np.flatnonzero(~usable).tolist():
-        user = incidence.sentence_user[sentence]
-        entities = incidence.sentence_entities[sentence].tolist()
-        assert any(borrower.get(entity, user) != user for entity in entities)
-
-
-def test_a_sentence_that_is_out_takes_nothing_on_its_way():
-    """In order: 0 (user 1) has f; 1 (user 0) has e, f; 2 (user 1) has e; 3 (user 0) has e.
-
-    Sentence 1 is out, so e is user 1's: 3 must not get it because 1, of the same user, wanted it.
-    """
-    mentions = [(0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
-    incidence = build([1, 0, 1, 0], mentions, 2, 2)
-    for key in range(100):
-        lent = plainly_lent(incidence, key)
-        for sentence, usable in enumerate(lend(incidence, key).tolist()):
-            entities = incidence.sentence_entities[sentence].tolist()
-            user = incidence.sentence_user[sentence]
-            assert usable == all(lent[entity] == user for entity in entities)
 
 
 @given(incidences(), st.integers(0, 2**63))
@@ -172,75 +116,6 @@ def test_coins_come_after_selection():
                 for e in incidence.sentence_entities[s].tolist()
             }
             assert not alone & set(incidence.sentence_entities[sentence].tolist())
-
-
-def rate(successes: int, trials: int, expected: float, off: float) -> None:
-    """The right law passes (false alarm 6e-7, five deviations), a law off by a third fails."""
-    deviation = np.sqrt(expected * (1 - expected) / trials)
-    assert abs(successes / trials - expected) < 5 * deviation
-    assert abs(off - expected) > 10 * deviation  # so the wrong law is five deviations outside
-
-
-@pytest.mark.parametrize("holders", [1, 2, 7])
-def test_an_entity_is_active_with_the_same_probability_however_many_hold_it(holders):
-    """Probability `q_u q_e`, whatever the number of holders."""
-    incidence = build(range(holders), [(s, 0) for s in range(holders)], holders, 1)
-    sampling = Sampling(0.4, entity_rate=0.7)
-    rng = np.random.default_rng(holders)
-    trials = 20_000
-    active = sum(
-        len(draw(incidence, sampling, rng, key).sentences.values) > 0 for key in range(trials)
-    )
-    rate(active, trials, 0.4 * 0.7, off=0.4 * 0.7 * 4 / 3)
-
-
-def test_every_sentence_has_its_turn():
-    # sentence 0 mentions two entities, and three other users' sentences one of them: it is usable
-    # if it comes first of all four
-    owners = [0, 1, 2, 3]
-    mentions = [(0, 0), (0, 1), (1, 0), (2, 0), (3, 1)]
-    incidence = build(owners, mentions, 4, 2)
-    trials = 20_000
-    usable = sum(bool(lend(incidence, key)[0]) for key in range(trials))
-    rate(usable, trials, 1 / 4, off=1 / 6)  # 1/6: if the entities were lent independently
-
-
-def test_extended_sentences_are_always_available_and_flip_their_own_coin():
-    incidence = build([0, 0, 0], [(0, 0)], 1, 1)
-    rng = np.random.default_rng(5)
-    sampling = Sampling(1.0, entity_rate=1.0, extended_rate=0.3)
-    seen = Counter(
-        sentence
-        for key in range(20_000)
-        for sentence in draw(incidence, sampling, rng, key).sentences.values.tolist()
-    )
-    assert seen[0] == 20_000
-    for sentence in (1, 2):
-        rate(seen[sentence], 20_000, 0.3, off=0.2)
-
-
-def test_alg_counts_a_sentence_once_per_sampled_entity():
-    incidence = build([0, 0, 1], [(0, 0), (0, 1), (1, 1)], 2, 2)
-    found = draw_alg(
-        incidence,
-        Sampling(1.0),
-        np.random.default_rng(0),
-        np.array([0.5, 0.25]),
-        extended_weight=0.1,
-    )
-    weights = dict(zip(found.sentences.values.tolist(), found.weights.tolist(), strict=True))
-    assert weights == {0: 0.75, 1: 0.25, 2: 0.1}
-
-
-def test_alg_admits_a_sentence_by_any_entity():
-    incidence = build([0], [(0, 0), (0, 1)], 1, 2)
-    rng = np.random.default_rng(1)
-    trials = 20_000
-    used = sum(
-        len(draw_alg(incidence, Sampling(1.0, entity_rate=0.5), rng, np.ones(2)).weights) > 0
-        for _ in range(trials)
-    )
-    rate(used, trials, 0.75, off=0.5)
 
 
 @pytest.mark.parametrize("bad", [{"user_rate": 1.5}, {"user_rate": 0.1, "per_entity": 0}])

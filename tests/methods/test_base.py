@@ -11,6 +11,7 @@ from tests.models import tiny
 from tests.training import worlds
 from uedp.errors import UserError
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
+from uedp.mechanism.lending import lend
 from uedp.mechanism.local_update import shuffled
 from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.sampling import draw, draw_whole
@@ -157,7 +158,7 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
     gradient = method_.round(3)
     with Randomness(found.config.privacy.seed).of_round(3, CPU) as (generator, key, _):
         if method == "rotation":
-            usable = LendingSchedule(worlds.incidence(), 1).usable(3)
+            usable = LendingSchedule(lend, worlds.incidence(), 1).usable(3)
             who = draw(worlds.incidence(), found.sampling, generator, key, usable)
         else:
             who = draw_whole(worlds.incidence(), found.sampling, generator, key)
@@ -181,7 +182,10 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
 def test_what_is_lent_stays_for_a_period_and_depends_on_seed_and_number(monkeypatch):
     mentions, period = len(worlds.incidence().sentence_entities.values), 3
     monkeypatch.setattr(rotation, "_MENTIONS_PER_ROUND", mentions // (period - 1))
-    one, other = LendingSchedule(worlds.incidence(), 5), LendingSchedule(worlds.incidence(), 5)
+    one, other = (
+        LendingSchedule(lend, worlds.incidence(), 5),
+        LendingSchedule(lend, worlds.incidence(), 5),
+    )
     assert one.usable(0) is one.usable(period - 1)
     seen = [one.usable(number * period).copy() for number in range(6)]
     assert any((a != b).any() for a, b in pairwise(seen))
@@ -190,7 +194,7 @@ def test_what_is_lent_stays_for_a_period_and_depends_on_seed_and_number(monkeypa
 
 
 def test_without_a_seed_lending_is_drawn_afresh():
-    seen = {LendingSchedule(worlds.incidence(), None).usable(0).tobytes() for _ in range(20)}
+    seen = {LendingSchedule(lend, worlds.incidence(), None).usable(0).tobytes() for _ in range(20)}
     assert len(seen) > 1
 
 

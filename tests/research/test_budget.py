@@ -99,7 +99,9 @@ def test_for_whom_the_claim_is_proven(
     claimed: float, within: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A made-up accountant that counts holders: the search must find where it passes the claim."""
-    monkeypatch.setitem(budget.PRINTED, ("edgar", published.Method.f_e_plus, "all", 50), claimed)
+    monkeypatch.setitem(
+        budget.PRINTED, ("edgar", published.PublishedMethod.f_e_plus, "all", 50), claimed
+    )
     monkeypatch.setattr(budget, "noise_for", lambda *arguments: 1.0)
     # user i has a sentence of its own for each entity from i on: entity e has e + 1 holders
     pairs = [(user, entity) for user in range(12) for entity in range(user, 12)]

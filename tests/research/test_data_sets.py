@@ -9,7 +9,7 @@ from research.public import public_words
 from research.sources import DATA_SETS
 from tests.research import trained
 from uedp.corpus.users import random_groups
-from uedp.entities.categories import expand
+from uedp.entities.categories import expand_categories
 
 AG_ARTICLES = 15 * trained.USERS
 
@@ -34,7 +34,7 @@ def test_the_papers_categories_are_those_it_counts() -> None:
 def test_categories_exist() -> None:
     for data_set in DATA_SETS.values():
         for category in (*data_set.paper_categories, *data_set.categories):
-            assert expand([category])
+            assert expand_categories([category])
 
 
 def test_each_reads_all_its_parts(data: Path) -> None:

@@ -54,13 +54,13 @@ def test_a_detector_that_does_not_load_is_named_and_left_out(
 
     def load(name: str) -> detectors.Detector:
         if name.startswith("presidio"):
-            raise UserError(f"--detector {name!r}: not installed")
-        return detectors.load(name)
+            raise UserError(f"detector {name!r}: not installed")
+        return detectors.load_detector(name)
 
-    monkeypatch.setattr(integrity, "load", load)
+    monkeypatch.setattr(integrity, "load_detector", load)
     result = integrity.measure(shared("integrity"))
     assert set(result["gold"]["presidio v2"]) == {"patterns", "spacy", "spacy + patterns"}
-    assert result["not_at_hand"]["presidio"] == "--detector 'presidio:pipeline': not installed"
+    assert result["not_at_hand"]["presidio"] == "detector 'presidio:pipeline': not installed"
     assert "Not measured: presidio" in integrity.table(result)
 
 

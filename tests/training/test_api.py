@@ -155,7 +155,9 @@ def test_a_preview_leaves_no_trace(corpora, run):
 
 def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):
     broken = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    monkeypatch.setattr("uedp.training.build.load_model", lambda *_, **__: LoadedModel(broken, tiny.tokenizer(), 8))
+    monkeypatch.setattr(
+        "uedp.training.build.load_model", lambda *_, **__: LoadedModel(broken, tiny.tokenizer(), 8)
+    )
     with pytest.raises(UserError, match=r"layer 1 \(BatchNorm1d\) mixes sentences"):
         api.preview(load_config(run.folder / "config.yaml"))
 

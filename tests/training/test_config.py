@@ -281,6 +281,8 @@ def test_sections_may_be_objects(train):
     )
     assert objects == plain
     stated = config.Config(
-        privacy=config.PrivacySettings(**privacy), data={"train": "a"}, model=config.ModelSettings(**model)
+        privacy=config.PrivacySettings(**privacy),
+        data={"train": "a"},
+        model=config.ModelSettings(**model),
     )
     assert stated.optimiser == plain.optimiser

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from uedp.accounting.pld import most_rounds
+from uedp.accounting.pld import max_rounds
 from uedp.accounting.profile import MOST_NOISE, PrivacyEvent
 from uedp.accounting.proven import Events, check_delta, epsilon
 from uedp.errors import UserError
@@ -79,7 +79,7 @@ def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
     _check(target, delta)
     if epsilon(profile, 1, delta) > target:
         return 0
-    low, high = 1, min(_MOST_ROUNDS, most_rounds(delta)) + 1
+    low, high = 1, min(_MOST_ROUNDS, max_rounds(delta)) + 1
     while high - low > 1:
         middle = min(2 * low, (low + high) // 2)  # few rounds are quicker to try
         if epsilon(profile, middle, delta) <= target:

@@ -28,13 +28,14 @@ from uedp.accounting.decisions import (
     Origin,
     Setup,
     Shape,
-    Strict,
+    StrictModel,
     Users,
 )
 from uedp.accounting.ledger import (
     RUN_LEDGER,
     CorpusLedger,
-    Planned,
+    PlannedRun,
+    first_difference,
     refusing_malformed,
     spent_rounds,
     total_of,
@@ -60,7 +61,7 @@ __all__ = [
     "Setup",
     "Shape",
     "issue",
-    "load",
+    "load_certificate",
     "rounded",
     "schema",
     "statement",
@@ -86,12 +87,12 @@ NOT_PROTECTED = (
     "coverage, where it is stated",
 )
 
-MUCH = 20  # an epsilon from which on a guarantee says little
+LARGE_EPSILON = 20  # an epsilon from which on a guarantee says little
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
-class MissedMention(Strict):
+class MissedMention(StrictModel):
     """Epsilon for an entity that was missed in some sentences, which are emptied with the rest.
 
     `sentences_per_user` of null: all sentences of each of these users.
@@ -103,7 +104,7 @@ class MissedMention(Strict):
     words: str
 
 
-class Corpus(Strict):
+class Corpus(StrictModel):
     """What all runs on the corpus came to when the certificate was issued."""
 
     epsilon: float | None
@@ -113,7 +114,7 @@ class Corpus(Strict):
     seal: str  # of the corpus's ledger
 
 
-class Certificate(Strict):
+class Certificate(StrictModel):
     """What a run guarantees. An epsilon of null means: none that is finite.
 
     `files` are those of the model, by SHA-256; there are none while rounds are left.
@@ -157,8 +158,9 @@ def issue(folder: Path) -> Certificate:
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions={
             "uedp": uedp.__version__,
-            "dp-accounting": version("dp-accounting"),
             "python": platform.python_version(),
+            "numpy": version("numpy"),
+            "scipy": version("scipy"),
         },
     )
     write_atomically(folder / CERTIFICATE, certificate.model_dump_json(indent=2) + "\n")
@@ -166,7 +168,7 @@ def issue(folder: Path) -> Certificate:
     return certificate
 
 
-def load(folder: Path) -> Certificate:
+def load_certificate(folder: Path) -> Certificate:
     path = folder / CERTIFICATE
     if not path.is_file():
         raise UserError(f"{path}: no certificate; is this the folder of a run?")
@@ -196,7 +198,7 @@ def verify(folder: Path, public_key: Path | None = None, corpus: Path | None = N
       - with `corpus`, so is a ledger that was cut or replaced since, and a sum over the runs on the
         corpus that its ledger does not give
     """
-    claimed = load(folder)
+    claimed = load_certificate(folder)
     if public_key is not None:
         check_signature(folder / CERTIFICATE, public_key)
     true = _compute(folder, created=claimed.created, versions=claimed.versions)
@@ -272,18 +274,21 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
     if plan is None:
         raise UserError(f"{path}: holds no plan; the run never began")
     with refusing_malformed(path, "run"):
-        planned, spent = Planned.read(plan), spent_rounds(records)
+        planned, spent = PlannedRun.read(plan), spent_rounds(records)
         changed = [
-            record
+            difference
             for record in records
-            if record["kind"] == "resume" and record["setup"] != plan["setup"]
+            if record["kind"] == "resume"
+            and (difference := first_difference(plan["setup"], record["setup"], "setup"))
         ]
         files = _saved_files(records)
         total = _corpus_total(_last(records, "corpus"))
     if changed:
-        raise UserError(f"{path}: rounds were computed with another setup than was planned")
+        raise UserError(
+            f"{path}: rounds were computed with another setup than was planned: {changed[0]}"
+        )
     profile, setup, rounds, delta = planned.profile, planned.setup, planned.rounds, planned.delta
-    assert profile is not None  # `Planned.read` needs one
+    assert profile is not None  # `PlannedRun.read` needs one
     if spent > rounds:
         raise UserError(f"{path}: {spent} rounds spent, {rounds} planned")
     if files and spent < rounds:
@@ -433,9 +438,9 @@ def caveats(profile: Profile, setup: Setup, value: float) -> tuple[str, ...]:
         )
     if value == float("inf"):
         found.append("with this noise and so many rounds there is no finite epsilon")
-    if MUCH < value < float("inf"):
+    if LARGE_EPSILON < value < float("inf"):
         found.append(
-            f"an epsilon above {MUCH} says little: it bounds odds by a factor of e^epsilon"
+            f"an epsilon above {LARGE_EPSILON} says little: it bounds odds by a factor of e^epsilon"
         )
     if setup.users == "assigned at random":
         found.append(
@@ -478,7 +483,7 @@ def _alike(mine: object, theirs: object) -> bool:
         return abs(mine - theirs) <= 1e-6 * max(abs(mine), abs(theirs))
     if isinstance(mine, tuple) and isinstance(theirs, tuple):
         return len(mine) == len(theirs) and all(map(_alike, mine, theirs))
-    if isinstance(mine, Strict) and isinstance(theirs, type(mine)):
+    if isinstance(mine, StrictModel) and isinstance(theirs, type(mine)):
         return all(_alike(getattr(mine, n), getattr(theirs, n)) for n in type(mine).model_fields)
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return mine.keys() == theirs.keys() and all(_alike(mine[k], theirs[k]) for k in mine)

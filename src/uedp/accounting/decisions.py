@@ -4,9 +4,9 @@ All of it goes into the first line of the run's ledger. A certificate reads it t
 can state it differently afterwards, and a run that is resumed with anything else is refused.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 NoiseSource = Literal["cipher", "fixed seed"]
 Precision = Literal["float32", "bfloat16"]
@@ -26,11 +26,11 @@ Users = Literal["as given", "assigned at random"]
 _LIST_NAMES = {"public": "allow-list", "sensitive": "deny-list", "aliases": "alias list"}
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Coverage(Strict):
+class Coverage(StrictModel):
     """How much of what people marked the detection found, as `uedp coverage --record` measured."""
 
     marks: int
@@ -38,7 +38,7 @@ class Coverage(Strict):
     sentences_complete: Annotated[float, Field(ge=0, le=1)]
 
 
-class EntityList(Strict):
+class EntityList(StrictModel):
     """A person's own list, by its length and a digest under the key of the corpus.
 
     The digest is keyed because a list may hold names: a plain hash of a short one can be guessed.
@@ -48,7 +48,7 @@ class EntityList(Strict):
     digest: str
 
 
-class Entities(Strict):
+class Entities(StrictModel):
     """Which entities were looked for: what an epsilon for "an entity" is about."""
 
     detectors: dict[str, str]  # name to version
@@ -87,7 +87,7 @@ class Entities(Strict):
         return " ".join("; ".join(parts).split())  # on one line, whatever a file calls a version
 
 
-class Setup(Strict):
+class Setup(StrictModel):
     """What was decided. What is not covered becomes a caveat."""
 
     noise_source: NoiseSource = "cipher"
@@ -108,9 +108,18 @@ class Setup(Strict):
     # of the model that the run began with
     earlier_runs: EarlierRuns = "none known"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
-    # for missed mentions; null: nothing bounds the sentences, or the share is the entity's
+    # that a round uses, for missed mentions; null: no bound
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None
-    sentence_share: Annotated[float, Field(gt=0, le=2)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_releases(cls, values: Any) -> Any:
+        """Read ledgers and certificates that still have a field which was never set."""
+        if isinstance(values, dict) and "sentence_share" in values:
+            if values["sentence_share"] is not None:
+                raise ValueError("has a sentence_share; use the release of uedp that wrote it")
+            values = {name: value for name, value in values.items() if name != "sentence_share"}
+        return values
 
     @property
     def exposed(self) -> str | None:
@@ -122,7 +131,7 @@ class Setup(Strict):
         return None
 
 
-class Shape(Strict):
+class Shape(StrictModel):
     """The incidence the guarantee is about."""
 
     digest: str

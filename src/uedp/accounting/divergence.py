@@ -5,7 +5,7 @@ noise `N(0, z^2)` against the same noise shifted by a random amount (`docs/priva
 5). Everything here is in units of the update clip beta.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -17,12 +17,12 @@ Floats = npt.NDArray[np.float64]
 
 # Mass in either tail of a round that is not resolved but counted as infinite loss. A million
 # rounds of it are still 1e-14.
-TAIL = 1e-20
+TAIL_MASS = 1e-20
 # Losses beyond this are not told apart: an epsilon of hundreds promises nothing.
-LARGEST = 500.0
+MAX_EPSILON = 500.0
 
 
-class Pair(Protocol):
+class DominatingPair(Hashable, Protocol):
     """A dominating pair of a round: no adversary sees more than a sample of it.
 
     `full(eps)` is `H_{e^eps}(P' || P)` and `emptied(eps)` is `H_{e^eps}(P || P')`, with `P` the
@@ -34,14 +34,14 @@ class Pair(Protocol):
     def emptied(self, epsilons: Floats) -> Floats: ...
 
     def loss_range(self) -> tuple[float, float]:
-        """Losses of `full` between which all but `TAIL` of the mass of `P` and of `P'` lies."""
+        """Losses of `full` that hold all but `TAIL_MASS` of `P` and of `P'` lies."""
 
     def loss_spread(self) -> float:
         """Standard deviation of the loss, or about: it sets the resolution, not the result."""
 
 
 @dataclass(frozen=True)
-class Shifted:
+class ShiftedGaussian:
     """`N(0, z^2)` against `sum_i p_i N(s_i, z^2)` on a line, shifts `s_i >= 0`."""
 
     noise: float
@@ -87,7 +87,7 @@ class Shifted:
         shifts, logs = np.asarray(self.shifts)[:, None], np.log(self.probabilities)[:, None]
         return log_sum_root(logs, shifts, losses, self.noise)
 
-    def loss_range(self, tail: float = TAIL) -> tuple[float, float]:
+    def loss_range(self, tail: float = TAIL_MASS) -> tuple[float, float]:
         if self.trivial:
             return 0.0, 0.0
         ends = [
@@ -97,7 +97,7 @@ class Shifted:
         high = max(ends)
         low = min(0.0, min(2 * s - e for s, e in zip(self.shifts, ends, strict=True)))
         low = min(low, self.noise * special.ndtri(tail))
-        lowest, highest = np.clip(self.loss(np.array([low, high])), -LARGEST, LARGEST)
+        lowest, highest = np.clip(self.loss(np.array([low, high])), -MAX_EPSILON, MAX_EPSILON)
         return float(lowest), float(highest)
 
     def loss_spread(self) -> float:
@@ -121,11 +121,11 @@ class Shifted:
 
 
 @dataclass(frozen=True)
-class Revealed:
+class RevealedMixture:
     """One of several pairs, drawn with these weights and made known: divergences average."""
 
     weights: tuple[float, ...]
-    pairs: tuple[Pair, ...]
+    pairs: tuple[DominatingPair, ...]
 
     def full(self, epsilons: Floats) -> Floats:
         return self._average("full", epsilons)
@@ -151,7 +151,7 @@ class Revealed:
 class _Chosen:
     """At each epsilon the divergence of one of several pairs."""
 
-    pairs: tuple[Pair, ...]
+    pairs: tuple[DominatingPair, ...]
     choose: ClassVar[np.ufunc]
 
     def full(self, epsilons: Floats) -> Floats:
@@ -169,7 +169,7 @@ class _Chosen:
         return min(pair.loss_spread() for pair in self.pairs)
 
 
-class Worst(_Chosen):
+class PointwiseMax(_Chosen):
     """Any of several pairs, another in every round: the largest divergence at each epsilon.
 
     A maximum of convex functions is convex, so this is the divergence of a pair, and it dominates
@@ -179,7 +179,7 @@ class Worst(_Chosen):
     choose = np.maximum
 
 
-class Least(_Chosen):
+class PointwiseMin(_Chosen):
     """Several pairs that all bound the same round: the smallest divergence at each epsilon.
 
     It bounds the round's own, which is convex; this need not be, until it is enveloped.
@@ -188,12 +188,12 @@ class Least(_Chosen):
     choose = np.minimum
 
 
-def user_alone(noise: float, user_rate: float) -> Shifted:
+def sampled_gaussian(noise: float, user_rate: float) -> ShiftedGaussian:
     """One user's update, present if it was drawn."""
-    return Shifted(noise, (0.0, 1.0), (1 - user_rate, user_rate))
+    return ShiftedGaussian(noise, (0.0, 1.0), (1 - user_rate, user_rate))
 
 
-def _joint_range(pairs: Sequence[Pair]) -> tuple[float, float]:
+def _joint_range(pairs: Sequence[DominatingPair]) -> tuple[float, float]:
     ranges = [pair.loss_range() for pair in pairs]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
@@ -202,10 +202,10 @@ def _outside(epsilons: Floats, low: float, high: float) -> tuple[Floats, npt.NDA
     """Divergences where the losses from `low` to `high` do not reach, and where they do.
 
     Above all losses nothing but the tail is left, below them `1 - e^eps` and the tail. Losses cut
-    at `LARGEST` are inside, so that what lies beyond keeps its mass.
+    at `MAX_EPSILON` are inside, so that what lies beyond keeps its mass.
     """
-    result = np.maximum(-np.expm1(np.minimum(epsilons, 0.0)), 0.0) + TAIL
-    inside = (epsilons > low) & (epsilons < high) | (np.abs(epsilons) >= LARGEST)
+    result = np.maximum(-np.expm1(np.minimum(epsilons, 0.0)), 0.0) + TAIL_MASS
+    inside = (epsilons > low) & (epsilons < high) | (np.abs(epsilons) >= MAX_EPSILON)
     return result, inside & (low < high)
 
 

@@ -18,7 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
-from uedp.accounting.divergence import Floats, Least, Pair, Revealed, Shifted, user_alone
+from uedp.accounting.divergence import (
+    DominatingPair,
+    Floats,
+    PointwiseMin,
+    RevealedMixture,
+    ShiftedGaussian,
+    sampled_gaussian,
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class HiddenDraw:
     share: float
 
     @property
-    def revealed(self) -> Revealed:
+    def revealed(self) -> RevealedMixture:
         """Theorem 1's pair for the same round."""
         return revealed_draw(self.noise, self.user_rate, self.share)
 
@@ -73,18 +80,20 @@ class HiddenDraw:
         return np.where(met, np.clip(value, 0.0, bound), bound)
 
 
-def hidden_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> Pair:
+def hidden_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> DominatingPair:
     """What is proven of a round with the draw hidden, or the coin, whichever is better."""
     hidden = HiddenDraw(noise, user_rate, share)
     if coin == 1:
         return hidden
-    known_coin = Revealed((1 - coin, coin), (user_alone(noise, user_rate), hidden))
-    return Least((known_coin, revealed_draw(noise, user_rate, share, coin)))
+    known_coin = RevealedMixture((1 - coin, coin), (sampled_gaussian(noise, user_rate), hidden))
+    return PointwiseMin((known_coin, revealed_draw(noise, user_rate, share, coin)))
 
 
-def revealed_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> Revealed:
+def revealed_draw(
+    noise: float, user_rate: float, share: float, coin: float = 1.0
+) -> RevealedMixture:
     """Theorem 1's pair: with probability `q_u`, made known, the entity's holder was drawn too."""
-    both = Shifted(
+    both = ShiftedGaussian(
         noise,
         (0.0, share, 1.0, 1.0 + share),
         (
@@ -94,7 +103,7 @@ def revealed_draw(noise: float, user_rate: float, share: float, coin: float = 1.
             coin * user_rate,
         ),
     )
-    return Revealed((1 - user_rate, user_rate), (user_alone(noise, user_rate), both))
+    return RevealedMixture((1 - user_rate, user_rate), (sampled_gaussian(noise, user_rate), both))
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,17 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-from uedp.accounting.divergence import LARGEST, TAIL, Floats, Revealed, Shifted
+from uedp.accounting.divergence import (
+    MAX_EPSILON,
+    TAIL_MASS,
+    Floats,
+    RevealedMixture,
+    ShiftedGaussian,
+)
 
-_FARTHEST = 9.5  # standard deviations; beyond lies less than `TAIL`
+_FARTHEST = 9.5  # standard deviations; beyond lies less than `TAIL_MASS`
 _FINEST, _MOST_POINTS = 0.01, 8000  # of the loss between two points, and of points in a world
-_RANGE = np.geomspace(1e-8, LARGEST, 1500)  # epsilons at which the range of losses may end
+_RANGE = np.geomspace(1e-8, MAX_EPSILON, 1500)  # epsilons at which the range of losses may end
 
 
 @dataclass(frozen=True)
@@ -59,15 +65,15 @@ class HiddenHolders:
             object.__setattr__(self, "lent", 0.0)
 
     @property
-    def revealed(self) -> Revealed:
+    def revealed(self) -> RevealedMixture:
         """The same round with every holder's draw revealed."""
         weights, pairs = [], []
         for lent, others, chance in self._outcomes():
             shift = self.offset + lent * self.lent + others * self.move
             weights.append(chance)
             chances = (1 - self.user_rate, self.user_rate)
-            pairs.append(Shifted(self.noise, (shift, shift + 1), chances))
-        return Revealed(tuple(weights), tuple(pairs))
+            pairs.append(ShiftedGaussian(self.noise, (shift, shift + 1), chances))
+        return RevealedMixture(tuple(weights), tuple(pairs))
 
     def full(self, epsilons: Floats) -> Floats:
         return self._bound("full", epsilons, {})
@@ -277,7 +283,9 @@ def _chords(holders: HiddenHolders) -> _BothSides:
 def _loss_range(holders: HiddenHolders) -> tuple[float, float]:
     """Wider than need be by two in a hundred at most."""
     low, high = (
-        float(_RANGE[np.argmax(small)]) if (small := side(_RANGE) <= TAIL).any() else LARGEST
+        float(_RANGE[np.argmax(small)])
+        if (small := side(_RANGE) <= TAIL_MASS).any()
+        else MAX_EPSILON
         for side in (holders.emptied, holders.full)
     )
     return -low, high

@@ -41,7 +41,7 @@ _PATIENCE = (
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRun:
     """All that was decided before a run began: the first line of its ledger.
 
     `lineage` lists the runs that its model and its words come from. A run without noise has no
@@ -92,7 +92,7 @@ class Planned:
         return plan if self.vocabulary is None else {**plan, "vocabulary": asdict(self.vocabulary)}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "Planned":
+    def read(cls, record: Mapping[str, Any]) -> "PlannedRun":
         """Raises KeyError, TypeError or ValueError for what is no such record."""
         for name, kinds in (("run", str), ("rounds", int), ("delta", int | float)):
             if not isinstance(record[name], kinds) or isinstance(record[name], bool):
@@ -171,7 +171,7 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Entry:
+class LedgerEntry:
     """A run as the ledger of its corpus has it. `exposed` says why it counts as infinite."""
 
     run: str
@@ -232,7 +232,7 @@ class CorpusLedger:
         """A digest that only those with the corpus can compare."""
         return hmac.new(bytes.fromhex(self.key), digest.encode(), hashlib.sha256).hexdigest()
 
-    def reserve(self, planned: Planned, budget: Budget | None = None) -> None:
+    def reserve(self, planned: PlannedRun, budget: Budget | None = None) -> None:
         entry = planned._reserved()
         with Chain(self.path, _PATIENCE) as chain:
             _refuse_malformed(self.path, chain.records)
@@ -274,7 +274,7 @@ class CorpusLedger:
             if entry not in chain.records:
                 chain.append(entry)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[LedgerEntry]:
         return _entries(self._read())
 
     def epsilon(self, delta: float) -> float:
@@ -295,7 +295,7 @@ class CorpusLedger:
         return records
 
     @staticmethod
-    def _refuse_closed(records: Sequence[Mapping[str, Any]], planned: Planned) -> None:
+    def _refuse_closed(records: Sequence[Mapping[str, Any]], planned: PlannedRun) -> None:
         (ours,) = (entry for entry in _entries(records) if entry.run == planned.run)
         if ours.closed and ours.counted < planned.rounds:
             raise UserError(
@@ -327,7 +327,7 @@ def _key(records: Sequence[Mapping[str, Any]]) -> str | None:
     return next((record["key"] for record in records if record["kind"] == "key"), None)
 
 
-def _entries(records: Sequence[Mapping[str, Any]]) -> list[Entry]:
+def _entries(records: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
     closed = {record["run"]: record for record in records if record["kind"] == "closed"}
     found = []
     for record in records:
@@ -336,7 +336,7 @@ def _entries(records: Sequence[Mapping[str, Any]]) -> list[Entry]:
         end, words = closed.get(record["run"]), planned_vocabulary(record)
         profile = record["profile"]
         found.append(
-            Entry(
+            LedgerEntry(
                 run=record["run"],
                 method=record["method"],
                 incidence=record["incidence"],
@@ -351,7 +351,7 @@ def _entries(records: Sequence[Mapping[str, Any]]) -> list[Entry]:
     return found
 
 
-def _total(entries: Sequence[Entry], delta: float) -> float:
+def _total(entries: Sequence[LedgerEntry], delta: float) -> float:
     """Runs of one method compose; over methods, which protect different things, epsilons add."""
     if any(entry.exposed for entry in entries):
         return _INFINITE
@@ -364,7 +364,7 @@ def _total(entries: Sequence[Entry], delta: float) -> float:
         return _INFINITE
 
 
-def _unit(entries: Sequence[Entry]) -> str:
+def _unit(entries: Sequence[LedgerEntry]) -> str:
     """Whom the total is for: of the methods, one that protects least."""
     if any(entry.exposed for entry in entries):
         return "nobody: a run without a guarantee is among them"
@@ -394,7 +394,7 @@ class RunLedger:
     @classmethod
     @contextmanager
     def open(
-        cls, folder: Path, planned: Planned, corpus: Path | None = None
+        cls, folder: Path, planned: PlannedRun, corpus: Path | None = None
     ) -> Iterator["RunLedger"]:
         """`corpus` is the folder that keeps the mark of how far this ledger has come."""
         plan = planned.record()
@@ -498,14 +498,14 @@ def _refuse_an_older(path: Path, spent: int, corpus: CorpusLedger, run: str) -> 
             )
 
 
-def refuse_another_plan(folder: Path, planned: Planned) -> None:
+def refuse_another_plan(folder: Path, planned: PlannedRun) -> None:
     """Refuse to go on with a run that was planned otherwise; leaves everything as it is."""
     path = folder / RUN_LEDGER
     if path.is_file():
         _refuse_another(path, read(path)[0], planned.record())
 
 
-def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
+def close_run(folder: Path, corpus: CorpusLedger) -> LedgerEntry:
     """End a run early, for good: what it has spent counts, and it cannot be resumed."""
     path = folder / RUN_LEDGER
     if not path.is_file():
@@ -515,7 +515,7 @@ def close_run(folder: Path, corpus: CorpusLedger) -> Entry:
         if plan is None:
             raise UserError(f"{path}: holds no plan; the run never began")
         with refusing_malformed(path, "run"):
-            run, delta = (planned := Planned.read(plan)).run, planned.delta
+            run, delta = (planned := PlannedRun.read(plan)).run, planned.delta
         if run not in corpus.runs():
             raise UserError(f"{corpus.path}: has no run {run}; was it made on another corpus?")
         spent = spent_rounds(chain.records)

@@ -8,13 +8,13 @@ theirs walk Python loops over the grid.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 from scipy import fft
 
-from uedp.accounting.divergence import LARGEST, TAIL, Floats, Pair
+from uedp.accounting.divergence import MAX_EPSILON, TAIL_MASS, DominatingPair, Floats
 
 Ints = npt.NDArray[np.int64]
 
@@ -26,13 +26,13 @@ _MOST_POINTS = 1 << 18
 # Relative rounding error of a Fourier coefficient, times a margin. Raised to the T-th power it
 # grows T-fold; `slack` carries it into delta.
 _ROUNDING = 4e-16
-_TAILS = 4 * TAIL  # a round's tail holds at most this: a mixture has up to four components
+_TAILS = 4 * TAIL_MASS  # a round's tail holds at most this: a mixture has up to four components
 _NOISE = 1e-15  # rounding of a divergence; a point less above a chord is not above it
 _WRAPPED = 1e-15  # mass outside the range that a sum is kept on, by Chernoff's bound
 
 
 @dataclass(frozen=True)
-class Losses:
+class PrivacyLossDistribution:
     """A discretised loss distribution on the grid `step * (lowest + i)`, plus mass at infinity."""
 
     step: float
@@ -46,12 +46,12 @@ class Losses:
 
         Guarantees:
           - never below the epsilon of the pair that was discretised
-          - an epsilon beyond `LARGEST` is given as infinite
+          - an epsilon beyond `MAX_EPSILON` is given as infinite
         """
         losses = self._losses()
         # losses up to zero cannot raise an epsilon that is not negative; those beyond are infinite
-        use = (losses > 0) & (losses <= LARGEST) & (self.masses > 0)
-        beyond = self.infinite + float(self.masses[losses > LARGEST].sum()) + self.slack
+        use = (losses > 0) & (losses <= MAX_EPSILON) & (self.masses > 0)
+        beyond = self.infinite + float(self.masses[losses > MAX_EPSILON].sum()) + self.slack
         losses, masses = losses[use], self.masses[use]
         if beyond > delta:
             return float("inf")
@@ -82,7 +82,10 @@ class Losses:
         return self.step * np.arange(self.lowest, self.lowest + len(self.masses), dtype=np.float64)
 
 
-def discretise(pair: Pair, step: float) -> tuple[Losses, Losses]:
+@lru_cache(maxsize=8)  # a run asks for the same rounds again: planned, spent so far, certified
+def discretise(
+    pair: DominatingPair, step: float
+) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
     """The losses of `P'` over `P` and of `P` over `P'`, on a grid of the given step.
 
     Guarantees:
@@ -97,9 +100,9 @@ def discretise(pair: Pair, step: float) -> tuple[Losses, Losses]:
     )
 
 
-def _connect(deltas: Floats, lowest: int, step: float) -> Losses:
+def _connect(deltas: Floats, lowest: int, step: float) -> PrivacyLossDistribution:
     if len(deltas) == 1:
-        return Losses(step, lowest, 1 - deltas, float(deltas[0]))
+        return PrivacyLossDistribution(step, lowest, 1 - deltas, float(deltas[0]))
     deltas = _enveloped(np.minimum.accumulate(deltas), step)
     falls = -np.diff(deltas)
     masses = np.empty_like(deltas)
@@ -109,7 +112,7 @@ def _connect(deltas: Floats, lowest: int, step: float) -> Losses:
     # Rounding leaves masses a little below zero. They are paid for by lower losses, never by
     # cutting: the total stays one, and losses only move up.
     above = np.maximum.accumulate(np.cumsum(masses[::-1]))[::-1]
-    return Losses(step, lowest, -np.diff(above, append=0.0), float(deltas[-1]))
+    return PrivacyLossDistribution(step, lowest, -np.diff(above, append=0.0), float(deltas[-1]))
 
 
 def _enveloped(deltas: Floats, step: float) -> Floats:
@@ -147,7 +150,7 @@ def _chord(deltas: Floats, left: Ints, at: Ints, right: Ints, step: float) -> Fl
     return value
 
 
-def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
+def compose(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> PrivacyLossDistribution:
     """Independent losses added: each part that many times. All parts share one step.
 
     Guarantees:
@@ -156,11 +159,11 @@ def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
     """
     (step,) = {part.step for part, _ in parts}
     if any(part.infinite >= 1 or not part.masses.any() for part, _ in parts):
-        return Losses(step, 0, np.zeros(1), 1.0)
+        return PrivacyLossDistribution(step, 0, np.zeros(1), 1.0)
     rounds = sum(count for _, count in parts)
     log_finite = sum(count * np.log1p(-part.infinite) for part, count in parts)
     if log_finite < np.log(_WRAPPED):  # next to nothing stays finite
-        return Losses(step, 0, np.zeros(1), 1.0)
+        return PrivacyLossDistribution(step, 0, np.zeros(1), 1.0)
     lower, upper = _support(parts, step)
     size = upper - lower + 1
     length = fft.next_fast_len(max(size, *(len(part.masses) for part, _ in parts)), real=True)
@@ -170,7 +173,7 @@ def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
     circular = fft.irfft(spectrum, length)
     start = sum(part.lowest * count for part, count in parts)
     masses = np.roll(circular, -(lower - start))[:size]
-    return Losses(
+    return PrivacyLossDistribution(
         step,
         lower,
         np.maximum(masses, 0.0),
@@ -179,17 +182,17 @@ def compose(parts: Sequence[tuple[Losses, int]]) -> Losses:
     )
 
 
-def smallest_delta(rounds: int) -> float:
+def min_delta(rounds: int) -> float:
     """The least delta for which rounding does not swamp the answer after so many rounds."""
     return 100 * ((_ROUNDING + _TAILS) * rounds + _WRAPPED)
 
 
-def most_rounds(delta: float) -> int:
+def max_rounds(delta: float) -> int:
     """The most rounds after which rounding does not swamp the answer at this delta."""
     return int((delta / 100 - _WRAPPED) / (_ROUNDING + _TAILS))
 
 
-def _support(parts: Sequence[tuple[Losses, int]], step: float) -> tuple[int, int]:
+def _support(parts: Sequence[tuple[PrivacyLossDistribution, int]], step: float) -> tuple[int, int]:
     """A range of the grid outside which the sum has at most `_WRAPPED` mass."""
     spread = np.sqrt(sum(count * _variance(part) for part, count in parts))
     # the order at which Chernoff's bound is best for a Gaussian sum
@@ -197,7 +200,7 @@ def _support(parts: Sequence[tuple[Losses, int]], step: float) -> tuple[int, int
     return -_reach(parts, -order * step), _reach(parts, order * step)
 
 
-def _reach(parts: Sequence[tuple[Losses, int]], order: float) -> int:
+def _reach(parts: Sequence[tuple[PrivacyLossDistribution, int]], order: float) -> int:
     """How far the sum goes, to the right or (order below 0) to the left, by Chernoff's bound.
 
     The bound has one minimum over the order; heavier tails have it at a lower one.
@@ -225,25 +228,16 @@ def _log_mean_exp(exponents: Floats, masses: Floats) -> float:
     return top + float(np.log(np.exp(exponents - top) @ masses))
 
 
-def _variance(part: Losses) -> float:
+def _variance(part: PrivacyLossDistribution) -> float:
     losses = part._losses()
     mean = float(losses @ part.masses)
     return float((losses - mean) ** 2 @ part.masses)
 
 
-def step_for(pairs: Sequence[Pair]) -> float:
+def grid_step(pairs: Sequence[DominatingPair]) -> float:
     """A grid step fine enough that its pessimism does not show, coarse enough to be quick."""
     spreads = [pair.loss_spread() for pair in pairs]
     spread = min((s for s in spreads if s > 0), default=1.0)
     widest = max(high - low for low, high in (pair.loss_range() for pair in pairs))
     step = min(spread / _STEPS_PER_SPREAD, _COARSEST)
     return float(max(step, widest / _MOST_POINTS))
-
-
-def as_pld(full: Losses, emptied: Losses) -> privacy_loss_distribution.PrivacyLossDistribution:
-    """The same losses as dp-accounting's type, for whoever wants to check with other tools."""
-    remove, add = (
-        pld_pmf.DensePLDPmf(one.step, one.lowest, one.masses, one.infinite, True)
-        for one in (full, emptied)
-    )
-    return privacy_loss_distribution.PrivacyLossDistribution(remove, add)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-from uedp.accounting.divergence import Pair
+from uedp.accounting.divergence import DominatingPair
 from uedp.errors import UserError
 
 LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
@@ -26,7 +26,7 @@ class PrivacyEvent(Protocol):
     @property
     def user_rate(self) -> float: ...
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         """A dominating pair for each thing that is protected together with a user."""
 
     def __hash__(self) -> int: ...
@@ -55,7 +55,7 @@ class Profile(ABC):
         check_rates(user_rate=self.user_rate)
 
     @abstractmethod
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         """A dominating pair for each thing that is protected together with a user."""
 
     @abstractmethod

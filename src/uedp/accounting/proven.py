@@ -13,16 +13,23 @@ from typing import ClassVar, Self
 import numpy as np
 from scipy import stats
 
-from uedp.accounting.divergence import Least, Pair, Revealed, Shifted, Worst, user_alone
+from uedp.accounting.divergence import (
+    DominatingPair,
+    PointwiseMax,
+    PointwiseMin,
+    RevealedMixture,
+    ShiftedGaussian,
+    sampled_gaussian,
+)
 from uedp.accounting.hidden_draw import hidden_draw, revealed_draw
 from uedp.accounting.hidden_holders import HiddenHolders
 from uedp.accounting.pld import (
-    Losses,
+    PrivacyLossDistribution,
     compose,
     discretise,
-    most_rounds,
-    smallest_delta,
-    step_for,
+    grid_step,
+    max_rounds,
+    min_delta,
 )
 from uedp.accounting.profile import (
     LEAST_NOISE,
@@ -56,8 +63,8 @@ class UserLevelProfile(Profile):
     short_unit: ClassVar[str] = "one user; entities that several users mention are not protected"
     protects_entities: ClassVar[bool] = False
 
-    def pairs(self) -> Mapping[str, Pair]:
-        return {"user": user_alone(self.noise, self.user_rate)}
+    def pairs(self) -> Mapping[str, DominatingPair]:
+        return {"user": sampled_gaussian(self.noise, self.user_rate)}
 
     def user_alone(self) -> "UserLevelProfile":
         return self
@@ -97,7 +104,7 @@ class RotationProfile(Profile):
                 f"entity share {self.entity_share}: must lie in 0..2, in units of the update clip"
             )
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         return {
             "user and entity": self._pair(self.entity_rate),
             "user and sentence": self._pair(self.extended_rate),
@@ -127,9 +134,9 @@ class RotationProfile(Profile):
             changed["twice the user rate"] = replace(self, user_rate=2 * self.user_rate)
         return changed
 
-    def _pair(self, coin: float) -> Pair:
+    def _pair(self, coin: float) -> DominatingPair:
         if self.entity_share == 0 or coin == 0:
-            return user_alone(self.noise, self.user_rate)
+            return sampled_gaussian(self.noise, self.user_rate)
         rate, share = max(self.user_rate, _TINY), max(self.entity_share, _TINY)
         if rate < 1 and not self.reveal_draw:
             return hidden_draw(self.noise, rate, share, coin)
@@ -170,7 +177,7 @@ class MissedProfile:
     def user_rate(self) -> float:
         return self.rotation.user_rate
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         base = self.rotation
         missed = min(2.0, self.per_user * self.sentence_share)
         lent_too = min(2.0, base.entity_share + self.per_user * self.sentence_share)
@@ -178,9 +185,9 @@ class MissedProfile:
         if self.holders == 0:
             return {"user and missed entity": elsewhere}
         one_of_them = self._pair(self.holders - 1, missed, missed, lent_too)
-        return {"user and missed entity": Worst((elsewhere, one_of_them))}
+        return {"user and missed entity": PointwiseMax((elsewhere, one_of_them))}
 
-    def _pair(self, others: int, missed: float, tails: float, heads: float) -> Pair:
+    def _pair(self, others: int, missed: float, tails: float, heads: float) -> DominatingPair:
         """`others` holders who move by `missed`, and the lent one, by what its coin says."""
         base = self.rotation
         rate, coin = max(base.user_rate, _TINY), base.entity_rate
@@ -191,10 +198,10 @@ class MissedProfile:
         )
         if coin == 1:
             return up
-        known_coin = Revealed((1 - coin, coin), (down, up))
-        return Least((known_coin, self._revealed(others, missed, tails, heads)))
+        known_coin = RevealedMixture((1 - coin, coin), (down, up))
+        return PointwiseMin((known_coin, self._revealed(others, missed, tails, heads)))
 
-    def _revealed(self, others: int, missed: float, tails: float, heads: float) -> Pair:
+    def _revealed(self, others: int, missed: float, tails: float, heads: float) -> DominatingPair:
         base = self.rotation
         q, coin = base.user_rate, base.entity_rate
         weights, pairs = [], []
@@ -204,7 +211,7 @@ class MissedProfile:
                 a = ((alone + tails, 1 - coin), (alone + heads, coin)) if drawn else ((alone, 1.0),)
                 weights.append(chance * probability)
                 pairs.append(_with_user(base.noise, q, a))
-        return Revealed(tuple(weights), tuple(pairs))
+        return RevealedMixture(tuple(weights), tuple(pairs))
 
 
 @register_profile
@@ -239,20 +246,20 @@ class UedpAlgProfile(Profile):
         if not 0 <= self.holders <= self.users:
             raise UserError(f"holders {self.holders}: must lie in 0..{self.users}")
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         scale = self.noise * (self.user_rate * self.users + 1)
         cases = list(_binomial(self.holders, self.user_rate))
         pairs = tuple(
             _with_user(scale, self.user_rate, ((2.0 * count, 1.0),)) for count, _ in cases
         )
-        return {"user and entity": Revealed(tuple(chance for _, chance in cases), pairs)}
+        return {"user and entity": RevealedMixture(tuple(chance for _, chance in cases), pairs)}
 
     def user_alone(self) -> "UedpAlgProfile":
         return replace(self, holders=0)
 
 
-_NO_LOSS = Losses(1.0, 0, np.ones(1), 0.0)
-_ALL_LOST = Losses(1.0, 0, np.zeros(1), 1.0)
+_NO_LOSS = PrivacyLossDistribution(1.0, 0, np.ones(1), 0.0)
+_ALL_LOST = PrivacyLossDistribution(1.0, 0, np.zeros(1), 1.0)
 
 Events = Sequence[tuple[PrivacyEvent, int]]
 
@@ -261,16 +268,16 @@ Events = Sequence[tuple[PrivacyEvent, int]]
 class Guarantee:
     """The composed losses of some rounds, for each thing protected and each direction."""
 
-    losses: Mapping[str, tuple[Losses, Losses]]
+    losses: Mapping[str, tuple[PrivacyLossDistribution, PrivacyLossDistribution]]
     rounds: int
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon that holds for everything protected, in both directions."""
         check_delta(delta)
-        if delta > 0 and self.rounds > most_rounds(delta):
+        if delta > 0 and self.rounds > max_rounds(delta):
             raise UserError(
                 f"delta {delta:g}: lost in rounding after {self.rounds:,} rounds; "
-                f"choose at least {1.05 * smallest_delta(self.rounds):.2g}"
+                f"choose at least {1.05 * min_delta(self.rounds):.2g}"
             )
         return max(
             side.epsilon(delta) for directions in self.losses.values() for side in directions
@@ -301,7 +308,9 @@ def guarantee(rounds: Events) -> Guarantee:
     if len({tuple(kind) for kind in kinds}) > 1:
         raise UserError("rounds that protect different things do not add up to one guarantee")
     counts = [count for _, count in rounds]
-    composed: dict[tuple[Pair, ...], tuple[Losses, Losses]] = {}
+    composed: dict[
+        tuple[DominatingPair, ...], tuple[PrivacyLossDistribution, PrivacyLossDistribution]
+    ] = {}
     result = {}
     for name in kinds[0]:
         pairs = tuple(kind[name] for kind in kinds)
@@ -311,8 +320,10 @@ def guarantee(rounds: Events) -> Guarantee:
     return Guarantee(result, sum(counts))
 
 
-def _composed(pairs: Sequence[Pair], counts: Sequence[int]) -> tuple[Losses, Losses]:
-    step = step_for(pairs)
+def _composed(
+    pairs: Sequence[DominatingPair], counts: Sequence[int]
+) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
+    step = grid_step(pairs)
     sides = [discretise(pair, step) for pair in pairs]
     return (
         compose([(full, n) for (full, _), n in zip(sides, counts, strict=True)]),
@@ -332,11 +343,13 @@ def check_delta(delta: float) -> None:
         raise UserError(f"delta {delta}: must lie in 0..1, below 1")
 
 
-def _with_user(noise: float, user_rate: float, others: Sequence[tuple[float, float]]) -> Shifted:
+def _with_user(
+    noise: float, user_rate: float, others: Sequence[tuple[float, float]]
+) -> ShiftedGaussian:
     """Shifts of others, each with a chance, plus the user's own with probability `q_u`."""
     shifts = tuple(shift + mine for shift, _ in others for mine in (0.0, 1.0))
     chances = tuple(c * p for _, c in others for p in (1 - user_rate, user_rate))
-    return Shifted(noise, shifts, chances)
+    return ShiftedGaussian(noise, shifts, chances)
 
 
 def _binomial(count: int, rate: float) -> list[tuple[int, float]]:

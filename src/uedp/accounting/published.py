@@ -18,14 +18,14 @@ NOT_A_GUARANTEE = "published accounting of the paper; not a privacy guarantee"
 ORDERS = np.arange(1, 65)
 
 
-class Method(StrEnum):
+class PublishedMethod(StrEnum):
     f_e_plus = "f_e_plus"
     f_e = "f_e"
     user = "user"
 
 
 @dataclass(frozen=True)
-class Setting:
+class PublishedSetting:
     """What the paper's accountant looks at. `sensitive` and `sentences` matter to f_E+ only."""
 
     users: int
@@ -47,12 +47,12 @@ class Setting:
                 f"{self.sentences} sentences"
             )
 
-    def rate(self, method: Method) -> float:
+    def rate(self, method: PublishedMethod) -> float:
         """The sampling rate that the paper's epsilons imply for a method."""
         user_rate = self.users_per_round / self.users
-        if method is Method.user:
+        if method is PublishedMethod.user:
             return user_rate
-        if method is Method.f_e:
+        if method is PublishedMethod.f_e:
             return user_rate * self.entity_rate
         return user_rate * self.entity_rate * self.sensitive / self.sentences
 
@@ -75,24 +75,6 @@ def epsilon(rate: float, noise: float, rounds: int, delta: float) -> float:
 def curve(rate: float, noise: float, rounds: Sequence[int], delta: float) -> list[float]:
     """Epsilon after each of the given numbers of rounds."""
     return [epsilon(rate, noise, count, delta) for count in rounds]
-
-
-def noise_scale(
-    noise: float,
-    users: int,
-    user_rate: float,
-    update_clip: float,
-    weight_of_users: float,
-    weight_of_entities: float,
-    largest_weight: float = 1.0,
-) -> float:
-    """Standard deviation of the paper's noise for an estimator: `z (q_u |U| + 1) max(w) beta / d`.
-
-    The denominator `d` is `q_u W_u` times the expected weight of entities: `q_e W_e + q_s W_s`
-    for f_E+, `q_e W_e` for f_E; it divides signal and noise alike.
-    """
-    numerator = noise * (user_rate * users + 1) * largest_weight * update_clip
-    return numerator / (user_rate * weight_of_users * weight_of_entities)
 
 
 def _log_moment(order: int, rate: float, noise: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import special
 
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.divergence import Floats, Pair, Revealed, Shifted
+from uedp.accounting.divergence import DominatingPair, Floats, RevealedMixture, ShiftedGaussian
 from uedp.accounting.profile import LEAST_NOISE, PrivacyEvent, check_noise
 from uedp.errors import UserError
 
@@ -69,7 +69,7 @@ class VocabularyRelease:
         """The most probable it can be that a word of those protected alone is released."""
         return _failure(self, self._moved())
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         pair = _pair(self, self._moved())
         if self.words_per_sentence is None:
             return {"user": pair}
@@ -107,7 +107,7 @@ class MissedInVocabulary:
     def user_rate(self) -> float:
         return 1.0
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, DominatingPair]:
         own, of_sentence = self.release.words_per_user, self.release.words_per_sentence
         each = own
         if self.per_user is not None and of_sentence is not None:
@@ -133,13 +133,15 @@ class _Lost:
         return 0.0
 
 
-def _pair(release: VocabularyRelease, moved: Sequence[int]) -> Pair:
+def _pair(release: VocabularyRelease, moved: Sequence[int]) -> DominatingPair:
     """For sets of words, each moved by one user, of at most these sizes, largest first."""
     # a word on which the n-th set falls already moved by n - 1 at most: n^2 - (n - 1)^2 more
     squares = sum((2 * n - 1) * size for n, size in enumerate(moved, 1))
     shift = math.sqrt(squares / release.words_per_user)
     failure = _failure(release, moved)
-    return Revealed((1 - failure, failure), (Shifted(release.noise, (shift,), (1.0,)), _Lost()))
+    return RevealedMixture(
+        (1 - failure, failure), (ShiftedGaussian(release.noise, (shift,), (1.0,)), _Lost())
+    )
 
 
 def _failure(release: VocabularyRelease, moved: Sequence[int]) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, special
 
-from uedp.accounting.divergence import LARGEST, Floats
+from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.proven import Guarantee
 from uedp.errors import UserError
 
@@ -202,7 +202,7 @@ class Curve:
     def of(cls, guarantee: Guarantee, points: int = 120) -> "Curve":
         top = guarantee.epsilon(1e-6)
         if not math.isfinite(top):
-            top = LARGEST
+            top = MAX_EPSILON
         epsilons = np.linspace(0.0, max(top, 0.1), points)
         sides = [
             np.max([[both[i].delta(e) for e in epsilons] for both in guarantee.losses.values()], 0)

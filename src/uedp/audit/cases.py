@@ -34,7 +34,7 @@ from uedp.training.run_dir import CONFIG
 
 METHODS = ("rotation", "user-level", "uedp-alg")
 
-CONLL = published.Setting(
+CONLL = published.PublishedSetting(
     946, 50, entity_rate=PAPER_ENTITY_RATE, sensitive=11_176, sentences=14_040
 )
 CONLL_HOLDERS = 112  # of its most common entity

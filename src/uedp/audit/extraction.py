@@ -247,7 +247,7 @@ def _gaps(
 def _epsilon(run: Path, config: Config) -> float | None:
     from uedp.accounting import certificate
 
-    return certificate.load(run).epsilon if config.private else None
+    return certificate.load_certificate(run).epsilon if config.private else None
 
 
 def _scorer(loaded: LoadedModel) -> Scorer:

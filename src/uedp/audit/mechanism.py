@@ -27,10 +27,10 @@ from uedp.audit.worlds import Kind, Law, World
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.estimators import Weights, f_e_plus
+from uedp.mechanism.estimators import Weights, draw_uedp_alg, f_e_plus
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips, release
-from uedp.mechanism.sampling import Participants, Uniforms, draw_alg
+from uedp.mechanism.sampling import Participants, Uniforms
 from uedp.methods import ClippedMethod
 from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Meter, Progress
@@ -225,7 +225,7 @@ _CPU = torch.device("cpu")
 
 def _draw_alg(plan: Plan, incidence: Incidence) -> Rounds:
     def drawn(number: int, uniforms: Uniforms, key: int) -> Drawn:
-        found = draw_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
+        found = draw_uedp_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
         ones = np.ones(len(found.weights), int)
         who = Participants(found.users, found.sentences, ones)
         return Drawn(who, found.weights, np.full(len(ones), np.inf), np.ones(len(found.users)))

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special, stats
 
-from uedp.accounting.divergence import LARGEST, Floats
+from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.errors import UserError
 
 Mask = npt.NDArray[np.bool_]
@@ -82,8 +82,8 @@ def lower_bound(
     low, high = 0.0, 1.0
     while refuted(high):
         low, high = high, 2 * high
-        if high > LARGEST:
-            return LARGEST
+        if high > MAX_EPSILON:
+            return MAX_EPSILON
     while high - low > precision:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)

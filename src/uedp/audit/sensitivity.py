@@ -29,9 +29,10 @@ from uedp.accounting.proven import RotationProfile, UserLevelProfile
 from uedp.audit.worlds import LARGE
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.lending import Mask
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
 from uedp.mechanism.release import max_tokens_on
-from uedp.mechanism.sampling import Mask, Participants
+from uedp.mechanism.sampling import Participants
 from uedp.methods import Autocast, ClippedMethod, Method
 from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Progress

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from uedp.accounting.divergence import LARGEST, Floats
+from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.profile import PrivacyEvent
 from uedp.accounting.proven import Guarantee, MissedProfile, guarantee
 from uedp.accounting.published import NOT_A_GUARANTEE
@@ -259,7 +259,7 @@ def _alarm(
 ) -> Alarm:
     strict = Trial(scores, confidence)
     at = strict.test(lambda right, wrong, _: threshold_epsilon(right, wrong, delta))
-    threshold = min(float(threshold_epsilon(*_rates(at), delta)[0]), LARGEST)
+    threshold = min(float(threshold_epsilon(*_rates(at), delta)[0]), MAX_EPSILON)
     excess = _excess(strict, allowed)
     return Alarm(confidence, threshold, excess, threshold > proven or (excess or 0.0) > 0)
 
@@ -275,7 +275,7 @@ def _fitted(trial: Trial, profile: PrivacyEvent, rounds: int, delta: float) -> B
 
 def _bound(epsilon: float, point: Point) -> Bound:
     guessed: Guessed = "full" if point.full else "emptied"
-    return Bound(min(epsilon, LARGEST), point.attack, guessed, point.right, point.wrong)
+    return Bound(min(epsilon, MAX_EPSILON), point.attack, guessed, point.right, point.wrong)
 
 
 def _rates(point: Point) -> tuple[Floats, Floats]:

@@ -16,13 +16,15 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-from uedp.accounting.divergence import LARGEST, Floats
-from uedp.accounting.pld import Losses, compose
+from uedp.accounting.divergence import MAX_EPSILON, Floats
+from uedp.accounting.pld import PrivacyLossDistribution, compose
 from uedp.accounting.profile import PrivacyEvent
 from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.sampling import Mask, Sampling, draw_alg
+from uedp.mechanism.estimators import draw_uedp_alg
+from uedp.mechanism.lending import Mask
+from uedp.mechanism.sampling import Sampling
 
 Kind = Literal["user", "entity", "user and entity", "missed mention"]
 
@@ -135,12 +137,12 @@ def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
     for ours, theirs in (logs, logs[::-1]):
         masses = np.exp(ours + bare)
         masses /= masses.sum()
-        losses = np.clip(ours - theirs, -LARGEST, LARGEST)
+        losses = np.clip(ours - theirs, -MAX_EPSILON, MAX_EPSILON)
         step = math.sqrt(float(masses @ losses**2)) / 100
         bins = np.round(losses / step).astype(np.int64)
         lowest = int(bins.min())
         binned: Floats = np.bincount(bins - lowest, masses).astype(np.float64)
-        part = Losses(step, lowest, binned, 0.0)
+        part = PrivacyLossDistribution(step, lowest, binned, 0.0)
         found.append(compose([(part, rounds)]).epsilon(delta))
     return max(found)
 
@@ -437,7 +439,7 @@ def _averaged(incidence: Incidence, gradients: Floats, user_rate: float, entity_
     rng, everyone = np.random.default_rng(0), Sampling(1.0, entity_rate)
     seen: Counter[tuple[tuple[float, int], ...]] = Counter()
     for _ in range(_COIN_DRAWS):
-        found = draw_alg(incidence, everyone, rng, np.ones(incidence.entities))
+        found = draw_uedp_alg(incidence, everyone, rng, np.ones(incidence.entities))
         rows = found.sentences
         moves = np.bincount(
             rows.row_of_value(), gradients[rows.values] * found.weights, minlength=len(rows)

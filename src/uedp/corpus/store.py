@@ -460,7 +460,7 @@ def new_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
             except OSError as error:
                 raise UserError(
                     f"{path}: cannot be put in place ({error.strerror}); another command may be "
-                    "writing there, choose another --out"
+                    "writing there, choose another `out=...`"
                 ) from None
 
 
@@ -490,7 +490,9 @@ def _carry_ledgers(old: Path, new: Path) -> None:
 def _refuse_existing(path: Path, target: Path, overwrite: bool) -> None:
     if os.path.lexists(target):
         if not overwrite:
-            raise UserError(f"{path}: exists already; choose another --out, or add --overwrite")
+            raise UserError(
+                f"{path}: exists already; choose another `out=...`, or use `overwrite=True`"
+            )
         if not (target / "corpus.json").is_file():
             raise UserError(
                 f"{path}: exists and is not a corpus; it is not overwritten, move it away"

@@ -216,10 +216,10 @@ def category_of(label: str) -> str:
     return upper.lower() if upper.lower() in BASE else "misc"
 
 
-def expand(names: Iterable[str]) -> frozenset[str]:
-    """The base categories that a choice of names (unions among them) stands for."""
+def expand_categories(names: str | Iterable[str]) -> frozenset[str]:
+    """The base categories that names, given as a list or separated by commas, stand for."""
     chosen: set[str] = set()
-    for name in names:
+    for name in names.split(",") if isinstance(names, str) else names:
         key = name.strip().lower()
         if key in UNIONS:
             chosen |= UNIONS[key]
@@ -227,10 +227,10 @@ def expand(names: Iterable[str]) -> frozenset[str]:
             chosen.add(key)
         else:
             raise UserError(
-                f"--categories {name!r}: unknown category; choose among {', '.join(NAMES)}"
+                f"`categories={name!r}`: unknown category; choose among {', '.join(NAMES)}"
             )
     if not chosen:
-        raise UserError("--categories is empty; name at least one category, or `all`")
+        raise UserError("`categories=...` is empty; name at least one category, or `all`")
     return frozenset(chosen)
 
 

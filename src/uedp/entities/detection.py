@@ -36,7 +36,7 @@ from uedp.corpus.store import (
 from uedp.entities import parallel
 from uedp.entities.canonical import Canon, strict
 from uedp.entities.categories import BASE, category_of
-from uedp.entities.detectors import version
+from uedp.entities.detectors import detector_version
 from uedp.entities.lists import Lists
 from uedp.entities.propagation import KnownSurfaces
 from uedp.errors import UserError
@@ -61,9 +61,9 @@ class Detection:
 
     def __post_init__(self) -> None:
         if not self.detectors:
-            raise UserError("--detector: name at least one detector")
+            raise UserError("`detectors=...`: name at least one detector")
         if self.workers < 1:
-            raise UserError(f"--workers {self.workers}: at least one is needed")
+            raise UserError(f"`workers={self.workers}`: at least one is needed")
 
 
 def detect(
@@ -109,7 +109,7 @@ def detect(
                 "mentions": mentions,
                 "source": origin or {},
                 "detectors": list(detection.detectors),
-                "detector_versions": {name: version(name) for name in detection.detectors},
+                "detector_versions": {name: detector_version(name) for name in detection.detectors},
                 "categories": sorted(detection.categories),
                 "propagated": detection.propagate,
                 "normalised": detection.normalised,

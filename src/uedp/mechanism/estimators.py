@@ -11,8 +11,45 @@ import numpy as np
 import numpy.typing as npt
 
 from uedp.errors import UserError
-from uedp.incidence import Incidence
-from uedp.mechanism.sampling import Floats, Sampling, Uniforms, WeightedParticipants, draw_alg
+from uedp.incidence import Incidence, Ints, Rows
+from uedp.mechanism.sampling import Floats, Sampling, Uniforms, draw_users, grouped
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedParticipants:
+    """Users and sentences of a UeDP-Alg round; a sentence counts once per sampled entity in it."""
+
+    users: Ints
+    sentences: Rows
+    weights: Floats
+
+
+def draw_uedp_alg(
+    incidence: Incidence,
+    sampling: Sampling,
+    rng: Uniforms,
+    entity_weights: Floats,
+    extended_weight: float = 1.0,
+) -> WeightedParticipants:
+    """A sentence is used if any of its entities was sampled.
+
+    Its weight is the sum of the weights of the sampled entities it mentions; an extended
+    sentence's is `extended_weight` if it was sampled.
+    """
+    users = draw_users(incidence.users, sampling.user_rate, rng)
+    own = incidence.user_sentences.take(users)
+    mentions = incidence.sentence_entities.take(own.values)
+    entities, which = np.unique(mentions.values, return_inverse=True)
+    sampled = rng.random(len(entities)) < sampling.entity_rate
+    value = np.where(sampled, entity_weights[entities], 0.0)
+    weights: Floats = np.bincount(
+        mentions.row_of_value(), value[which], minlength=len(mentions)
+    ).astype(np.float64)
+    extended = mentions.counts == 0
+    weights[extended] = extended_weight * (rng.random(int(extended.sum())) < sampling.extended_rate)
+    used = weights > 0
+    rows = grouped(users, own.row_of_value()[used], own.values[used])
+    return WeightedParticipants(users, rows, weights[used])
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +138,7 @@ class Estimator:
     def draw(self, incidence: Incidence, rng: Uniforms) -> WeightedParticipants:
         """Who takes part in a round, by this estimator's rates and weights."""
         weights = self.weights
-        return draw_alg(incidence, self.sampling, rng, weights.entities, weights.extended)
+        return draw_uedp_alg(incidence, self.sampling, rng, weights.entities, weights.extended)
 
     @property
     def denominator(self) -> float:

@@ -12,9 +12,10 @@ from torch import Tensor
 from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.mechanism.clip import Allowances, ClippedSum, Engine
+from uedp.mechanism.lending import Mask
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing
-from uedp.mechanism.sampling import Floats, Mask, Participants
+from uedp.mechanism.sampling import Floats, Participants
 
 
 @dataclass(frozen=True)

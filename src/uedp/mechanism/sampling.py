@@ -1,35 +1,34 @@
 """Who takes part in a round, and with which sentences (`docs/privacy.md`, section 5).
 
-Everything here reads the incidence and nothing else. A round's work is proportional to what the
-drawn users touch, not to the corpus: priorities and selection order are hashes of ids, so they
-are the same for a user or sentence whoever else was drawn, and need not be made for all.
+Everything here reads the incidence and nothing else. After lending, the work of a round is
+proportional to what the drawn users touch, not to the corpus: the order in which sentences are
+selected is a hash of their ids, the same whoever else was drawn.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints, Rows
+from uedp.mechanism.lending import Mask, Words, lend, random_order
 
 Floats = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-Words = npt.NDArray[np.uint64]
 
 
 class Uniforms(Protocol):
-    """Where draws and coins come from: `SecretUniforms` in a private run, a seeded
+    """The source of draws and coins: `SecretUniforms` in a private run, a seeded
     `numpy.random.Generator` in a test."""
 
     def random(self, size: int, /) -> Floats:
-        """So many independent numbers, uniform in [0, 1)."""
+        """Independent numbers, uniform in [0, 1)."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a round samples. Rates are probabilities.
+    """The sampling rates and limits of a round.
 
     `per_entity` is how many selected sentences of a user may mention one entity (the `m` of the
     theorem); None lifts the limit, and each sentence's clip is divided by its `crowding` instead.
@@ -56,9 +55,8 @@ class Sampling:
 class Participants:
     """The drawn users of a round and their sentences.
 
-    `sentences[i]` are those of `users[i]`; a drawn user with none has an empty row. For each
-    sentence, `crowding` is how many selected sentences of its user mention its most frequent
-    entity, at least 1.
+    `sentences[i]` are those of `users[i]`; a drawn user with none has an empty row. `crowding` has
+    one entry per sentence: see `crowding`.
     """
 
     users: Ints
@@ -67,67 +65,32 @@ class Participants:
 
 
 def draw_users(users: int, rate: float, rng: Uniforms) -> Ints:
-    """Every user independently with the same probability; none is an ordinary outcome."""
+    """Every user independently with the same probability; none at all is an ordinary outcome."""
     return np.flatnonzero(rng.random(users) < rate)
-
-
-def lend(incidence: Incidence, key: int) -> Mask:
-    """Which sentences may be used: those whose entities are all lent to their user.
-
-    Sentences come in a random order, and each takes its entities for its user unless another user
-    has taken one of them. That is decided many sentences at a time: whoever comes first for all of
-    its entities takes them, whoever needs a taken one is out, and the others wait.
-
-    Guarantees:
-      - all usable sentences that mention an entity are one user's
-      - a sentence that is not usable mentions an entity that is lent to another user
-      - depends on nothing but the incidence and the key, never on who was drawn
-    """
-    usable: Mask = incidence.extended
-    sentence, entity = (
-        incidence.sentence_entities.row_of_value(),
-        incidence.sentence_entities.values,
-    )
-    order = _hash(np.arange(incidence.sentences), key)
-    borrower = np.full(incidence.entities, -1, dtype=np.int32)
-    while len(sentence):
-        user = incidence.sentence_user[sentence]
-        first = np.full(incidence.entities, _LAST)
-        np.minimum.at(first, entity, order[sentence])
-        taken = borrower[entity]
-        free = (taken < 0) & (first[entity] == order[sentence])
-        waits = np.zeros(incidence.sentences, dtype=np.bool_)
-        waits[sentence[~free & (taken != user)]] = True
-        takes = ~waits[sentence]
-        borrower[entity[takes]] = user[takes]
-        usable[sentence[takes]] = True
-        taken = borrower[entity]
-        out = np.zeros(incidence.sentences, dtype=np.bool_)
-        out[sentence[(taken >= 0) & (taken != user)]] = True
-        left = ~takes & ~out[sentence]
-        sentence, entity = sentence[left], entity[left]
-    return usable
 
 
 def select(
     incidence: Incidence, users: Ints, sampling: Sampling, key: int, usable: Mask | None = None
 ) -> tuple[Ints, Ints, Rows]:
-    """Sentences of the given users that the round may use, before coins.
+    """The sentences of these users that a round may use, before coins.
 
-    Returns for each selected sentence its place in `users` and its id, and its entities. `usable`
-    is what `lend` found for a key, this one or another.
+    Args:
+        usable: the result of a lending rule, by this key or another; by default `lend`.
+
+    Returns:
+        For each selected sentence its place in `users`, its id, and its entities.
 
     Guarantees:
       - every entity of a selected sentence is lent to its user
       - no entity is in more than `per_entity` selected sentences, no user has more than
         `per_user`
-      - what is selected for a user is the same whichever other users are asked for
+      - the selection of a user is the same whichever other users are asked for
     """
     own = incidence.user_sentences.take(users)
     kept = (lend(incidence, key) if usable is None else usable)[own.values]
     place, sentences = own.row_of_value()[kept], own.values[kept]
     mentions = incidence.sentence_entities.take(sentences)
-    order = _hash(sentences, key ^ _SELECTION)
+    order = random_order(sentences, key ^ _SELECTION)
     chosen = _at_most(mentions, order, sampling.per_entity)
     chosen = _first_of_each(place, order, chosen, sampling.per_user)
     return place[chosen], sentences[chosen], mentions.where(chosen)
@@ -140,7 +103,7 @@ def draw(
     key: int,
     usable: Mask | None = None,
 ) -> Participants:
-    """One round of rotation. `rng` is secret (draws and coins); `key` and `usable` need not be.
+    """One round of rotation. `rng` is secret (draws and coins); `key` and `usable` may be public.
 
     Guarantees:
       - a user is drawn with probability `user_rate`, independently of all else
@@ -149,9 +112,9 @@ def draw(
     """
     users = draw_users(incidence.users, sampling.user_rate, rng)
     place, sentences, mentions = select(incidence, users, sampling, key, usable)
-    crowding = _crowding(place, mentions)
+    crowded = crowding(mentions)
     heads = _coins(mentions, sampling, rng)
-    return _participants(users, place[heads], sentences[heads], crowding[heads])
+    return Participants(users, grouped(users, place[heads], sentences[heads]), crowded[heads])
 
 
 def draw_whole(incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int) -> Participants:
@@ -164,79 +127,41 @@ def draw_whole(incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int
     """
     users = draw_users(incidence.users, sampling.user_rate, rng)
     own = incidence.user_sentences.take(users)
-    place, order = own.row_of_value(), _hash(own.values, key ^ _SELECTION)
+    place, order = own.row_of_value(), random_order(own.values, key ^ _SELECTION)
     chosen = _first_of_each(place, order, np.ones(len(place), dtype=np.bool_), sampling.per_user)
-    return _participants(users, place[chosen], own.values[chosen], np.ones(chosen.sum(), int))
+    rows = grouped(users, place[chosen], own.values[chosen])
+    return Participants(users, rows, np.ones(len(rows.values), dtype=np.int64))
+
+
+def crowding(mentions: Rows) -> Ints:
+    """For each selected sentence, how many mention its most frequent entity; at least 1.
+
+    An entity is lent to one user, so the sentences counted together are that user's.
+    """
+    result = np.ones(len(mentions), dtype=np.int64)
+    if len(mentions.values):
+        _, which, counts = np.unique(mentions.values, return_inverse=True, return_counts=True)
+        np.maximum.at(result, mentions.row_of_value(), counts[which])
+    return result
+
+
+def grouped(users: Ints, place: Ints, sentences: Ints) -> Rows:
+    """Sentences in the order of their users, as a row for each user."""
+    counts = np.bincount(place.astype(np.int64), minlength=len(users))
+    return Rows(np.concatenate([[0], np.cumsum(counts)]), sentences)
+
+
+_SELECTION = 0x5E1EC7  # so that selection is independent of lending by the same key
 
 
 def _coins(mentions: Rows, sampling: Sampling, rng: Uniforms) -> Mask:
     """Which selected sentences keep all their coins; one coin per entity and round."""
     entities, which = np.unique(mentions.values, return_inverse=True)
     tails = rng.random(len(entities)) >= sampling.entity_rate
-    extended = mentions.counts == 0
-    own_tails = extended & (rng.random(len(mentions)) >= sampling.extended_rate)
-    kept: Mask = ~(_any_per_row(mentions, tails[which]) | own_tails)
-    return kept
-
-
-# --- UeDP-Alg's own sampling ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class WeightedParticipants:
-    """Users and sentences of a UeDP-Alg round; a sentence counts once per sampled entity in it."""
-
-    users: Ints
-    sentences: Rows
-    weights: Floats
-
-
-def draw_alg(
-    incidence: Incidence,
-    sampling: Sampling,
-    rng: Uniforms,
-    entity_weights: Floats,
-    extended_weight: float = 1.0,
-) -> WeightedParticipants:
-    """UeDP-Alg (section 2): a sentence is used if any of its entities was sampled.
-
-    Its weight is the sum of the weights of the sampled entities it mentions; an extended
-    sentence's is `extended_weight` if it was sampled.
-    """
-    users = draw_users(incidence.users, sampling.user_rate, rng)
-    own = incidence.user_sentences.take(users)
-    place = np.repeat(np.arange(len(users)), own.counts)
-    mentions = incidence.sentence_entities.take(own.values)
-    entities, which = np.unique(mentions.values, return_inverse=True)
-    sampled = rng.random(len(entities)) < sampling.entity_rate
-    value = np.where(sampled, entity_weights[entities], 0.0)
-    weights: Floats = np.bincount(
-        mentions.row_of_value(), value[which], minlength=len(mentions)
-    ).astype(np.float64)
-    extended = mentions.counts == 0
-    weights[extended] = extended_weight * (rng.random(int(extended.sum())) < sampling.extended_rate)
-    used = weights > 0
-    chosen = _participants(users, place[used], own.values[used], np.ones(int(used.sum()), int))
-    return WeightedParticipants(chosen.users, chosen.sentences, weights[used])
-
-
-# --- vectors -------------------------------------------------------------------------------------
-
-_SELECTION = 0x5E1EC7
-_LAST = np.uint64(2**64 - 1)
-
-
-def _hash(ids: Ints, key: int) -> Words:
-    """A fixed random-looking 64-bit word per id and key (the finaliser of SplitMix64)."""
-    with np.errstate(over="ignore"):
-        word = ids.astype(np.uint64) + np.uint64((key * 0x9E3779B97F4A7C15) % 2**64)
-        word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return word ^ (word >> np.uint64(31))
-
-
-def _any_per_row(rows: Rows, flags: Mask) -> Mask:
-    return np.bincount(rows.row_of_value()[flags], minlength=len(rows)) > 0
+    own_tails = rng.random(len(mentions)) >= sampling.extended_rate
+    lost: Mask = (mentions.counts == 0) & own_tails
+    lost[mentions.row_of_value()[tails[which]]] = True
+    return ~lost
 
 
 def _at_most(mentions: Rows, order: Words, limit: int | None) -> Mask:
@@ -253,9 +178,8 @@ def _at_most(mentions: Rows, order: Words, limit: int | None) -> Mask:
     row, value = row[by_value], mentions.values[by_value]
     first = np.flatnonzero(np.diff(value, prepend=-1))
     starts = np.repeat(first, np.diff(np.append(first, len(value))))
-    open_ = np.ones(len(mentions), dtype=np.bool_)
     taken[:] = mentions.counts == 0
-    open_ &= ~taken
+    open_ = ~taken
     while open_.any():
         taken_before = _count_before(taken[row], starts)
         open_before = _count_before(open_[row], starts)
@@ -286,19 +210,3 @@ def _first_of_each(place: Ints, order: Words, chosen: Mask, limit: int | None) -
     kept = np.zeros_like(chosen)
     kept[sequence[rank < limit]] = True
     return kept
-
-
-def _crowding(place: Ints, mentions: Rows) -> Ints:
-    """How often the most frequent entity of each sentence was selected for its user."""
-    result = np.ones(len(mentions), dtype=np.int64)
-    if len(mentions.values):
-        # an entity is lent to one user, so counting by entity is counting by user and entity
-        _, which, counts = np.unique(mentions.values, return_inverse=True, return_counts=True)
-        np.maximum.at(result, mentions.row_of_value(), counts[which])
-    return result
-
-
-def _participants(users: Ints, place: Ints, sentences: Ints, crowding: Ints) -> Participants:
-    counts = np.bincount(place, minlength=len(users)) if len(place) else np.zeros(len(users), int)
-    offsets: npt.NDArray[Any] = np.concatenate([[0], np.cumsum(counts)])
-    return Participants(users, Rows(offsets, sentences), crowding)

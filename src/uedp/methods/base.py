@@ -213,6 +213,8 @@ class Method(ABC):
     @classmethod
     def check_model(cls, model: nn.Module) -> None:
         """Raise UserError for a model that this method cannot train, before any text is read."""
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError(f"{type(model).__name__}: no parameter has requires_grad; train some")
 
     # --- training --------------------------------------------------------------------------------
 

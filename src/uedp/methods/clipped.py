@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine
+from uedp.mechanism.clip.kinds import trainable_layers
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.release import release
 from uedp.methods.base import Autocast, Draw, Gradient, Method, RoundSettings, SentenceTask
@@ -35,6 +36,7 @@ class ClippedMethod(Method):
 
     @classmethod
     def check_model(cls, model: nn.Module) -> None:
+        super().check_model(model)
         trainable_layers(model)
 
     def __init__(

@@ -1,12 +1,14 @@
 """Rotation: each entity is lent to one of its holders at a time, and moves one update only."""
 
 import secrets
+from typing import ClassVar
 
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import RotationProfile
 from uedp.incidence import Incidence
+from uedp.mechanism.lending import LendingRule, Mask, lend
 from uedp.mechanism.release import Clips
-from uedp.mechanism.sampling import Mask, Participants, Uniforms, draw, lend
+from uedp.mechanism.sampling import Participants, Uniforms, draw
 from uedp.methods.base import Draw, PrivacySettings, RoundSettings, register_method
 from uedp.methods.clipped import ClippedMethod
 
@@ -15,10 +17,14 @@ _MENTIONS_PER_ROUND = 750_000  # lending them takes a tenth of a second
 
 @register_method
 class Rotation(ClippedMethod):
-    """Users and entities together (section 5 of docs/privacy.md, Theorems 1 and 2)."""
+    """Users and entities together (section 5 of docs/privacy.md, Theorems 1 and 2).
+
+    A subclass may lend by another rule, which `check_lending_rule` must accept.
+    """
 
     name = "rotation"
     profile_type = RotationProfile
+    lending_rule: ClassVar[LendingRule] = staticmethod(lend)
 
     @classmethod
     def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:
@@ -36,7 +42,7 @@ class Rotation(ClippedMethod):
 
     @classmethod
     def sampler(cls, settings: RoundSettings, incidence: Incidence) -> Draw:
-        schedule = LendingSchedule(incidence, settings.seed)
+        schedule = LendingSchedule(cls.lending_rule, incidence, settings.seed)
 
         def participants(number: int, uniforms: Uniforms, key: int) -> Participants:
             usable = schedule.usable(number)
@@ -54,8 +60,8 @@ class LendingSchedule:
       - with a seed, the usable sentences of a round depend on the seed and its number alone
     """
 
-    def __init__(self, incidence: Incidence, seed: int | None) -> None:
-        self._incidence, self._seed = incidence, seed
+    def __init__(self, rule: LendingRule, incidence: Incidence, seed: int | None) -> None:
+        self._rule, self._incidence, self._seed = rule, incidence, seed
         self._rounds = 1 + len(incidence.sentence_entities.values) // _MENTIONS_PER_ROUND
         self._period: int | None = None
         self._usable: Mask
@@ -64,5 +70,5 @@ class LendingSchedule:
         period = number // self._rounds
         if period != self._period:
             key = secrets.randbits(62) if self._seed is None else self._seed * 2**31 + period
-            self._period, self._usable = period, lend(self._incidence, key)
+            self._period, self._usable = period, self._rule(self._incidence, key)
         return self._usable

@@ -1,8 +1,8 @@
 """AWD-LSTM (Merity, Keskar and Socher 2018), as a Transformers model.
 
-An LSTM whose hidden-to-hidden weights are dropped (DropConnect), with whole words dropped from the
-embedding and the other dropouts locked over a sentence. Every sentence starts from a state of
-zero. One bias per gate, not two that add up: a second would only lengthen gradients.
+An LSTM with DropConnect on the hidden-to-hidden weights, dropout of whole words in the embedding,
+and all other dropout masks fixed for a sentence. Every sentence starts from the zero state. Each
+gate has one bias, not two that add up: a second would only lengthen gradients.
 
 Importing this module registers the model type `awd_lstm` with Transformers' Auto classes.
 """
@@ -24,11 +24,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    CausalLMOutput,
-    SequenceClassifierOutput,
-)
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, SequenceClassifierOutput
 
 from uedp.errors import UserError
 from uedp.mechanism.clip.shared import SharedMask, draw_mask
@@ -36,9 +32,9 @@ from uedp.models.recurrence import recurrence
 
 
 class AwdLstmConfig(PreTrainedConfig):  # type: ignore[misc]
-    """The defaults are the UeDP paper's; between layers, where it is silent, Merity's .3.
+    """The defaults are those of the UeDP paper; `layer_dropout`, which it omits, is Merity's.
 
-    With `tie_word_embeddings` the output head is the embedding, and the last layer is as wide.
+    With `tie_word_embeddings` the output head is the embedding, and the last layer has its width.
     """
 
     model_type = "awd_lstm"
@@ -69,16 +65,13 @@ class AwdLstmConfig(PreTrainedConfig):  # type: ignore[misc]
 
     @property
     def widths(self) -> list[int]:
-        """Of the embedding, then of each layer."""
+        """The widths of the embedding and of each layer."""
         last = self.embedding_size if self.tie_word_embeddings else self.hidden_size
         return [self.embedding_size, *[self.hidden_size] * (self.num_hidden_layers - 1), last]
 
 
-# --- dropout -------------------------------------------------------------------------------------
-
-
 class LockedDropout(nn.Module):
-    """A mask of its own for every sentence, the same for all its tokens."""
+    """Dropout with one mask per sentence, the same for all its tokens."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -91,7 +84,7 @@ class LockedDropout(nn.Module):
 
 
 class WordDropout(nn.Module):
-    """Drops words: all vectors of a word, wherever it stands."""
+    """Dropout of words: of all vectors of a word, at every position."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -99,17 +92,14 @@ class WordDropout(nn.Module):
 
     def forward(self, vectors: Tensor, ids: Tensor, words: int) -> Tensor:
         mask = self.mask((words,), vectors)
-        # scaled after the lookup, so that the embedding remains one that clipping knows
+        # applied after the lookup, so that the clip rule for embeddings still holds
         return vectors if mask is None else vectors * mask[ids][..., None]
 
 
-# --- layers --------------------------------------------------------------------------------------
+class RecurrentWeight(nn.Module):
+    """The hidden-to-hidden weight, with dropout of its entries.
 
-
-class Recurrent(nn.Module):
-    """The hidden-to-hidden weight, dropped entry by entry.
-
-    To clipping it is a linear layer whose weight was multiplied by `clip_mask`.
+    The clip rule treats it as a linear layer whose weight is multiplied by `clip_mask`.
     """
 
     def __init__(self, units: int, rate: float) -> None:
@@ -122,28 +112,25 @@ class Recurrent(nn.Module):
         return self.weight if mask is None else self.weight * mask
 
     def forward(self, states: Tensor) -> Tensor:
-        """The tap of `recurrence`: no numbers, a place where hooks meet states and gradients."""
+        """The tap of `recurrence`: zeros, where hooks see the states and the gradients."""
         zero = states.new_zeros((), requires_grad=True)
         return zero.expand(*states.shape[:2], self.weight.shape[0])
 
 
-class Layer(nn.Module):
-    """One LSTM layer with weight drop."""
+class LstmLayer(nn.Module):
+    """One LSTM layer with dropout of its recurrent weight."""
 
     def __init__(self, inputs: int, units: int, rate: float) -> None:
         super().__init__()
         self.input_projection = nn.Linear(inputs, 4 * units)
-        self.recurrent = Recurrent(units, rate)
+        self.recurrent = RecurrentWeight(units, rate)
 
     def forward(self, x: Tensor) -> Tensor:
         return recurrence(self.input_projection(x), self.recurrent.dropped(), self.recurrent)
 
 
-# --- models --------------------------------------------------------------------------------------
-
-
 class AwdLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
-    """What the models below share: where their parts are, and how they begin."""
+    """The config, the name of the base model, and the initial weights."""
 
     config: AwdLstmConfig
     config_class = AwdLstmConfig
@@ -154,16 +141,16 @@ class AwdLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         bound = 1 / math.sqrt(self.config.hidden_size)
         if isinstance(module, nn.Embedding):
             init.uniform_(module.weight, -0.1, 0.1)
-        elif isinstance(module, nn.Linear | Recurrent):
+        elif isinstance(module, nn.Linear | RecurrentWeight):
             for parameter in module.parameters(recurse=False):
                 init.uniform_(parameter, -bound, bound)
 
 
 class AwdLstmModel(AwdLstmPreTrainedModel):
-    """Words to states.
+    """From token ids to hidden states.
 
     Guarantees:
-      - padding (where `attention_mask` is 0) changes no state of a token, wherever it stands
+      - padding (where `attention_mask` is 0) changes no state of a token, on either side
       - a state depends on no later token and on no other sentence
     """
 
@@ -173,7 +160,7 @@ class AwdLstmModel(AwdLstmPreTrainedModel):
         self.word_dropout = WordDropout(config.embedding_dropout)
         widths = config.widths
         self.layers = nn.ModuleList(
-            Layer(inputs, units, config.weight_dropout) for inputs, units in pairwise(widths)
+            LstmLayer(inputs, units, config.weight_dropout) for inputs, units in pairwise(widths)
         )
         self.dropouts = nn.ModuleList(
             LockedDropout(rate)
@@ -185,9 +172,9 @@ class AwdLstmModel(AwdLstmPreTrainedModel):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> BaseModelOutput:
-        _refuse(others)
+        _refuse_arguments(others)
         order = None
-        if attention_mask is not None:  # the steps go over tokens first, then over padding
+        if attention_mask is not None:  # step over the tokens first, then over the padding
             order = torch.argsort((attention_mask == 0).int(), dim=1, stable=True)
             input_ids = input_ids.gather(1, order)
         x = self.embed_tokens(input_ids)
@@ -202,7 +189,7 @@ class AwdLstmModel(AwdLstmPreTrainedModel):
 
 
 class AwdLstmForCausalLM(AwdLstmPreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """The next word."""
+    """A next-word model."""
 
     _tied_weights_keys: Mapping[str, str] = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -221,14 +208,14 @@ class AwdLstmForCausalLM(AwdLstmPreTrainedModel, GenerationMixin):  # type: igno
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
     ) -> dict[str, Any]:
-        # no state is carried over, not even here: every word is found from the whole text
+        # no state is kept between steps: each word is predicted from the whole text
         return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
 class AwdLstmForSequenceClassification(AwdLstmPreTrainedModel):
-    """A class, from a sentence's last state and the mean and the maximum of all its states.
+    """A classifier on the last state of a sentence and the mean and maximum of its states.
 
-    A sentence without tokens gets zeros for these, and the head's bias for its logits.
+    A sentence without tokens has zeros for these, and the head's bias for its logits.
     """
 
     def __init__(self, config: AwdLstmConfig) -> None:
@@ -246,7 +233,7 @@ class AwdLstmForSequenceClassification(AwdLstmPreTrainedModel):
 
 
 def _pooled(states: Tensor, real: Tensor) -> Tensor:
-    """Last, mean and maximum over the tokens that are real: (sentences, 3 x features)."""
+    """Last, mean and maximum over the tokens without padding: (sentences, 3 x features)."""
     places = torch.arange(real.shape[1], device=real.device)
     is_last = places == torch.where(real, places, -1).amax(1, keepdim=True)
     last = (states * is_last[..., None]).sum(1)
@@ -257,10 +244,14 @@ def _pooled(states: Tensor, real: Tensor) -> Tensor:
     return torch.cat([last, mean, highest], 1)
 
 
-def _refuse(others: Mapping[str, Any]) -> None:
-    """Transformers and PEFT name arguments they do not use; used ones must not be ignored."""
-    used = [name for name, value in others.items() if value is not None and value is not False]
-    if used := [name for name in used if name != "return_dict"]:
+def _refuse_arguments(others: Mapping[str, Any]) -> None:
+    """Refuse arguments that would be ignored; Transformers and PEFT pass unused ones as None."""
+    used = [
+        name
+        for name, value in others.items()
+        if value is not None and value is not False and name != "return_dict"
+    ]
+    if used:
         raise UserError(f"AWD-LSTM takes input_ids and attention_mask only, not {', '.join(used)}")
 
 

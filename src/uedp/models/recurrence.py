@@ -1,8 +1,8 @@
-"""An LSTM's steps over whole sentences, with a backward pass of their own.
+"""An LSTM over whole sentences, with its own backward pass.
 
-Left to autograd, every step would record a dozen operations. Here the steps run without a graph,
-and the backward pass leaves for each of them one matrix product and a few elementwise operations;
-on an accelerator, one product and one kernel, forward and backward.
+With autograd every step would record a dozen operations. Here the steps run without a graph, and
+the backward pass takes one matrix product and a few elementwise operations per step; on a GPU,
+one product and one kernel, forward and backward.
 """
 
 from collections.abc import Callable
@@ -16,34 +16,35 @@ from torch.autograd.function import once_differentiable
 def recurrence(gates: Tensor, weight: Tensor, tap: Callable[[Tensor], Tensor]) -> Tensor:
     """The states of an LSTM that starts from zero: (sentences, tokens, units).
 
-    `gates`, (sentences, tokens, 4 x units), is what the inputs give to the input, forget, cell
-    and output gates; `weight`, (4 x units, units), what the state before gives, times that state.
-
-    `tap` is for book-keeping: it is called once with all those states before, and returns zeros
-    shaped like `gates`, to which the gradient of the gates is sent as if they had been added.
-    The product itself is made step by step, so there is no one call that a hook could record.
+    Args:
+        gates: (sentences, tokens, 4 x units), the inputs' part of the input, forget, cell and
+            output gates
+        weight: (4 x units, units), applied to the previous state and added to `gates`
+        tap: called once with all previous states; returns zeros shaped like `gates`, which receive
+            the gradient of the gates as if they had been added. It gives hooks a call to record:
+            the product itself is computed step by step.
 
     Guarantees:
       - values and gradients are those of `stepwise`
       - a state depends on no later token and on no other sentence
     """
-    if torch._C._are_functorch_transforms_active():  # they cannot look into our backward pass
+    if torch._C._are_functorch_transforms_active():  # they cannot differentiate our backward pass
         return stepwise(gates, weight)
-    weight = weight.to(gates.dtype)  # under autocast: as its products are
+    weight = weight.to(gates.dtype)  # under autocast: the dtype of its products
     steps = _fused_steps if gates.is_cuda else _steps
     with torch.no_grad(), torch.autocast(gates.device.type, enabled=False):
         hidden, kept = steps(gates, weight)
     if not torch.is_grad_enabled():
         return hidden
     before = torch.cat([torch.zeros_like(hidden[:, :1]), hidden[:, :-1]], 1)
-    found: Tensor = _Recurrence.apply(  # type: ignore[no-untyped-call]
+    states: Tensor = _Recurrence.apply(  # type: ignore[no-untyped-call]
         gates, tap(before), weight, hidden, *kept
     )
-    return found
+    return states
 
 
 def stepwise(gates: Tensor, weight: Tensor) -> Tensor:
-    """The same, plainly: for transforms of `torch.func`, and to test the rest against."""
+    """The reference implementation, also used under the transforms of `torch.func`."""
     state = cell = gates.new_zeros(gates.shape[0], weight.shape[1])
     states = []
     for step in gates.unbind(1):
@@ -55,7 +56,7 @@ def stepwise(gates: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Recurrence(torch.autograd.Function):
-    """Gives out states that were computed before, and takes in their gradients."""
+    """Returns states that were computed before, and propagates their gradients."""
 
     @staticmethod
     def forward(
@@ -75,12 +76,12 @@ class _Recurrence(torch.autograd.Function):
             if ctx.needs_input_grad[2]:  # the state before the first step is zero
                 after, before = gates[:, 1:].flatten(0, 1), hidden[:, :-1].flatten(0, 1)
                 into_weight = after.t() @ before
-        # a second name for the same numbers: autograd copies what it meets twice under one
+        # detached, since autograd would copy a tensor that is returned twice
         return gates, gates.detach(), into_weight, None, *(None for _ in kept)
 
 
 def _steps(gates: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """States; and kept for the way back, the open gates and the cells of all steps."""
+    """The states; for the backward pass, the activated gates and the cells of all steps."""
     units = weight.shape[1]
     opened = torch.empty_like(gates)
     states, cells = (gates.new_empty(*gates.shape[:2], units) for _ in range(2))
@@ -97,11 +98,11 @@ def _steps(gates: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _steps_back(grad: Tensor, weight: Tensor, kept: list[Tensor]) -> Tensor:
-    """Gradients of the gates from those of the states."""
+    """The gradients of the gates from those of the states."""
     opened, cells = kept
     enter, forget, value, leave = opened.chunk(4, 2)
     out = torch.tanh(cells)
-    # what each gate passes on of the gradient of its cell, or of its state, for all steps at once
+    # the derivative of each gate with respect to its cell or state, for all steps at once
     gates = torch.empty_like(opened)
     into_enter, into_forget, into_value, into_leave = gates.chunk(4, 2)
     torch.mul(_slope(enter), value, out=into_enter)
@@ -127,7 +128,7 @@ def _slope(sigmoid: Tensor) -> Tensor:
 
 
 def _fused_steps(gates: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """As `_steps`, each step's elementwise part in the one kernel that `nn.LSTMCell` uses."""
+    """As `_steps`, with the elementwise part of a step in the one kernel of `nn.LSTMCell`."""
     state = cell = gates.new_zeros(gates.shape[0], weight.shape[1])
     states, cells, opened = [], [cell], []
     for step in gates.unbind(1):
@@ -142,12 +143,12 @@ def _fused_steps_back(grad: Tensor, weight: Tensor, kept: list[Tensor]) -> Tenso
     tokens = grad.shape[1]
     opened, cells = kept[:tokens], kept[tokens:]
     state, cell = grad[:, -1], torch.zeros_like(cells[0])
-    found: list[Tensor] = []
+    gates: list[Tensor] = []
     for t in range(tokens - 1, -1, -1):
         now, cell, _ = torch.ops.aten._thnn_fused_lstm_cell_backward_impl(
             state, cell, cells[t], cells[t + 1], opened[t], False
         )
-        found.append(now)
+        gates.append(now)
         if t:
             state = torch.addmm(grad[:, t - 1], now, weight)
-    return torch.stack(found[::-1], 1)
+    return torch.stack(gates[::-1], 1)

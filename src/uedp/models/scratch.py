@@ -1,7 +1,7 @@
-"""Models that begin from nothing: an architecture, sizes, and a public tokenizer.
+"""Models trained from scratch: an architecture, sizes, and a public tokenizer.
 
-The tokenizer must not come from the private corpus: what it cuts whole tells what is frequent
-there. The built-in one, `bytes`, has seen no text at all.
+The tokenizer must not be trained on the private corpus: its tokens reveal which words are frequent
+there. The built-in one, `bytes`, was trained on no text.
 """
 
 import gzip
@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
-    import torch  # by configs, which only ask for names, it need not be loaded
+    import torch  # not loaded for configs, which need only the names
 
 AWD_LSTM = "awd-lstm"
 KINDS = (AWD_LSTM,)
@@ -25,7 +25,7 @@ Sizes = Mapping[str, int | float | bool]
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false"}
 _PADDING, _START, _END = "<pad>", "<bos>", "<eos>"
 _MAX_TOKENS = 1024
-# What well-known tokenizers call these, for a file that does not tell which token is which.
+# The usual names, for a file that does not say which token is which.
 _ROLES = {
     "bos_token": ("<bos>", "<s>", "<|begin_of_text|>", "<|startoftext|>", "[BOS]", "[CLS]"),
     "eos_token": ("<eos>", "</s>", "<|end_of_text|>", "<|endoftext|>", "[EOS]", "[SEP]"),
@@ -34,14 +34,11 @@ _ROLES = {
 }
 
 
-# --- tokenizers ----------------------------------------------------------------------------------
-
-
 def byte_tokenizer() -> Any:
     """A tokenizer whose tokens are the 256 bytes of UTF-8, after padding, start and end.
 
     Guarantees:
-      - any text is cut into its bytes, and decoding them gives the same text
+      - any text is split into its bytes, and decoding them gives the same text
       - no token is added to a text, and no text can spell a special token
       - saved and loaded, it is the same
     """
@@ -55,25 +52,25 @@ def byte_tokenizer() -> Any:
 def tokenizer_in_file(path: Path) -> Any:
     """The tokenizer in a `tokenizer.json`, or a `tokenizer.json.gz`.
 
-    Such a file does not say which tokens start and end a text: they are known by their names.
+    Such a file does not say which tokens start and end a text: they are recognised by name.
     """
     try:
         data = path.read_bytes()
         text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8")
         backend = Tokenizer.from_str(text)
-    # the library raises bare exceptions, gzip and the disk errors of their own
+    # the library raises bare exceptions, gzip and the file system their own errors
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UserError(f"tokenizer {str(path)!r}: not a tokenizer.json: {reason}") from error
     known = backend.get_vocab()
     roles = {
-        role: found
-        for role, names in _ROLES.items()
-        if (found := next((name for name in names if name in known), None))
+        role: token
+        for role, tokens in _ROLES.items()
+        if (token := next((token for token in tokens if token in known), None))
     }
     if "eos_token" not in roles and "bos_token" not in roles:
         raise UserError(
-            f"tokenizer {str(path)!r}: none of its tokens is known to start or end a text; name "
+            f"tokenizer {str(path)!r}: no token is known to start or end a text; name "
             "the folder it was saved in, with its tokenizer_config.json"
         )
     return _wrapped(backend, **roles)
@@ -93,23 +90,20 @@ def _wrapped(backend: Tokenizer, **special: str) -> Any:
     )
 
 
-# --- models --------------------------------------------------------------------------------------
-
-
 def configuration(kind: str, sizes: Sizes, tokenizer: Any) -> Any:
-    """What a new model is to be: the defaults of its kind, but for these sizes."""
-    assert kind == AWD_LSTM  # the only one so far
+    """The config of a new model: the defaults of its kind, except for these sizes."""
+    assert kind == AWD_LSTM  # the only kind so far
     from uedp.models.awd_lstm import AwdLstmConfig
 
-    kinds = {
-        name: kind_of_value
-        for name, kind_of_value in AwdLstmConfig.__annotations__.items()
-        if kind_of_value in (int, float, bool) and name != "vocab_size"  # the tokenizer's
+    types = {
+        name: value_type
+        for name, value_type in AwdLstmConfig.__annotations__.items()
+        if value_type in _TYPES and name != "vocab_size"  # the tokenizer's
     }
     for name, value in sizes.items():
-        if name not in kinds:
-            raise UserError(f"model.sizes.{name}: no such size; there are {', '.join(kinds)}")
-        wanted = kinds[name]
+        if name not in types:
+            raise UserError(f"model.sizes.{name}: no such size; choose among {', '.join(types)}")
+        wanted = types[name]
         if type(value) is not wanted and not (wanted is float and type(value) is int):
             raise UserError(f"model.sizes.{name} {value!r}: must be {_TYPES[wanted]}")
     return AwdLstmConfig(
@@ -124,13 +118,13 @@ def new_model(config: Any, classifies: bool, seed: int, dtype: "torch.dtype") ->
     """A model in evaluation mode, its weights drawn from the seed.
 
     Guarantees:
-      - the same config and seed give the same weights; the caller's random numbers are left alone
+      - the same config and seed give the same weights; the caller's random state is unchanged
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-    reader = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+    auto_class = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = reader.from_config(config, dtype=dtype)
+        model = auto_class.from_config(config, dtype=dtype)
     return model.eval()

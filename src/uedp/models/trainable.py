@@ -1,9 +1,7 @@
-"""What of a model is trained: all of it, low-rank adapters, or its last blocks."""
+"""Choose the weights to train: all of them, low-rank adapters, a probe, or the last blocks."""
 
 import re
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
+from uedp.eval_mode import evaluating
 from uedp.files import scratch_dir
+from uedp.hf_hub import quiet_transformers
 
 _ADAPTER = "default"  # PEFT's name for the only one
 
@@ -25,24 +25,22 @@ def make_trainable(
     targets: Sequence[str] = (),
     seed: int = 0,
 ) -> nn.Module:
-    """The model with what `how` names open to training and all else frozen.
+    """Freeze a model except for the weights that `how` selects. Use the model that is returned.
 
     - `full`: every weight.
-    - `lora`: to each linear layer but the head, or to those of them whose name ends in one of
-      `targets`, a product of two matrices of the given rank is added, scaled by `alpha / rank`
-      (default 2); a classifier's head is trained whole.
-    - `lora-b`: of each product the second matrix alone, which starts at zero; the first stays as
-      it was drawn. Half the weights to add noise to (Sun et al. 2024).
-    - `probe`: a linear classifier on the mean of what an encoder makes of a text, in place of a
+    - `lora`: adds to each linear layer except the head, or to those whose name ends in one of
+      `targets`, a product of two matrices of the given rank, scaled by `alpha / rank` (default
+      2). A classifier's head is trained in full.
+    - `lora-b`: only the second matrix of each product, which starts at zero; the first stays as
+      it was drawn. Half as many weights to add noise to (Sun et al. 2024).
+    - `probe`: a linear classifier on the mean of an encoder's last states, in place of a
       classifier's own head.
-    - `last:N`: the last N blocks and what comes after them, less weights that earlier layers use
-      too (a head tied to the embedding).
-
-    Use the model that is returned, not the one handed in.
+    - `last:N`: the last N blocks and the layers after them, without weights that earlier layers
+      share (a head tied to the embedding).
 
     Guarantees:
-      - what the model computes is unchanged, but for `probe`, which begins by guessing
-      - the same seed gives the same adapters, and the caller's random numbers are left alone
+      - the model computes the same as before, except for `probe`, which starts at equal odds
+      - the same seed gives the same adapters, and the caller's random state is unchanged
       - adapters have no dropout
     """
     kind = getattr(getattr(model, "config", None), "model_type", None)
@@ -79,28 +77,31 @@ def trained_names(model: nn.Module) -> list[str]:
 
 
 def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str]:
-    """Write the model so that `from_pretrained(folder)` loads it, adapters merged.
+    """Write the model so that `from_pretrained(folder)` loads it, with its adapters merged.
 
-    The adapters themselves go to `folder/adapter`, the tokenizer beside the model. Gives the names
-    of the files that were written.
+    The adapters also go to `folder/adapter`, the tokenizer beside the model.
+
+    Returns:
+        The names of the files that were written.
 
     Guarantees:
       - the model is not changed, not even by rounding
-      - each file is the old one or the new one, and `config.json` comes last; other files in the
-        folder are left as they are
-      - the network is not asked, and no path of this machine is written
+      - each file is the old one or the new one, and `config.json` is written last; other files in
+        the folder are not touched
+      - the network is not used, and no path of this machine is written
     """
+    import peft
+
     folder.mkdir(parents=True, exist_ok=True)
-    with scratch_dir(folder / "model") as parent, _quiet():
+    with scratch_dir(folder / "model") as parent, quiet_transformers():
         work = parent / "new"
         work.mkdir()
-        if _is_adapted(model):
-            inner: Any = model
-            base = inner.get_base_model()
+        if isinstance(model, peft.PeftModel):
+            base: Any = model.get_base_model()
             base.save_pretrained(work, state_dict=_merged(base))
-            # left to itself, PEFT would ask the hub whether the embedding was resized
-            inner.save_pretrained(work / "adapter", save_embedding_layers=False)
-            (work / "adapter" / "README.md").unlink(missing_ok=True)  # an empty form
+            # by default PEFT asks the hub whether the embedding was resized
+            model.save_pretrained(str(work / "adapter"), save_embedding_layers=False)
+            (work / "adapter" / "README.md").unlink(missing_ok=True)  # an empty template
         else:
             whole: Any = model
             whole.save_pretrained(work)
@@ -141,19 +142,19 @@ def _with_adapters(
         )
     config = peft.LoraConfig(
         r=rank,
-        lora_alpha=alpha,  # type: ignore[arg-type]  # any number will do
+        lora_alpha=alpha,  # type: ignore[arg-type]  # any number works
         target_modules=list(linear),
         lora_dropout=0.0,
         bias="none",
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in linear.values()),
         modules_to_save=head if _classifies(model) else None,
     )
-    # PEFT draws on the CPU, whatever the device of the model.
-    with torch.random.fork_rng(devices=[]), _quiet():
+    # PEFT draws on the CPU, on whatever device the model is.
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
         torch.default_generator.manual_seed(seed)
         adapted = peft.get_peft_model(model, config)
-    adapted.train(model.training)  # PEFT's own modules begin as if training
-    # A folder's path would be written with the adapter, and means nothing elsewhere.
+    adapted.train(model.training)  # PEFT's own modules start in training mode
+    # The path of a folder would be saved with the adapter, and means nothing elsewhere.
     config = adapted.peft_config[_ADAPTER]
     if config.base_model_name_or_path and Path(config.base_model_name_or_path).exists():
         config.base_model_name_or_path = Path(config.base_model_name_or_path).name
@@ -161,7 +162,7 @@ def _with_adapters(
 
 
 def _head(model: Any) -> list[str]:
-    """The names of the children that stand on top of the base model and have weights."""
+    """The names of the children outside the base model that have weights."""
     return [
         name
         for name, child in model.named_children()
@@ -173,14 +174,8 @@ def _classifies(model: nn.Module) -> bool:
     return "ForSequenceClassification" in type(model).__name__
 
 
-def _is_adapted(model: nn.Module) -> bool:
-    import peft
-
-    return isinstance(model, peft.PeftModel)
-
-
 def _merged(base: nn.Module) -> dict[str, Tensor]:
-    """The weights of the model as it was before adapters, with what they learned added."""
+    """The weights under the names they had before adapters, with the adapters' products added."""
     from peft.tuners.lora import LoraLayer
 
     adapters = {
@@ -192,8 +187,8 @@ def _merged(base: nn.Module) -> dict[str, Tensor]:
     for key, tensor in base.state_dict().items():
         if ".lora_" in key or ".original_module." in key:
             continue
-        before, found, leaf = key.partition("base_layer.")
-        if found and leaf == "weight":
+        before, adapted, leaf = key.partition("base_layer.")
+        if adapted and leaf == "weight":
             layer: Any = adapters[before]
             tensor = (tensor + layer.get_delta_weight(_ADAPTER).detach()).to(tensor.dtype)
         weights[(before + leaf).replace(f".modules_to_save.{_ADAPTER}.", ".")] = tensor
@@ -206,7 +201,7 @@ def _merged(base: nn.Module) -> dict[str, Tensor]:
 def _last_blocks(model: nn.Module, count: int) -> nn.Module:
     blocks = _blocks(model)
     if count > len(blocks):
-        raise UserError(f"train 'last:{count}': the model has {len(blocks)} blocks only")
+        raise UserError(f"train 'last:{count}': the model has only {len(blocks)} blocks")
     before, after = _used(model, blocks)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -222,31 +217,28 @@ def _last_blocks(model: nn.Module, count: int) -> nn.Module:
 def _blocks(model: nn.Module) -> Sequence[nn.Module]:
     """The list of layers that holds most of the weights."""
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    sizes = [sum(p.numel() for p in found.parameters()) for found in lists]
+    sizes = [sum(p.numel() for p in layers.parameters()) for layers in lists]
     if not any(sizes):
         raise UserError(
             f"train 'last:N': {type(model).__name__} is not made of blocks; choose `full`"
         )
-    return list(lists[sizes.index(max(sizes))])  # the outermost, should one hold all of another
+    return list(lists[sizes.index(max(sizes))])  # the outermost, if one contains another
 
 
 def _used(model: Any, blocks: Sequence[nn.Module]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The parameters used up to the last block and behind it.
+    """The parameters used up to the last block, and those used after it.
 
-    Found by running it: the order in which layers are declared is not that of their use.
+    Determined by running the model: layers need not be declared in the order of their use.
     """
     calls: list[nn.Module] = []
     hooks = [
         module.register_forward_hook(lambda module, *_: calls.append(module))
         for module in model.modules()
     ]
-    was_training = model.training
-    model.eval()
     try:
-        with torch.inference_mode():
+        with evaluating(model), torch.inference_mode():
             model(input_ids=torch.zeros((1, 2), dtype=torch.long, device=model.device))
     finally:
-        model.train(was_training)
         for hook in hooks:
             hook.remove()
     end = 1 + max(place for place, module in enumerate(calls) if module is blocks[-1])
@@ -255,19 +247,3 @@ def _used(model: Any, blocks: Sequence[nn.Module]) -> tuple[list[nn.Parameter], 
 
 def _own(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
     return [parameter for module in modules for parameter in module.parameters(recurse=False)]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No bars and no warnings of PEFT and Transformers; what they warn of is tested."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            if shown:
-                logging.enable_progress_bar()

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
-from uedp.accounting.certificate import Certificate, issue
-from uedp.accounting.certificate import load as load_certificate
+from uedp.accounting.certificate import Certificate, issue, load_certificate
 from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger, refuse_another_plan
 from uedp.accounting.model_files import model_files
 from uedp.errors import UserError
 from uedp.files import write_atomically
+from uedp.hf_hub import max_tokens
 from uedp.mechanism.release import ClipStats
 from uedp.methods import Gradient
-from uedp.models.load import LoadedModel, max_tokens_of
+from uedp.models.load import LoadedModel
 from uedp.models.trainable import save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
@@ -166,7 +166,8 @@ class PrivacyEngine:
                     "run": config.run.model_copy(update={"device": device}),
                 }
             )
-            attached = LoadedModel(model, tokenizer, max_tokens_of(model, tokenizer))
+            limit = max_tokens(model, tokenizer, config.model.max_tokens)
+            attached = LoadedModel(model, tokenizer, limit)
         elif config.model.train == "attached":
             raise UserError("attach: give the model and its tokenizer")
         self.config = config

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from uedp.accounting.chain import read
 from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Origin
-from uedp.accounting.ledger import RUN_LEDGER, Planned
+from uedp.accounting.ledger import RUN_LEDGER, PlannedRun
 from uedp.errors import UserError
 from uedp.files import write_atomically
 from uedp.strict import parse_json
@@ -118,11 +118,11 @@ def _of_ledger(run: Path) -> tuple[Ancestor, ...]:
     plan = next((one for one in read(run / RUN_LEDGER)[0] if one.get("kind") == "plan"), None)
     if plan is None:
         return ()
-    planned = Planned.read(plan)
+    planned = PlannedRun.read(plan)
     return (*(Ancestor(**fields) for fields in planned.lineage), entry_of(planned))
 
 
-def entry_of(planned: Planned) -> Ancestor:
+def entry_of(planned: PlannedRun) -> Ancestor:
     """A run as the lineage of its model will have it."""
     return Ancestor(
         planned.run,

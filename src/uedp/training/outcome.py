@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uedp.accounting.certificate import Certificate
-from uedp.accounting.certificate import load as load_certificate
+from uedp.accounting.certificate import Certificate, load_certificate
 from uedp.errors import UserError
 from uedp.files import write_atomically
 from uedp.models.load import load_model

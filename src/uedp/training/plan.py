@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from uedp.accounting import certificate as certificates
 from uedp.accounting import decisions
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.ledger import Planned
+from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.profile import PrivacyEvent, Profile
 from uedp.accounting.proven import epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
@@ -149,10 +149,10 @@ class Plan:
                 f"a round draws about {users:.2g} users: the noise hides one among them, so with "
                 f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
             )
-        if certificates.MUCH < self.epsilon < math.inf:
+        if certificates.LARGE_EPSILON < self.epsilon < math.inf:
             warnings.append(
                 f"epsilon {self.epsilon:.3g} promises little, being above "
-                f"{certificates.MUCH}; lower privacy.epsilon, or raise privacy.noise"
+                f"{certificates.LARGE_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
             )
         if self.provenance.precision == "bfloat16" and self.profile is not None:
             warnings.append(
@@ -200,9 +200,9 @@ class Plan:
             setup = setup.model_copy(update={"chosen_by": privacy.chosen_by})
         return setup
 
-    def planned(self, run: str) -> Planned:
+    def planned(self, run: str) -> PlannedRun:
         """The first line of the ledger of a run by this plan."""
-        return Planned(
+        return PlannedRun(
             run=run,
             profile=self.profile,
             rounds=self.rounds,
