@@ -10,7 +10,7 @@ import torch
 from tests.training import worlds
 from tests.training.test_loop import stopping_after
 from uedp.accounting.certificate import verify
-from uedp.accounting.divergence import Pair, user_alone
+from uedp.accounting.divergence import , user_alone
 from uedp.accounting.profile import Profile, register_profile
 from uedp.audit import sensitivity
 from uedp.audit.training import audit
@@ -40,7 +40,7 @@ class FewSentencesProfile(Profile):
     short_unit = "one user"
     protects_entities = False
 
-    def pairs(self) -> Mapping[str, Pair]:
+    def pairs(self) -> Mapping[str, ]:
         return {"user": user_alone(self.noise, self.user_rate)}
 
     def user_alone(self) -> "FewSentencesProfile":
