@@ -10,8 +10,9 @@ import torch
 from tests.training import worlds
 from tests.training.test_loop import stopping_after
 from uedp.accounting.certificate import verify
-from uedp.accounting.divergence import , user_alone
+from uedp.accounting.divergence import DominatingPair
 from uedp.accounting.profile import Profile, register_profile
+from uedp.accounting.proven import UserLevelProfile
 from uedp.audit import sensitivity
 from uedp.audit.training import audit
 from uedp.incidence import Incidence
@@ -40,8 +41,8 @@ class FewSentencesProfile(Profile):
     short_unit = "one user"
     protects_entities = False
 
-    def pairs(self) -> Mapping[str, ]:
-        return {"user": user_alone(self.noise, self.user_rate)}
+    def pairs(self) -> Mapping[str, DominatingPair]:
+        return UserLevelProfile(self.noise, self.user_rate).pairs()
 
     def user_alone(self) -> "FewSentencesProfile":
         return self
@@ -128,7 +129,7 @@ SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
 
 def test_its_rounds_are_audited(config, monkeypatch):
     plan = build_plan(config, worlds.incidence())
-    assert sensitivity.check(plan, **SMALL).broken == []
+    assert sensitivity.measure(plan, **SMALL).broken == []
     # rounds that clip at twice the norm they are accounted for are found out
     settings = RoundSettings.__init__
 
@@ -137,7 +138,7 @@ def test_its_rounds_are_audited(config, monkeypatch):
         settings(self, **{**fields, "clips": replace(clips, update=2 * clips.update)})
 
     monkeypatch.setattr(RoundSettings, "__init__", twice)
-    assert sensitivity.check(plan, **SMALL).broken
+    assert sensitivity.measure(plan, **SMALL).broken
 
 
 def test_a_training_run_is_audited(config, tmp_path):
