@@ -25,8 +25,8 @@ from uedp.audit.plans import plan_of
 from uedp.audit.sensitivity import measure
 from uedp.audit.verdict import conclusion
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities import parallel
 from uedp.entities.detection import Detection, detect
+from uedp.entities.detectors import register_detector
 from uedp.entities.propagation import KnownSurfaces
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -280,22 +280,24 @@ def every_mention_found(folder) -> list[str]:
     """A detector that recognises a name at the start of a sentence only; names are looked for by
     hand in the texts, and each has to be a mention of its entity."""
 
+    @register_detector("first-of-three")
     class FirstWord:
         propagates = True
 
-        def detect(self, sentences):
-            for sentence in sentences:
-                name = re.match(r"(Acme|Bolt|Cobb)\b", sentence.text)
+        def __init__(self, argument):
+            pass
+
+        def detect(self, texts):
+            for text in texts:
+                name = re.match(r"(Acme|Bolt|Cobb)\b", text)
                 yield [Span(0, name.end(), "ORG")] if name else []
 
     texts = ["Acme rose.", "Bolt fell.", "Cobb too.", "We like Acme, not Bolt.", "Ask Cobb at Acme"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "load", lambda name: FirstWord())
-        corpus = detect(
-            [Sentence(str(place), text) for place, text in enumerate(texts)],
-            folder / "corpus",
-            Detection(("first-word",)),
-        )
+    corpus = detect(
+        [Sentence(str(place), text) for place, text in enumerate(texts)],
+        folder / "corpus",
+        Detection(("first-of-three",)),
+    )
     ids = {name: place for place, name in enumerate(corpus.entities["surface"].to_pylist())}
     incidence = Incidence.of(corpus.folder)
     return [

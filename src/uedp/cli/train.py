@@ -208,11 +208,11 @@ def _say(line: str) -> None:
 
 def _say_sum(own: "Certificate") -> None:
     """What all runs on the corpus come to, if there were others."""
-    from uedp.accounting.certificate import rounded
+    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
 
     total = own.corpus_total
     if total is not None and total.runs > 1:
-        value = "none that is finite" if total.epsilon is None else rounded(total.epsilon)
+        value = NO_FINITE_EPSILON if total.epsilon is None else rounded(total.epsilon)
         typer.echo(f"all {total.runs} runs on this corpus together: epsilon {value}")
 
 

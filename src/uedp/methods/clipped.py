@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.clip import Engine
-from uedp.mechanism.clip.kinds import trainable_layers
+from uedp.mechanism.clip import Engine, trainable_layers
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.release import release
 from uedp.methods.base import Autocast, Draw, Gradient, Method, RoundSettings, SentenceTask
