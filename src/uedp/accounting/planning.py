@@ -10,7 +10,7 @@ import numpy as np
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import Floats
 from uedp.accounting.profile import Profile
-from uedp.accounting.proven import RotationProfile, UserLevelProfile, epsilon
+from uedp.accounting.proven import RotationProfile, epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import Sampling, select
@@ -35,6 +35,12 @@ class Option:
     merit: float
     extended_rate: float = 1.0
 
+    @property
+    def profile(self) -> Profile:
+        return RotationProfile(
+            self.noise, self.user_rate, self.entity_share, extended_rate=self.extended_rate
+        )
+
 
 @dataclass(frozen=True)
 class Supply:
@@ -48,7 +54,11 @@ class Supply:
     extended_per_user: Floats | None = None
 
     @classmethod
-    def of_counts(cls, users: int, sentences: int, usable: float) -> "Supply":
+    def of_counts(cls, users: int | None, sentences: int | None, usable: float) -> "Supply":
+        if users is None or sentences is None:
+            raise UserError("a plan needs a corpus, or `users=...` and `sentences=...`")
+        if users < 1 or sentences < 1 or not 0 <= usable <= 1:
+            raise UserError("`users=...` and `sentences=...` must be above 0, `usable=...` in 0..1")
         return cls(users, np.array([sentences * usable / users]))
 
     @classmethod
@@ -106,10 +116,8 @@ def curves(option: Option, delta: float, points: int = 12) -> dict[str, list[tup
     """Epsilon against rounds at an option's noise, for users alone and for users with entities."""
     counts = np.unique(np.round(np.geomspace(1, 2 * option.rounds, points)).astype(int))
     profiles: dict[str, Profile] = {
-        "user and entity (rotation)": RotationProfile(
-            option.noise, option.user_rate, option.entity_share
-        ),
-        "user alone": UserLevelProfile(option.noise, option.user_rate),
+        "user and entity (rotation)": option.profile,
+        "user without entity": option.profile.user_alone(),
     }
     return {
         name: [(int(n), epsilon(profile, int(n), delta)) for n in counts]
