@@ -23,13 +23,14 @@ import numpy as np
 import torch
 from scipy import stats
 
+from research.audit_uedp_alg import USER_RATE, uedp_alg_cases, world_on
 from uedp.accounting.certificate import rounded
 from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.bounds import Scores
-from uedp.audit.cases import PAPER_RATE, Case, Setting, alg_cases, cases
-from uedp.audit.mechanism import attack
+from uedp.audit.mechanism import Case, attack, cases
+from uedp.audit.plans import plan_of
 from uedp.audit.verdict import MechanismAudit, judge
-from uedp.audit.worlds import attainable, on_incidence, strongest
+from uedp.audit.worlds import World, attainable
 from uedp.incidence import Incidence
 from uedp.report.audit_plots import mechanism_bounds
 
@@ -48,37 +49,45 @@ def planned(incidence: Incidence) -> Iterable[tuple[str, Case, int]]:
         ("rotation", 8.0): 24,
     }
     for target in TARGETS:
-        for case in cases(["user-level", "rotation"], Setting(epsilon=target)):
-            whole = case.pair == ("user" if case.method == "user-level" else "user and entity")
-            runs = millions[case.method, target] * MILLION if whole else 200_000
-            noise = case.mechanism.multiplier
-            worst = strongest(case.against, noise, case.rounds, case.delta)
-            yield (
-                f"{case.method}, {case.pair}, epsilon {target:g}",
-                replace(case, against=[worst]),
-                runs,
-            )
-    paper = Setting()
+        for case in product_cases(target):
+            claim = case.claim
+            whole = claim.target == ("user" if claim.method == "user-level" else "user and entity")
+            runs = millions[claim.method, target] * MILLION if whole else 200_000
+            yield name(case, f"epsilon {target:g}"), replace(case, worlds=[strongest(case)]), runs
     for released in (False, True):
-        for case in alg_cases(paper, incidence, released_code=released):
-            assert isinstance(case.profile, UedpAlgProfile)
-            runs = {"user": 1_000, "entity": 20_000, "user and entity": 40_000}[case.pair]
-            held = f" ({case.profile.holders} holders)" if case.profile.holders else ""
-            name = f"{case.method}, {case.pair}, CoNLL{held}"
-            yield name, case, 1_000 if released else runs
-    for case in alg_cases(paper, holders=945):
-        if case.pair == "user and entity":
-            yield f"{case.method}, {case.pair}, an entity of all 946", case, 4_000
+        for case in uedp_alg_cases(incidence, released_code=released):
+            profile = case.claim.profile
+            assert isinstance(profile, UedpAlgProfile)
+            runs = {"user": 1_000, "entity": 20_000, "user and entity": 40_000}[case.claim.target]
+            held = f" ({profile.holders} holders)" if profile.holders else ""
+            yield name(case, f"CoNLL{held}"), case, 1_000 if released else runs
+    *_, case = uedp_alg_cases(holders=945)
+    yield name(case, "an entity of all 946"), case, 4_000
+
+
+def product_cases(epsilon: float) -> list[Case]:
+    plans = (plan_of(method, epsilon=epsilon) for method in ("rotation", "user-level"))
+    return [case for plan in plans for case in cases(plan)]
+
+
+def name(case: Case, what: str) -> str:
+    return f"{case.claim.method}, {case.claim.target}, {what}"
+
+
+def strongest(case: Case) -> World:
+    """The world of largest epsilon, to spend all runs on."""
+    noise, claim = case.mechanism.multiplier, case.claim
+    return max(case.worlds, key=lambda world: attainable(world, noise, claim.rounds, claim.delta))
 
 
 def repeated() -> Iterable[tuple[str, Case, int]]:
     """What is audited again and again, with fewer runs."""
     for target in TARGETS:
-        for case in cases(["user-level", "rotation"], Setting(epsilon=target)):
-            runs = 1_000 if case.method == "rotation" else 4_000
-            yield f"{case.method}, {case.pair}, epsilon {target:g}", case, runs
-    for case in alg_cases(Setting()):
-        yield f"{case.method}, {case.pair}, as large as CoNLL", case, 200
+        for case in product_cases(target):
+            runs = 1_000 if case.claim.method == "rotation" else 4_000
+            yield name(case, f"epsilon {target:g}"), case, runs
+    for case in uedp_alg_cases():
+        yield name(case, "as large as CoNLL"), case, 200
 
 
 def cost(case: Case, runs: int) -> float:
@@ -89,7 +98,7 @@ def cost(case: Case, runs: int) -> float:
 def simulated(key: str, case: Case, runs: int, scratch: Path) -> list[Scores]:
     """The scores of an audit, chunk by chunk; a chunk that lies there is not simulated again."""
     found = []
-    for world in case.against:
+    for world in case.worlds:
         parts, chunk = [], max(1_000, CHUNK // world.incidence.sentences)
         for number, start in enumerate(range(0, runs, chunk)):
             size = min(chunk, runs - start)
@@ -99,7 +108,7 @@ def simulated(key: str, case: Case, runs: int, scratch: Path) -> list[Scores]:
                 rng = np.random.default_rng([number, size, *key.encode()])
                 mechanism = case.mechanism.seeded(int(rng.integers(2**62)))
                 names = ("likelihood",)
-                (one,) = attack(mechanism, world, case.rounds, size, count(), None, names)
+                (one,) = attack(mechanism, world, case.claim.rounds, size, count(), names)
                 save(path, partial(np.savez, guessed=one.guessed, other=one.other))
                 print(
                     f"  {start + size:,} of {runs:,}: {time.monotonic() - began:.0f} s", flush=True
@@ -122,16 +131,12 @@ def audited(key: str, case: Case, runs: int, scratch: Path) -> dict[str, Any]:
     scores = simulated(key, case, runs, scratch)
     found = judge(
         scores,
-        case.profile,
-        case.pair,
-        case.rounds,
-        case.delta,
-        published=case.published,
-        against=case.against,
+        case.claim,
+        worlds=case.worlds,
         multiplier=case.mechanism.multiplier,
         noise_source="fixed seed",
     )
-    return asdict(replace(found, method=case.method))
+    return asdict(found)
 
 
 def repeat(case: Case, runs: int, among: int) -> dict[str, Any]:
@@ -160,11 +165,10 @@ def repeat(case: Case, runs: int, among: int) -> dict[str, Any]:
 def breaking(incidence: Incidence, claim: float) -> dict[str, Any]:
     """Entities of CoNLL for which the claim is false: those in whose worlds more is attainable."""
     counts = incidence.holders.counts
-    (_, case, _) = alg_cases(Setting(), incidence)
-    noise = case.mechanism.multiplier
+    noise = uedp_alg_cases(incidence)[0].mechanism.multiplier
     rows = []
     for entity in np.flatnonzero(counts >= 10):
-        world = on_incidence(incidence, PAPER_RATE, int(entity))
+        world = world_on(incidence, USER_RATE, int(entity))
         rows.append((int(counts[entity]), attainable(world, noise, 50, 1e-5)))
     broken = [holders for holders, epsilon in rows if epsilon > claim]
     return {

@@ -17,15 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from research.datasets import texts
-from research.settings import FINE_TUNING, config
+from research.datasets import load_texts
+from research.settings import FINE_TUNING, method_config
 
 ROUNDS = {"privacy__rounds": 100}
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
-    "noiseless": config(FINE_TUNING, "noiseless", **ROUNDS),
-    "rotation-8": config(FINE_TUNING, "rotation", 8, **ROUNDS),
-    "sabotaged-2": config(FINE_TUNING, "rotation", 2, **ROUNDS),
-    "user-level-8": config(FINE_TUNING, "user-level", 8, **ROUNDS),
+    "noiseless": method_config(FINE_TUNING, "noiseless", **ROUNDS),
+    "rotation-8": method_config(FINE_TUNING, "rotation", 8, **ROUNDS),
+    "sabotaged-2": method_config(FINE_TUNING, "rotation", 2, **ROUNDS),
+    "user-level-8": method_config(FINE_TUNING, "user-level", 8, **ROUNDS),
 }
 
 
@@ -45,7 +45,7 @@ def run(name: str, options: argparse.Namespace) -> None:
     config = parse(values, changes=changes)
     folder = options.out / name
     natural = Material(
-        texts(options.material, "train"),
+        load_texts(options.material, "train"),
         Incidence.load(options.material / "incidence"),
         options.out,  # not used: the audit keeps a ledger of its own
     )

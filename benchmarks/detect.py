@@ -14,7 +14,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from uedp.corpus.readers import Columns, Source, read
+from uedp.corpus.readers import read_sentences
+from uedp.corpus.records import Columns
 from uedp.corpus.sentence import Sentence
 from uedp.entities import parallel
 from uedp.entities.detection import Detection, detect
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("source", type=Path)
     parser.add_argument("--texts", type=int, default=6000)
     options = parser.parse_args()
-    sentences = read(Source(options.source), "ag", Columns(user=None))
+    sentences = read_sentences(options.source, "ag", Columns(user=None))
     texts = [sentence.text for sentence, _ in zip(sentences, range(options.texts), strict=False)]
     runs = {
         "nlp.pipe": lambda: bare(options.pipeline, texts),

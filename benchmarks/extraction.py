@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from research import markdown, processes
-from research.datasets import texts, write_texts
-from research.settings import CORPORA, FINE_TUNING, NOISELESS_RATE, config
+from research.datasets import load_texts, save_texts
+from research.settings import DATA_SETTINGS, FINE_TUNING, NOISELESS_RATE, method_config
 from research.sources import DATA_SETS
 
-CONLL, SETTINGS = DATA_SETS["conll"].files, CORPORA["conll"]
+CONLL, SETTINGS = DATA_SETS["conll"].files, DATA_SETTINGS["conll"]
 
 # Each entry stands for `--each` secrets: 640 told by one user, 240 by 4, 80 by 16, 40 by 64.
 REPEATS = [1] * 16 + [4] * 6 + [16] * 2 + [64]
@@ -50,11 +50,11 @@ def _private(method: str, epsilon: float) -> _Config:
     drawn: dict[str, Any] = {"privacy__user_rate": SETTINGS.user_level}
     if method == "rotation":  # as many users in a round as the others
         drawn = {"privacy__entity_share": SETTINGS.share, **SETTINGS.rotation_too["users-0.1"]}
-    return config(FINE_TUNING, method, epsilon, **{**SETTINGS.flat, **drawn})
+    return method_config(FINE_TUNING, method, epsilon, **{**SETTINGS.flat, **drawn})
 
 
 def _plain(method: str) -> _Config:
-    return config(
+    return method_config(
         FINE_TUNING, method, privacy__user_rate=SETTINGS.plain, optimiser__rate=NOISELESS_RATE
     )
 
@@ -75,11 +75,11 @@ def prepare(options: argparse.Namespace) -> None:
     from uedp.audit.gaps import entity_gaps
     from uedp.audit.secrets import plant, save
     from uedp.entities.deidentify import deidentified_texts
-    from uedp.entities.detectors.patterns import load as patterns
+    from uedp.entities.detectors.patterns import load_patterns
 
     folder = options.material
     folder.mkdir(parents=True, exist_ok=True)
-    original = list(uedp.read(options.data / CONLL["train"], reader="conll"))
+    original = list(uedp.read_sentences(options.data / CONLL["train"], reader="conll"))
     sentences, secrets = plant(
         original,
         repeats=options.repeats,
@@ -90,7 +90,7 @@ def prepare(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     planted = [secret for secret in secrets if secret.planted]
-    finder = patterns()
+    finder = load_patterns()
     seen = sum(
         any(secret.text[s.start : s.end] == secret.secret for s in finder.find(secret.text))
         for secret in planted
@@ -106,7 +106,10 @@ def prepare(options: argparse.Namespace) -> None:
             for name, source in (
                 ("train", sentences),
                 ("plain", original),
-                ("validation", uedp.read(options.data / CONLL["validation"], reader="conll")),
+                (
+                    "validation",
+                    uedp.read_sentences(options.data / CONLL["validation"], reader="conll"),
+                ),
             )
         )
         hidden = deidentified_texts(train)
@@ -115,7 +118,7 @@ def prepare(options: argparse.Namespace) -> None:
             ("validation", [s.text for s in validation]),
             ("deidentified", hidden),
         ):
-            write_texts(folder, name, found, [None] * len(found))
+            save_texts(folder, name, found, [None] * len(found))
         shutil.rmtree(folder / "incidence", ignore_errors=True)
         shutil.copytree(train.folder / "incidence", folder / "incidence")
         gaps = []
@@ -170,10 +173,10 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     ledger = options.out / f"{name}.corpus"  # of its own: these runs do not add up to one
     ledger.mkdir(parents=True, exist_ok=True)
     material = Material(
-        texts(options.material, source),
+        load_texts(options.material, source),
         Incidence.load(options.material / "incidence"),
         ledger,
-        texts(options.material, "validation", 50 if options.dry else None),
+        load_texts(options.material, "validation", 50 if options.dry else None),
     )
     found = run(
         parsed,
@@ -347,14 +350,14 @@ def _start(name: str, options: argparse.Namespace, again: bool) -> processes.Pro
     command += ["--keep"] if options.keep or again else []
     command += ["--scored"] if again else []
     command += ["--dry"] if options.dry else []
-    return processes.start(name, command, options.out)
+    return processes.start_process(name, command, options.out)
 
 
 # --- tables and the figure, from the JSON files --------------------------------------------------
 
 
 def table(folder: Path, plot: Path | None = None) -> None:
-    rows = list(processes.results(RUNS, folder).values())
+    rows = list(processes.read_results(RUNS, folder).values())
     if not rows:
         raise SystemExit(f"{folder}: no results")
     found = rows[0]["membership"]

@@ -25,7 +25,7 @@ import torch
 import transformers
 from packing import Numbers
 
-from research.datasets import texts as material_texts
+from research.datasets import load_texts
 from uedp.incidence import Rows
 from uedp.mechanism.clip import Engine, rules
 from uedp.mechanism.packing import SHARED_ROWS
@@ -111,7 +111,7 @@ class Real:
 
     def __init__(self, tokenizer: Any, material: Path) -> None:
         self.tokenizer = tokenizer
-        self._texts = material_texts(material, "train").texts
+        self._texts = load_texts(material, "train").texts
 
     def some(self, count: int) -> list[str]:
         chosen = np.random.default_rng(0).choice(len(self._texts), count, replace=False)

@@ -106,7 +106,7 @@ def assert_sound(pair: DominatingPair, full: Law, emptied: Law, noise: float) ->
 def test_no_small_world_exceeds_the_theorems(q, share, noise, coin):
     rng = np.random.default_rng(7)
     closest = 0.0
-    for world in random_worlds(rng, 25, share):
+    for world in random_worlds(rng, 12, share):
         full, emptied = rotation_laws(world, q, coin, share)
         for pair in (revealed_draw(noise, q, share, coin), hidden_draw(noise, q, share, coin)):
             closest = max(closest, assert_sound(pair, full, emptied, noise))
@@ -149,7 +149,7 @@ def test_hidden_draw_is_attained():
         assert pair.emptied(at)[0] == pytest.approx(exact(*oppose, noise, epsilon), abs=1e-8)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     q=st.sampled_from([0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 0.95]),
     noise=st.floats(0.25, 6),
@@ -179,7 +179,7 @@ def test_a_shoulder_and_a_cliff():
     assert HiddenDraw(noise, q, share).emptied(np.array([epsilon]))[0] >= true - 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(
     q=st.floats(1e-4, 0.02),
     noise=st.floats(0.3, 1.5),

@@ -27,7 +27,7 @@ from uedp.audit.ranks import Ranked, Roc, by_chance, rank, roc, share, summary
 from uedp.audit.scoring import Completions, Endings, Question, Scorer, likelihoods
 from uedp.audit.secrets import Secret, drawn, filled, load, plant, save, size, write
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors.patterns import load as patterns
+from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
 from uedp.report.extraction_plots import extraction_figure
@@ -124,7 +124,7 @@ def test_no_two_secrets_share_a_name_or_a_number_and_marks_are_exact() -> None:
     sentences, secrets = plant([], repeats=(1,), each=100, left_out=100)
     assert len({secret.prompt for secret in secrets}) == 200
     assert len({secret.secret for secret in secrets}) == 200
-    finder = patterns()
+    finder = load_patterns()
     for sentence in sentences:
         name, number = sentence.marks
         assert (name.label, number.label) == ("PERSON", "PHONE")
@@ -184,7 +184,7 @@ def test_secrets_and_sentences_survive_the_disk(tmp_path: Path) -> None:
     for name in ("t.jsonl", "t.jsonl.gz"):
         write(sentences, tmp_path / name)
         columns = uedp.Columns(marks="marks")
-        assert list(uedp.read(tmp_path / name, columns=columns)) == sentences
+        assert list(uedp.read_sentences(tmp_path / name, columns=columns)) == sentences
     (tmp_path / "not.json").write_text('[{"prompt": 1}]')
     with pytest.raises(UserError, match="not a list of secrets"):
         load(tmp_path / "not.json")

@@ -20,12 +20,13 @@ from tests.audit import plans
 from tests.models import tiny
 from tests.training import worlds
 from uedp.accounting.proven import RotationProfile, UserLevelProfile
-from uedp.audit.cases import Setting, plan_cases
-from uedp.audit.sensitivity import check
+from uedp.audit.mechanism import cases
+from uedp.audit.plans import plan_of
+from uedp.audit.sensitivity import measure
 from uedp.audit.verdict import conclusion
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities import parallel
 from uedp.entities.detection import Detection, detect
+from uedp.entities.detectors import register_detector
 from uedp.entities.propagation import KnownSurfaces
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -181,18 +182,18 @@ USERS = plans.plan(UserLevelProfile(1.0, 0.3))
 
 def rounds_measured() -> list[str]:
     """`uedp audit mechanism`: how far rounds move (uedp.audit.sensitivity)."""
-    return check(PLAN, seed=1, rounds=4, scanned=60, chance=1e-6).broken
+    return measure(PLAN, seed=1, rounds=4, scanned=60, chance=1e-6).broken
 
 
 def rounds_of_users_measured() -> list[str]:
     """The same of user-level privacy."""
-    return check(USERS, seed=1, rounds=2, scanned=60, chance=1e-6).broken
+    return measure(USERS, seed=1, rounds=2, scanned=60, chance=1e-6).broken
 
 
 @cache
 def _case():
-    plan = Setting(rounds=50, epsilon=8.0, entity_share=0.5).plan("rotation")
-    return next(case for case in plan_cases(plan) if case.pair == "user and entity")
+    plan = plan_of("rotation", rounds=50, epsilon=8.0, entity_share=0.5)
+    return next(case for case in cases(plan) if case.claim.target == "user and entity")
 
 
 def runs_attacked() -> list[str]:
@@ -279,22 +280,24 @@ def every_mention_found(folder) -> list[str]:
     """A detector that recognises a name at the start of a sentence only; names are looked for by
     hand in the texts, and each has to be a mention of its entity."""
 
+    @register_detector("first-of-three")
     class FirstWord:
         propagates = True
 
-        def detect(self, sentences):
-            for sentence in sentences:
-                name = re.match(r"(Acme|Bolt|Cobb)\b", sentence.text)
+        def __init__(self, argument):
+            pass
+
+        def detect(self, texts):
+            for text in texts:
+                name = re.match(r"(Acme|Bolt|Cobb)\b", text)
                 yield [Span(0, name.end(), "ORG")] if name else []
 
     texts = ["Acme rose.", "Bolt fell.", "Cobb too.", "We like Acme, not Bolt.", "Ask Cobb at Acme"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parallel, "load", lambda name: FirstWord())
-        corpus = detect(
-            [Sentence(str(place), text) for place, text in enumerate(texts)],
-            folder / "corpus",
-            Detection(("first-word",)),
-        )
+    corpus = detect(
+        [Sentence(str(place), text) for place, text in enumerate(texts)],
+        folder / "corpus",
+        Detection(("first-of-three",)),
+    )
     ids = {name: place for place, name in enumerate(corpus.entities["surface"].to_pylist())}
     incidence = Incidence.of(corpus.folder)
     return [

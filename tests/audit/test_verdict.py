@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.audit.plans import worlds
 from uedp.accounting.proven import UserLevelProfile
 from uedp.audit.bounds import Scores, gaussian_epsilon
-from uedp.audit.verdict import Alarm, MechanismAudit, conclusion, document, judge
-from uedp.audit.worlds import worlds
+from uedp.audit.verdict import Alarm, Claim, MechanismAudit, conclusion, document, judge
 from uedp.report.audit_plots import values
 
 USER = UserLevelProfile(1.0, 1.0)
@@ -22,15 +22,18 @@ def scores(mu: float, runs: int = 3000) -> list[Scores]:
     return [Scores("best", mu * rng.normal(mu, 1, runs), mu * rng.normal(0, 1, runs))]
 
 
-def judged(mu: float, **options) -> MechanismAudit:
-    return judge(scores(mu), USER, "user", 1, 0.01, **options)
+CLAIM = Claim("UserLevel", "user", USER, 1, 0.01)
+
+
+def judged(mu: float, published: float | None = None, **options) -> MechanismAudit:
+    return judge(scores(mu), replace(CLAIM, published=published), **options)
 
 
 RIGHT = judged(1.0)
 
 
 def test_a_result_can_be_saved_and_read():
-    found = judged(1.0, against=[WORLD], multiplier=1.0, published=0.3, seed=4)
+    found = judged(1.0, worlds=[WORLD], multiplier=1.0, published=0.3, seed=4)
     assert MechanismAudit.of(json.loads(found.to_json())) == found
     assert MechanismAudit.of(json.loads(RIGHT.to_json())) == RIGHT
 
@@ -50,14 +53,14 @@ def test_one_direction_may_say_nothing():
     rng = np.random.default_rng(1)
     seen = rng.random(4000) < 0.2
     odd = Scores("rare", np.where(seen, 5.0, 0.0), np.zeros(4000))
-    found = judge([odd], USER, "user", 1, 0.01)
+    found = judge([odd], CLAIM)
     assert found.directions["full"]["threshold"].epsilon > 4
     assert found.directions["emptied"]["threshold"].epsilon < 0.3
     assert found.threshold == found.directions["full"]["threshold"]
 
 
 def test_runs_are_counted_and_worlds_give_what_is_attainable():
-    found = judged(1.0, against=[WORLD], multiplier=1.0)
+    found = judged(1.0, worlds=[WORLD], multiplier=1.0)
     assert found.runs == 3000
     assert found.attainable == pytest.approx(found.proven, rel=0.01)
     assert found.curve.epsilon < found.proven
@@ -110,14 +113,14 @@ def test_what_was_published_is_refuted_in_words():
 
 
 def test_no_proven_epsilon_is_none_and_no_alarm():
-    found = judge(scores(1.0), UserLevelProfile(1e-7, 1.0), "user", 1, 0.01)
+    found = judge(scores(1.0), replace(CLAIM, profile=UserLevelProfile(1e-7, 1.0)))
     assert found.proven is None
     assert found.excess is None
     assert not found.alarm.raised
 
 
 def test_what_a_figure_shows():
-    found = judged(1.0, against=[WORLD], multiplier=1.0, published=0.3)
+    found = judged(1.0, worlds=[WORLD], multiplier=1.0, published=0.3)
     shown = values(found)
     assert list(shown.values()) == [
         found.threshold.epsilon,

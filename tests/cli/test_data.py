@@ -137,7 +137,7 @@ REFUSED = {
     ),
     "unknown category": (
         ["detect", "good.jsonl", "--categories", "people", "--out", "o"],
-        "'people'",
+        "--categories people: unknown",
     ),
     "missing column": (["detect", "good.jsonl", "--text", "body", "--out", "o"], "good.jsonl:1:"),
     "broken line": (["detect", "bad.jsonl", "--out", "o"], "bad.jsonl:2:"),

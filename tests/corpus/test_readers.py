@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import surfaces
-from uedp.corpus.readers import Columns, Skipped, Source, fail, read, reader_named
-from uedp.corpus.records import blank, user_name
+from uedp.corpus.readers import SkippedRecords, choose_reader, raise_error, read_sentences
+from uedp.corpus.records import Columns, blank, user_name
 from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.source import Source
 from uedp.errors import UserError
 
 ROWS = [
@@ -65,8 +66,8 @@ def _hf(folder: Path) -> Path:
 @pytest.mark.parametrize("make", [_jsonl, _csv, _parquet, _hf])
 def test_same_rows_from_every_format(make, tmp_path):
     path = make(tmp_path)
-    reader = reader_named("auto", path)
-    assert list(read(Source(path), reader, COLUMNS)) == EXPECTED
+    reader = choose_reader("auto", Source(path))
+    assert list(read_sentences(Source(path), reader, COLUMNS)) == EXPECTED
 
 
 @pytest.mark.parametrize("make", [_jsonl, _csv, _parquet])
@@ -74,11 +75,14 @@ def test_gzip_reads_alike(make, tmp_path):
     plain = make(tmp_path)
     packed = plain.with_name(plain.name + ".gz")
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert list(read(Source(packed), reader_named("auto", packed), COLUMNS)) == EXPECTED
+    assert (
+        list(read_sentences(Source(packed), choose_reader("auto", Source(packed)), COLUMNS))
+        == EXPECTED
+    )
 
 
 def test_conll_iob1(conll):
-    sentences = list(read(Source(conll), "conll", Columns()))
+    sentences = list(read_sentences(Source(conll), "conll", Columns()))
     assert [s.user for s in sentences] == ["doc-00001"] * 2 + ["doc-00002"] * 2
     assert surfaces(sentences[0]) == [("EU", "ORG"), ("German", "MISC")]
     assert surfaces(sentences[1]) == [("Peter Blackburn", "PER")]
@@ -88,12 +92,12 @@ def test_conll_iob1(conll):
 
 
 def test_conll_iob2_decodes_to_the_same(conll):
-    iob1 = list(read(Source(conll), "conll", Columns()))
+    iob1 = list(read_sentences(Source(conll), "conll", Columns()))
     text = conll.read_text()
     for first in ("EU NNP I-", "German JJ I-", "Peter NNP I-", "London NNP I-"):
         text = text.replace(first, first.replace("I-", "B-"))
     conll.write_text(text)
-    assert list(read(Source(conll), "conll", Columns())) == iob1
+    assert list(read_sentences(Source(conll), "conll", Columns())) == iob1
 
 
 @pytest.mark.parametrize(
@@ -106,7 +110,7 @@ def test_conll_iob2_decodes_to_the_same(conll):
 def test_ag_with_header_or_in_the_original_form(content, tmp_path):
     path = tmp_path / "ag.csv"
     path.write_text(content)
-    found = list(read(Source(path), "ag", Columns(user=None)))
+    found = list(read_sentences(Source(path), "ag", Columns(user=None)))
     assert [(s.label, s.text) for s in found] == [
         ("3", "Wall St. Bears, again"),
         ("1", "Peace talks"),
@@ -120,7 +124,7 @@ def test_presidio_research(tmp_path):
         "spans": [{"entity_type": "PERSON", "start_position": 5, "end_position": 8}],
     }
     path.write_text(json.dumps([record, {"full_text": "Hm", "spans": []}]))
-    first, second = read(Source(path), "presidio-research", Columns())
+    first, second = read_sentences(Source(path), "presidio-research", Columns())
     assert surfaces(first) == [("Ann", "PERSON")]
     assert first.user != second.user
 
@@ -138,9 +142,9 @@ _NOISE = "".join(chr(33 + (i * i * 7919) % 90) for i in range(5000))
 _PACKED = gzip.compress(json.dumps({"user": "a", "text": _NOISE}).encode())
 
 BAD = {
-    "missing column": ("x.jsonl", '{"user": "a", "txt": "b"}\n', ":1:", "--text"),
-    "missing column csv": ("x.csv", "user,txt\na,b\n", ":1:", "--text"),
-    "missing user column": ("x.csv", "who,text\na,b\n", ":1:", "--assign-users"),
+    "missing column": ("x.jsonl", '{"user": "a", "txt": "b"}\n', ":1:", "`text=...`"),
+    "missing column csv": ("x.csv", "user,txt\na,b\n", ":1:", "`text=...`"),
+    "missing user column": ("x.csv", "who,text\na,b\n", ":1:", "`assign_users=...`"),
     "empty file": ("x.jsonl", "", "x.jsonl:", "holds no sentences"),
     "header only": ("x.csv", "user,text\n", "x.csv:", "holds no sentences"),
     "null user": ("x.jsonl", '{"user": null, "text": "b"}\n', ":1:", "null user"),
@@ -159,7 +163,7 @@ BAD = {
     "broken JSON": ("x.jsonl", '{"user": "a", "text": "b"}\n{"user": \n', ":2:", "broken JSON"),
     "not an object": ("x.jsonl", "[1]\n", ":1:", "object"),
     "half a surrogate": ("x.jsonl", '{"user": "a", "text": "\\ud800"}\n', ":1:", "surrogate"),
-    "ragged CSV": ("x.csv", "user,text\na,b\na,b,c\n", ":3:", "3 fields where the header has 2"),
+    "ragged CSV": ("x.csv", "user,text\na,b\na,b,c\n", ":3:", "3 fields, the header has 2"),
     "open quote": ("x.csv", 'user,text\na,"b\n', ":2:", "quoting"),
     "span past the end": (
         "x.jsonl",
@@ -210,7 +214,7 @@ BAD = {
         "x.conll",
         "-DOCSTART- O\n\nEU NNP I-ORG\nNew York NNP I-LOC\n",
         ":4:",
-        "4 fields where lines before have 3",
+        "4 fields, the lines before have 3",
     ),
     "a line without the file's tabs": (
         "x.conll",
@@ -228,11 +232,13 @@ def test_bad_input_is_named_with_line_and_remedy(case, tmp_path):
     name, content, where, what = BAD[case]
     path = tmp_path / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    reader = {".conll": "conll", ".ag": "ag"}.get(path.suffix) or reader_named("auto", path)
+    reader = {".conll": "conll", ".ag": "ag"}.get(path.suffix) or choose_reader(
+        "auto", Source(path)
+    )
     user = None if reader == "ag" else "user"
     columns = Columns(user, marks="marks" if "mark" in str(content) else None)
     with pytest.raises(UserError) as refusal:
-        list(read(Source(path), reader, columns, fail))
+        list(read_sentences(Source(path), reader, columns, raise_error))
     message = str(refusal.value)
     assert str(path) in message
     assert where in message
@@ -242,9 +248,10 @@ def test_bad_input_is_named_with_line_and_remedy(case, tmp_path):
 
 def test_unknown_reader_and_unknown_suffix(tmp_path):
     with pytest.raises(UserError, match="unknown reader; choose among jsonl, csv"):
-        reader_named("xml", tmp_path)
-    with pytest.raises(UserError, match="add --reader"):
-        reader_named("auto", tmp_path / "notes.txt")
+        choose_reader("xml", Source(tmp_path))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match=r"`reader=\.\.\.`: jsonl, csv"):
+        choose_reader("auto", Source(tmp_path / "notes.txt"))
 
 
 BAD_USERS = {
@@ -264,14 +271,14 @@ def test_only_strings_and_whole_numbers_are_users(case, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(f'{{"user": {value}, "text": "b"}}\n')
     with pytest.raises(UserError, match=f":1: .*{what}"):
-        list(read(path))
+        list(read_sentences(path))
 
 
 def test_one_person_is_one_user(tmp_path):
     path = tmp_path / "x.jsonl"
     names = ["Zo\u00eb", "Zoe\u0308", " Zo\u00eb ", 7, "7"]
     path.write_text("".join(json.dumps({"user": name, "text": "b"}) + "\n" for name in names))
-    assert [s.user for s in read(path)] == ["Zo\u00eb"] * 3 + ["7"] * 2
+    assert [s.user for s in read_sentences(path)] == ["Zo\u00eb"] * 3 + ["7"] * 2
 
 
 ONE_USER = {
@@ -297,7 +304,7 @@ def test_names_that_look_alike_are_one_user(case, tmp_path):
     path = tmp_path / "x.jsonl"
     names = ["bob", ONE_USER[case]]
     path.write_text("".join(json.dumps({"user": name, "text": "b"}) + "\n" for name in names))
-    assert [s.user for s in read(path)] == ["bob", "bob"]
+    assert [s.user for s in read_sentences(path)] == ["bob", "bob"]
 
 
 def test_names_that_differ_are_different_users(tmp_path):
@@ -318,7 +325,7 @@ def test_a_key_that_stands_twice_is_named(tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text('{"user": "ann", "text": "b", "user": "ben"}\n')
     with pytest.raises(UserError, match=r"x.jsonl:1: the key 'user' stands twice"):
-        list(read(path))
+        list(read_sentences(path))
 
 
 # --- data set folders ----------------------------------------------------------------------------
@@ -328,15 +335,15 @@ def test_a_folder_of_splits_names_them(tmp_path):
     parts = datasets.DatasetDict({"train": datasets.Dataset.from_list(ROWS)})
     parts.save_to_disk(str(tmp_path / "parts"))
     with pytest.raises(UserError, match="holds the splits train; give one of the folders inside"):
-        list(read(tmp_path / "parts", columns=COLUMNS))
-    assert len(list(read(tmp_path / "parts" / "train", columns=COLUMNS))) == 3
+        list(read_sentences(tmp_path / "parts", columns=COLUMNS))
+    assert len(list(read_sentences(tmp_path / "parts" / "train", columns=COLUMNS))) == 3
 
 
 def test_a_data_set_in_several_files_keeps_its_order(tmp_path):
     rows = [{"user": "a", "text": f"text {number}"} for number in range(1000)]
     whole = datasets.Dataset.from_list(rows)
     whole.select(range(999, -1, -1)).save_to_disk(str(tmp_path / "set"), num_shards=3)
-    assert [s.text for s in read(tmp_path / "set")] == [row["text"] for row in rows[::-1]]
+    assert [s.text for s in read_sentences(tmp_path / "set")] == [row["text"] for row in rows[::-1]]
 
 
 STATES = {
@@ -361,7 +368,7 @@ def test_a_data_set_folder_that_is_none(case, tmp_path):
     if STATES[case] is not None:
         (path / "state.json").write_bytes(STATES[case])
     with pytest.raises(UserError, match="rows: not a data set saved with save_to_disk") as refused:
-        list(read(path, columns=COLUMNS))
+        list(read_sentences(path, columns=COLUMNS))
     assert "\n" not in str(refused.value)
 
 
@@ -374,9 +381,9 @@ def test_an_offset_that_points_elsewhere_does_not_crash(column, lie, tmp_path):
     chunk = pa.ipc.open_stream(data).read_all()[column].chunk(0)
     at = data.index(chunk.buffers()[1].to_pybytes()[: 4 * (len(chunk) + 1)]) + 4
     file.write_bytes(data[:at] + lie.to_bytes(4, "little", signed=True) + data[at + 4 :])
-    for on_error in (fail, Skipped()):
+    for on_error in (raise_error, SkippedRecords()):
         with pytest.raises(UserError, match="damaged data"):
-            list(read(path, columns=COLUMNS, on_error=on_error))
+            list(read_sentences(path, columns=COLUMNS, on_error=on_error))
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "hf"])
@@ -391,7 +398,7 @@ def test_columns_of_other_types_are_named(suffix, unit, tmp_path):
         path = tmp_path / "set"
         datasets.Dataset(table).save_to_disk(str(path))
     with pytest.raises(UserError, match="column 'text' holds timestamp"):
-        list(read(path))
+        list(read_sentences(path))
 
 
 def test_what_is_unpacked_has_no_name(tmp_path, monkeypatch):
@@ -402,7 +409,7 @@ def test_what_is_unpacked_has_no_name(tmp_path, monkeypatch):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
-    for sentence in read(packed, columns=COLUMNS):
+    for sentence in read_sentences(packed, columns=COLUMNS):
         assert sentence.text
         assert list(scratch.iterdir()) == []
 
@@ -413,7 +420,7 @@ def test_labels_are_words_or_numbers(tmp_path):
 
     def label(value: str) -> str | None:
         path.write_text(f'{{"text": "b", "l": {value}}}\n')
-        return next(read(path, columns=columns)).label
+        return next(read_sentences(path, columns=columns)).label
 
     assert [label(v) for v in ('"x"', "3", "null", "NaN", '""')] == ["x", "3", None, None, None]
     for bad in ('"\\ud800"', "[1]"):
@@ -426,7 +433,7 @@ def test_conll_tokens_come_whole(separator, tmp_path):
     path = tmp_path / "x.conll"
     lines = ["-DOCSTART- -X- O", "", "10\u00a0000|CD|O", "in|IN|O", "\u200b|XX|O", "Rome|NNP|I-LOC"]
     path.write_text("\n".join(lines).replace("|", separator) + "\r\n")
-    (sentence,) = read(path, "conll")
+    (sentence,) = read_sentences(path, "conll")
     assert sentence.text == "10\u00a0000 in \u200b Rome"
     assert surfaces(sentence) == [("Rome", "LOC")]
 
@@ -434,14 +441,14 @@ def test_conll_tokens_come_whole(separator, tmp_path):
 def test_conll_token_with_a_blank_between_tabs(tmp_path):
     path = tmp_path / "x.conll"
     path.write_text("-DOCSTART-\tO\n\nin\tIN\tO\nNew York\tNNP\tB-LOC\n")
-    (sentence,) = read(path, "conll")
+    (sentence,) = read_sentences(path, "conll")
     assert surfaces(sentence) == [("New York", "LOC")]
 
 
 def test_ag_as_kaggle_has_it(tmp_path):
     path = tmp_path / "ag.csv"
     path.write_text('Class Index,Title,Description\n3,"Wall St. Bears,",again\n')
-    (sentence,) = read(path, "ag", Columns(user=None))
+    (sentence,) = read_sentences(path, "ag", Columns(user=None))
     assert (sentence.label, sentence.text) == ("3", "Wall St. Bears, again")
 
 
@@ -452,7 +459,7 @@ def test_a_column_that_is_not_text(column, what, tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"user": ["a"], "text": column}), path)
     with pytest.raises(UserError) as refusal:
-        list(read(path))
+        list(read_sentences(path))
     assert what in str(refusal.value)
 
 
@@ -460,7 +467,7 @@ def test_two_parquet_columns_of_a_name(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table([["a"], ["b"], ["c"]], names=["user", "text", "text"]), path)
     with pytest.raises(UserError, match="two columns are called 'text'"):
-        list(read(path))
+        list(read_sentences(path))
 
 
 def test_a_damaged_parquet_page(tmp_path):
@@ -471,7 +478,7 @@ def test_a_damaged_parquet_page(tmp_path):
     data[200:4000] = bytes(byte ^ 0x55 for byte in data[200:4000])
     path.write_bytes(data)
     with pytest.raises(UserError, match=r"x\.parquet: damaged data"):
-        list(read(path))
+        list(read_sentences(path))
 
 
 def test_a_parquet_row_that_is_not_utf8(tmp_path):
@@ -480,9 +487,9 @@ def test_a_parquet_row_that_is_not_utf8(tmp_path):
     text = pa.Array.from_buffers(pa.string(), 2, [None, offsets, data])
     pq.write_table(pa.table({"user": ["a", "a"], "text": text}), path)
     with pytest.raises(UserError, match="row 2: invalid UTF-8"):
-        list(read(path))
-    skipped = Skipped()
-    assert [s.text for s in read(path, on_error=skipped)] == ["b"]
+        list(read_sentences(path))
+    skipped = SkippedRecords()
+    assert [s.text for s in read_sentences(path, on_error=skipped)] == ["b"]
     assert skipped.count == 1
 
 
@@ -518,8 +525,8 @@ def test_bad_records_can_be_passed_over_and_counted(case, tmp_path):
     name, content, texts, count, first = LENIENT[case]
     path = tmp_path / name
     path.write_bytes(content)
-    skipped = Skipped()
-    found = list(read(path, case, Columns(), skipped))
+    skipped = SkippedRecords()
+    found = list(read_sentences(path, case, Columns(), skipped))
     assert [s.text for s in found] == texts
     assert skipped.count == count
     assert first in skipped.first
@@ -540,14 +547,14 @@ def test_what_cannot_be_passed_over(name, content, tmp_path):
     path = tmp_path / name
     path.write_bytes(content)
     with pytest.raises(UserError):
-        list(read(path, on_error=Skipped()))
+        list(read_sentences(path, on_error=SkippedRecords()))
 
 
 def test_position_follows_a_columnar_file(tmp_path):
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"user": ["a"] * 4096, "text": ["b"] * 4096}), path)
     source = Source(path)
-    positions = [source.position for _ in read(source)]
+    positions = [source.position for _ in read_sentences(source)]
     assert positions == sorted(positions)
     assert positions[2048] == pytest.approx(source.size / 2, rel=0.1)
 
@@ -557,6 +564,6 @@ def test_position_follows_the_compressed_file(tmp_path):
     line = json.dumps({"user": "a", "text": "b" * 50}) + "\n"
     path.write_bytes(gzip.compress((line * 20000).encode(), compresslevel=0))
     source = Source(path)
-    positions = [source.position for _ in read(source, "jsonl", Columns())]
+    positions = [source.position for _ in read_sentences(source, "jsonl", Columns())]
     assert positions == sorted(positions)
     assert positions[len(positions) // 2] == pytest.approx(source.size / 2, rel=0.2)

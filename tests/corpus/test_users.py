@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.users import assign, random_groups
+from uedp.corpus.users import assign_users, random_groups
 from uedp.errors import UserError
 
 
@@ -39,7 +39,10 @@ def test_seeds_differ():
 
 def test_assign_names_the_groups():
     records = [Sentence("", "a"), Sentence("", "b")]
-    assert [s.user for s in assign(records, np.array([1, 0]))] == ["group-000001", "group-000000"]
+    assert [s.user for s in assign_users(records, np.array([1, 0]))] == [
+        "group-000001",
+        "group-000000",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_nonsense_is_refused(mean, std):
 
 
 def test_a_seed_below_zero_is_refused():
-    with pytest.raises(UserError, match="--seed -1"):
+    with pytest.raises(UserError, match="`seed=-1`"):
         random_groups(10, seed=-1)
 
 
@@ -62,5 +65,5 @@ def test_extreme_sizes_are_cut_to_what_there_is(extreme):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_source_that_changed_is_refused(count):
-    with pytest.raises(UserError, match="changed while it was read"):
-        list(assign([Sentence("", "a")] * count, np.zeros(2, dtype=np.int64)))
+    with pytest.raises(UserError, match="changed while users were formed"):
+        list(assign_users([Sentence("", "a")] * count, np.zeros(2, dtype=np.int64)))

@@ -1,6 +1,15 @@
 import pytest
 
-from uedp.entities.categories import BASE, LABELS, NAMES, category_of, expand, mask_of, masks
+from uedp.corpus.store import CATEGORIES
+from uedp.entities.categories import (
+    BASE,
+    LABELS,
+    NAMES,
+    category_of,
+    expand_categories,
+    mask_of,
+    masks,
+)
 from uedp.errors import UserError
 
 PAPER = {
@@ -22,6 +31,10 @@ PAPER = {
 def test_the_papers_twenty_are_there():
     assert len(PAPER) == 20
     assert set(NAMES).issuperset(PAPER)
+
+
+def test_the_order_is_that_of_the_stored_numbers():
+    assert tuple(BASE) == CATEGORIES
 
 
 def test_tables_agree_and_name_known_categories():
@@ -47,12 +60,12 @@ def test_category_of(label, category):
 
 
 def test_unions():
-    assert expand(["pii", "ORG"]) == {"person", "loc", "gpe", "contact", "org"}
-    assert expand(["all"]) == set(BASE)
+    assert expand_categories(["pii", "ORG"]) == {"person", "loc", "gpe", "contact", "org"}
+    assert expand_categories(["all"]) == set(BASE)
     assert masks()["pii"] == mask_of(["person", "loc", "gpe", "contact"])
 
 
 @pytest.mark.parametrize("names", [["people"], [""], []])
 def test_unknown_category_is_refused(names):
-    with pytest.raises(UserError, match="--categories"):
-        expand(names)
+    with pytest.raises(UserError, match="`categories="):
+        expand_categories(names)

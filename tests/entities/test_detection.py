@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from tests.conftest import marked
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
-from uedp.entities import parallel
 from uedp.entities.categories import category_of
 from uedp.entities.detection import Detection, detect
+from uedp.entities.detectors import register_detector
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -27,22 +27,18 @@ ACME = [
 ]
 
 
+@register_detector("first-word")
 class FirstWord:
-    """A model of sorts: it recognises `Acme` only at the start of a sentence."""
+    """A stand-in for a model: it recognises `Acme` only at the start of a sentence."""
 
     propagates = True
 
-    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
-        for sentence in sentences:
-            yield [Span(0, 4, "ORG")] if sentence.text.startswith("Acme") else []
+    def __init__(self, argument: str | None) -> None:
+        assert argument is None
 
-
-@pytest.fixture
-def first_word(monkeypatch):
-    real = parallel.load
-    monkeypatch.setattr(
-        parallel, "load", lambda name: FirstWord() if name == "first-word" else real(name)
-    )
+    def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
+        for text in texts:
+            yield [Span(0, 4, "ORG")] if text.startswith("Acme") else []
 
 
 def mentions(corpus: Corpus) -> list[list[str]]:
@@ -69,7 +65,7 @@ def test_sentences_come_back_as_they_were(tmp_path):
     assert corpus.texts([3, 0]) == [ACME[3].text, ACME[0].text]
 
 
-def test_marks_are_not_propagated_but_a_models_hits_are(tmp_path, first_word):
+def test_marks_are_not_propagated_but_a_models_hits_are(tmp_path):
     sentences = [Sentence("a", "Acme rose."), Sentence("b", "We like Acme.")]
     off = detect(sentences, tmp_path / "off", Detection(("first-word",), propagate=False))
     on = detect(sentences, tmp_path / "on", Detection(("first-word",)))
@@ -106,7 +102,7 @@ def test_lists(tmp_path):
     assert Incidence.of(corpus.folder).holders[0].tolist() == [0, 1, 2]
 
 
-def test_a_public_name_hides_no_other(tmp_path, first_word):
+def test_a_public_name_hides_no_other(tmp_path):
     lists = Lists(public={"Bob Smith Realty": "listed"}, sensitive={"Bob Smith": "person"})
     sentence = marked("a", "Bob Smith Realty called", ("Bob Smith Realty", "ORG"))
     corpus = detect([sentence], tmp_path / "c", Detection(("labels",), lists=lists))
@@ -121,7 +117,7 @@ def test_other_names_of_a_hit_are_looked_for(tmp_path):
     assert Incidence.of(corpus.folder).entities == 1
 
 
-def test_normalising_changes_no_identity(tmp_path, first_word):
+def test_normalising_changes_no_identity(tmp_path):
     sentences = [
         Sentence("a", "Acme rose."),
         Sentence("b", "We like ACME's, not acme."),
@@ -253,10 +249,11 @@ def test_categories_are_stored_with_mentions(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"detectors": ()}, {"detectors": ("labels",), "workers": 0}], ids=["none", "workers"]
+    ("bad", "named"),
+    [({"detectors": ()}, "`detectors="), ({"detectors": ("labels",), "workers": 0}, "`workers=0`")],
 )
-def test_nonsense_is_refused(bad):
-    with pytest.raises(UserError, match="--"):
+def test_invalid_options_are_refused(bad, named):
+    with pytest.raises(UserError, match=named):
         Detection(**bad)
 
 

@@ -63,5 +63,5 @@ def test_symbols_are_entries(tmp_path):
 def test_unknown_category_and_missing_column(tmp_path):
     with pytest.raises(UserError, match="unknown category 'secret'"):
         read_lists(None, write(tmp_path / "d.csv", "entity,category\nX,secret\n"), None)
-    with pytest.raises(UserError, match="no column 'reason'"):
+    with pytest.raises(UserError, match=r"a.csv:1: .*must be `entity,reason`"):
         read_lists(write(tmp_path / "a.csv", "entity\nX\n"), None, None)

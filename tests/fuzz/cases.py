@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 
 from tests.fuzz import values
 from uedp.corpus import store
-from uedp.corpus.readers import READERS, Columns, Skipped, fail, read
-from uedp.corpus.records import blank
+from uedp.corpus.readers import READERS, SkippedRecords, raise_error, read_sentences
+from uedp.corpus.records import Columns, blank
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
 from uedp.entities.detection import Detection, detect
@@ -34,10 +34,10 @@ def run(kind: str, seed: str, folder: Path) -> str:
     if kind == CORPUS:
         return _open(rng, spoiled_corpus(rng, folder))
     path, columns = _MAKERS[kind](rng, folder)
-    on_error = rng.choice((fail, Skipped()))
+    on_error = rng.choice((raise_error, SkippedRecords()))
     found: list[Sentence] = []
     try:
-        for sentence in read(path, kind, columns, on_error):
+        for sentence in read_sentences(path, kind, columns, on_error):
             _hold(sentence, columns)
             found.append(sentence)
     except UserError as error:

@@ -6,16 +6,10 @@ import numpy as np
 import pytest
 
 from tests.mechanism.lending_suite import build
+from tests.statistical.rates import check_rate
 from uedp.mechanism.estimators import draw_uedp_alg
 from uedp.mechanism.lending import lend
 from uedp.mechanism.sampling import Sampling, draw
-
-
-def rate(successes: int, trials: int, expected: float, off: float) -> None:
-    """The right law passes (false alarm 6e-7, five deviations), a law off by a third fails."""
-    deviation = np.sqrt(expected * (1 - expected) / trials)
-    assert abs(successes / trials - expected) < 5 * deviation
-    assert abs(off - expected) > 10 * deviation  # so the wrong law is five deviations outside
 
 
 @pytest.mark.parametrize("holders", [1, 2, 7])
@@ -24,11 +18,11 @@ def test_an_entity_is_active_with_the_same_probability_however_many_hold_it(hold
     incidence = build(range(holders), [(s, 0) for s in range(holders)], holders, 1)
     sampling = Sampling(0.4, entity_rate=0.7)
     rng = np.random.default_rng(holders)
-    trials = 20_000
+    trials = 3_000
     active = sum(
         len(draw(incidence, sampling, rng, key).sentences.values) > 0 for key in range(trials)
     )
-    rate(active, trials, 0.4 * 0.7, off=0.4 * 0.7 * 4 / 3)
+    check_rate(active, trials, 0.4 * 0.7, off=0.4 * 0.7 * 4 / 3)
 
 
 def test_every_sentence_has_its_turn():
@@ -37,9 +31,9 @@ def test_every_sentence_has_its_turn():
     owners = [0, 1, 2, 3]
     mentions = [(0, 0), (0, 1), (1, 0), (2, 0), (3, 1)]
     incidence = build(owners, mentions, 4, 2)
-    trials = 20_000
+    trials = 3_000
     usable = sum(bool(lend(incidence, key)[0]) for key in range(trials))
-    rate(usable, trials, 1 / 4, off=1 / 6)  # 1/6: if the entities were lent independently
+    check_rate(usable, trials, 1 / 4, off=1 / 6)  # 1/6: if the entities were lent independently
 
 
 def test_extended_sentences_are_always_available_and_flip_their_own_coin():
@@ -48,20 +42,20 @@ def test_extended_sentences_are_always_available_and_flip_their_own_coin():
     sampling = Sampling(1.0, entity_rate=1.0, extended_rate=0.3)
     seen = Counter(
         sentence
-        for key in range(20_000)
+        for key in range(3_000)
         for sentence in draw(incidence, sampling, rng, key).sentences.values.tolist()
     )
-    assert seen[0] == 20_000
+    assert seen[0] == 3_000
     for sentence in (1, 2):
-        rate(seen[sentence], 20_000, 0.3, off=0.2)
+        check_rate(seen[sentence], 3_000, 0.3, off=0.2)
 
 
 def test_alg_admits_a_sentence_by_any_entity():
     incidence = build([0], [(0, 0), (0, 1)], 1, 2)
     rng = np.random.default_rng(1)
-    trials = 20_000
+    trials = 3_000
     used = sum(
         len(draw_uedp_alg(incidence, Sampling(1.0, entity_rate=0.5), rng, np.ones(2)).weights) > 0
         for _ in range(trials)
     )
-    rate(used, trials, 0.75, off=0.5)
+    check_rate(used, trials, 0.75, off=0.5)

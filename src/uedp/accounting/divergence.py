@@ -5,7 +5,7 @@ noise `N(0, z^2)` against the same noise shifted by a random amount (`docs/priva
 5). Everything here is in units of the update clip beta.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -22,7 +22,7 @@ TAIL_MASS = 1e-20
 MAX_EPSILON = 500.0
 
 
-class DominatingPair(Protocol):
+class DominatingPair(Hashable, Protocol):
     """A dominating pair of a round: no adversary sees more than a sample of it.
 
     `full(eps)` is `H_{e^eps}(P' || P)` and `emptied(eps)` is `H_{e^eps}(P || P')`, with `P` the

@@ -8,6 +8,7 @@ theirs walk Python loops over the grid.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -81,6 +82,7 @@ class PrivacyLossDistribution:
         return self.step * np.arange(self.lowest, self.lowest + len(self.masses), dtype=np.float64)
 
 
+@lru_cache(maxsize=8)  # a run asks for the same rounds again: planned, spent so far, certified
 def discretise(
     pair: DominatingPair, step: float
 ) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:

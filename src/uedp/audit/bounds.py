@@ -62,6 +62,10 @@ class Point:
     right: float
     wrong: float
 
+    def merit(self, merit: Callable[[Floats, Floats], Floats]) -> float:
+        """What its rates come to."""
+        return float(merit(np.array([self.right]), np.array([self.wrong]))[0])
+
 
 Merit = Callable[[Floats, Floats, bool], Floats]
 """How much the rates of right and wrong guesses, of the full corpus or not, would prove."""
@@ -99,6 +103,7 @@ class Trial:
 
     def __init__(self, attacks: Sequence[Scores], confidence: float) -> None:
         check_confidence(confidence)
+        self.confidence = confidence
         self._alpha = (1 - confidence) / 2
         self._ways = []
         for way in (way for one in attacks for way in (one, one.reversed())):
@@ -253,5 +258,6 @@ def largest_noise(
     # the threshold that refutes least noise is chosen first, on the part that is chosen on
     chosen = bisected(lambda curve: trial.most(curve.excess) <= 0)
     point = trial.test(curve_of(min(chosen, 64 * claimed)).excess)
-    rates = np.array([point.right]), np.array([point.wrong])
-    return bisected(lambda curve: float(curve.excess(*rates, point.full)[0]) <= 0), point
+    return bisected(
+        lambda curve: point.merit(lambda r, w: curve.excess(r, w, point.full)) <= 0
+    ), point

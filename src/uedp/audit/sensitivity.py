@@ -1,15 +1,15 @@
-"""How far one round of training's own code moves when what is protected is emptied.
+"""Measure how far one round of training's own code moves when a protected part is emptied.
 
 A proof bounds the shift of a round's sum with all its randomness fixed (Theorem 1): by the update
 clip where the user was drawn, by the share where the entity was used, by nothing anywhere else.
 That can be measured without statistics. A round of the plan's own method is played on a corpus and
 on one with a user, an entity or both emptied, with the same seed and without noise: draws, lending,
-coins and masks are the same, and what is left of the difference is the shift. The adversary chooses
+coins and masks are the same, and the difference of the sums is the shift. The adversary chooses
 the content after it has seen the draws.
 
 Beside the shifts, three rules that no single shift shows: what is selected for a user, and how its
 clips are divided, is the same whoever else was drawn and however coins fall; an emptied corpus
-gives nothing; and the noise that rounds add is as large as was planned.
+gives nothing; and the noise that rounds add is as large as planned.
 """
 
 import itertools
@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,8 +25,8 @@ from scipy import stats
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import RotationProfile, UserLevelProfile
-from uedp.audit.worlds import LARGE
+from uedp.accounting.proven import UedpAlgProfile
+from uedp.audit.worlds import LARGE, TARGETS, Target
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.lending import Mask
@@ -38,15 +38,13 @@ from uedp.progress import SILENT, Progress
 from uedp.training.plan import Plan
 from uedp.training.tasks import Precision
 
-Moved = Literal["user", "entity", "user and entity"]
-_MOVED: tuple[Moved, ...] = ("user", "entity", "user and entity")
-ROUNDING = 1e-4  # in units of the update clip: what float32 may add to a shift
+ROUNDING = 1e-4  # in units of the update clip: the most that float32 adds to a shift
 
 
-# --- a corpus an adversary fills -----------------------------------------------------------------
+# --- the adversary's corpus ----------------------------------------------------------------------
 
 
-class Line(nn.Module):
+class LinearModel(nn.Module):
     """A model whose gradient is its input; in two layers, so that both must be clipped as one."""
 
     def __init__(self, width: int) -> None:
@@ -54,13 +52,12 @@ class Line(nn.Module):
         self.halves = nn.ModuleList([nn.Linear(width // 2, 1, bias=False) for _ in range(2)])
 
     def forward(self, vectors: Tensor) -> Tensor:
-        found: Tensor = sum(
-            half(part) for half, part in zip(self.halves, vectors.chunk(2, -1), strict=True)
-        )
-        return found
+        parts = zip(self.halves, vectors.chunk(2, -1), strict=True)
+        total: Tensor = sum(half(part) for half, part in parts)
+        return total
 
 
-class Chosen:
+class AdversarialTask:
     """A task whose sentences have the gradients an adversary chose; an emptied one has none."""
 
     def __init__(self, sentences: int, width: int, tokens: int) -> None:
@@ -72,17 +69,17 @@ class Chosen:
         return ONE_PER_ROW
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
-        which = torch.from_numpy(np.asarray(sentences, dtype=np.int64))
-        left = self.vectors[which].masked_fill(self.emptied[which, None], 0.0)
-        return {"vectors": left[:, None, :]}
+        rows = torch.from_numpy(np.asarray(sentences, dtype=np.int64))
+        kept = self.vectors[rows].masked_fill(self.emptied[rows, None], 0.0)
+        return {"vectors": kept[:, None, :]}
 
     def losses(self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW) -> Tensor:
         return self.sentence_losses(model, self.batch(sentences))
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
-        found: Tensor = model(batch["vectors"])
-        return found[:, 0, 0]
+        losses: Tensor = model(batch["vectors"])
+        return losses[:, 0, 0]
 
     def evaluate(
         self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
@@ -93,13 +90,13 @@ class Chosen:
 _WIDTH = 16
 
 
-def tangle(share: float, user_rate: float, per_user: int | None = None) -> Incidence:
-    """Who mentions what, with all that makes a round difficult, over and over.
+def stress_incidence(share: float, user_rate: float, per_user: int | None = None) -> Incidence:
+    """An incidence with everything that makes a round difficult, many times over.
 
     A user with more sentences than are selected or fit in memory at a time; one who names the same
     entity in so many that they could turn its update around; an entity that a dozen users name,
     some of them beside others; sentences of several entities and of none; users with one sentence.
-    So many users that a round draws a few.
+    There are enough users for a round to draw a few.
     """
     rng = np.random.default_rng(0)
     owners: list[int] = []
@@ -131,31 +128,40 @@ def tangle(share: float, user_rate: float, per_user: int | None = None) -> Incid
     return Incidence.build(np.array(owners), rows, named, users, entities)
 
 
-_BLOCK, _ENTITIES = 20, 13  # users and entities of which a tangle is made
+_BLOCK, _ENTITIES = 20, 13  # users and entities of each repetition
 _HOLDERS = 12  # of the entity that many name
 _DRAWN = 6  # users a round should draw
 
 
-# --- what is found -------------------------------------------------------------------------------
+# --- results -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Shift:
-    """The largest shift of a kind, in units of the update clip, and the most that is allowed."""
+    """The largest shift of a kind, in units of the update clip, and the most that is allowed.
+
+    `excess` is by how much a shift exceeded what was allowed of it, at worst; 0 where none did.
+    """
 
     found: float
     allowed: float
     excess: float
-    """By how much a shift exceeded what was allowed of it, at worst; 0 where none did."""
+
+    def largest(self, other: "Shift") -> "Shift":
+        return Shift(
+            max(self.found, other.found),
+            max(self.allowed, other.allowed),
+            max(self.excess, other.excess),
+        )
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What rounds of a plan's own code were seen to do, beside what the proof allows.
+    """What rounds of a plan's own code did, beside what the proof allows.
 
-    `noise` is how large the noise was that rounds added, in units of what was planned, and
-    `noise_wrong` the chance of one as small if it is right. `broken` says in words which rule was
-    seen broken.
+    `noise` is the size of the noise that rounds added, relative to what was planned, and
+    `noise_wrong` the probability of noise as small if it is right. `broken` says in words which
+    rules were broken.
     """
 
     method: str
@@ -167,18 +173,13 @@ class Sensitivity:
     noise_wrong: float
     broken: list[str]
 
-    @property
-    def holds(self) -> bool:
-        return not self.broken
 
-    @classmethod
-    def of(cls, saved: dict[str, Any]) -> "Sensitivity":
-        """What was saved, as an object again."""
-        shifts = {name: Shift(**shift) for name, shift in saved["shifts"].items()}
-        return cls(**{**saved, "shifts": shifts})
+def measurable(plan: Plan) -> bool:
+    """Whether the proof rests on how far one user or entity moves a round."""
+    return plan.profile is not None and not isinstance(plan.profile, UedpAlgProfile)
 
 
-def check(
+def measure(
     plan: Plan,
     incidence: Incidence | None = None,
     *,
@@ -188,7 +189,7 @@ def check(
     chance: float = 1e-3,
     progress: Progress = SILENT,
 ) -> Sensitivity:
-    """Measure what rounds of a plan do, in a tangle of a corpus or on an incidence.
+    """Measure rounds of a plan, on a stress corpus or on an incidence.
 
     Of `scanned` draws, the `rounds` that can show most are played. `chance` is that of a false
     alarm, which only the size of the noise can raise.
@@ -197,65 +198,57 @@ def check(
       - the rounds are those of the method that training builds from the plan
       - a shift beyond what Theorem 1 allows for the draws at hand is reported as broken
     """
-    if not isinstance(plan.profile, RotationProfile | UserLevelProfile):
+    if not measurable(plan):
         raise UserError(
-            f"{plan.config.privacy.method}: only rounds of rotation and user-level can be measured"
+            f"{plan.config.privacy.method}: its proof does not bound the shift of single rounds"
         )
     rounds_seed = int(np.random.default_rng(seed).integers(2**62))
     rng = np.random.default_rng(rounds_seed)
-    on = "a tangle" if incidence is None else "the corpus"
+    on = "a stress corpus" if incidence is None else "the corpus"
     if incidence is None:
-        incidence = tangle(plan.clips.share, plan.sampling.user_rate, plan.sampling.per_user)
-    noiseless = replace(plan.profile, noise=0.0)
+        incidence = stress_incidence(
+            plan.clips.share, plan.sampling.user_rate, plan.sampling.per_user
+        )
+    noiseless = replace(plan.profile, noise=0.0)  # type: ignore[type-var]
     silent = replace(plan, profile=noiseless).on(incidence).seeded(rounds_seed)
-    task = Chosen(incidence.sentences, _WIDTH, _tokens(plan, incidence))
-    method = build(silent, incidence, Line(_WIDTH), task, nullcontext)
-    draws = [_drawn(silent, incidence, number) for number in range(scanned)]
-    broken = _selection(silent, incidence, draws)
-    found: dict[Moved, Shift] = {}
-    played = _telling(incidence, draws, rounds)
+    task = AdversarialTask(incidence.sentences, _WIDTH, _tokens(plan, incidence))
+    method = build(silent, incidence, LinearModel(_WIDTH), task, nullcontext)
+    draws = [_participants(silent, incidence, number) for number in range(scanned)]
+    broken = _selection_faults(silent, incidence, draws)
+    shifts: dict[Target, Shift] = {}
+    played = _most_revealing(incidence, draws, rounds)
     with progress.stage("measuring rounds", len(played), "rounds") as meter:
         for number in played:
             one = _Round(silent, incidence, method, task, number, draws[number], rng)
-            for moved, shift in one.shifts():
-                found[moved] = _larger(found.get(moved), shift)
-            if (left := one.of_nothing()) > 0:
+            for target, shift in one.shifts():
+                shifts[target] = shift.largest(shifts.get(target, shift))
+            if (left := one.without_content()) > 0:
                 broken.append(f"a corpus without content moved the sum by {left:.3g} clips")
             meter.advance(1)
     names = {"user": "a user", "entity": "an entity", "user and entity": "a user and an entity"}
-    for moved, shift in found.items():
-        if shift.excess > ROUNDING:
-            broken.append(
-                f"emptying {names[moved]} moved a round's sum by {shift.excess:.3g} update clips "
-                "more than the proof allows"
-            )
-    size, wrong = noise_of(plan, seed)
-    if wrong < chance:
+    broken += [
+        f"emptying {names[target]} moved a round's sum by {shift.excess:.3g} update clips more "
+        "than the proof allows"
+        for target, shift in shifts.items()
+        if shift.excess > ROUNDING
+    ]
+    size, probability = relative_noise(plan, seed)
+    if probability < chance:
         broken.append(f"rounds add {size:.3g} of the noise that was planned")
     return Sensitivity(
         method=plan.config.privacy.method,
         on=on,
         rounds=len(played),
         draws=len(draws),
-        shifts={moved: found[moved] for moved in _MOVED if moved in found},
+        shifts={target: shifts[target] for target in TARGETS if target in shifts},
         noise=size,
-        noise_wrong=wrong,
+        noise_wrong=probability,
         broken=list(dict.fromkeys(broken)),
     )
 
 
-def _larger(one: Shift | None, other: Shift) -> Shift:
-    if one is None:
-        return other
-    return Shift(
-        max(one.found, other.found),
-        max(one.allowed, other.allowed),
-        max(one.excess, other.excess),
-    )
-
-
 def _tokens(plan: Plan, incidence: Incidence) -> int:
-    """Of a sentence: so many that large users come in pieces, unless rounds would take long."""
+    """Per sentence: so many that large users come in pieces, unless rounds would take long."""
     max_tokens = plan.config.run.tokens_at_once or max_tokens_on(torch.device("cpu"))
     drawn = plan.sampling.user_rate * incidence.sentences
     return max(1, math.ceil(max_tokens / max(_AT_ONCE, drawn / _CHUNKS)))
@@ -268,16 +261,16 @@ _CHUNKS = 20  # of a round, about, at most
 # --- draws ---------------------------------------------------------------------------------------
 
 
-def _drawn(plan: Plan, incidence: Incidence, number: int) -> Participants:
+def _participants(plan: Plan, incidence: Incidence, number: int) -> Participants:
     with Randomness(plan).of(number, torch.device("cpu")) as (uniforms, key, _):
         return Drawing(plan, incidence).of(number, uniforms, key)
 
 
-def _telling(incidence: Incidence, draws: Sequence[Participants], count: int) -> list[int]:
+def _most_revealing(incidence: Incidence, draws: Sequence[Participants], count: int) -> list[int]:
     """Rounds that show most: crowded ones, those with large users, with few users, with many."""
     some = [number for number, who in enumerate(draws) if len(who.sentences.values)]
     orders = [
-        sorted(some, key=lambda number: -int(_times(incidence, draws[number]).max(initial=0))),
+        sorted(some, key=lambda number: -int(_uses(incidence, draws[number]).max(initial=0))),
         sorted(some, key=lambda number: -int(draws[number].sentences.counts.max())),
         sorted(some, key=lambda number: len(draws[number].users)),
         sorted(some, key=lambda number: -len(draws[number].users)),
@@ -286,14 +279,14 @@ def _telling(incidence: Incidence, draws: Sequence[Participants], count: int) ->
     return list(itertools.islice(chosen, count))
 
 
-def _times(incidence: Incidence, who: Participants) -> Ints:
+def _uses(incidence: Incidence, who: Participants) -> Ints:
     """How many used sentences mention each entity: counted here, not taken from the draw."""
     mentions = incidence.sentence_entities.take(who.sentences.values)
     return np.bincount(mentions.values, minlength=incidence.entities)
 
 
-def _selection(plan: Plan, incidence: Incidence, draws: Sequence[Participants]) -> list[str]:
-    """Whether who else was drawn, or a coin, decides over what a user's sentences are and weigh.
+def _selection_faults(plan: Plan, incidence: Incidence, draws: Sequence[Participants]) -> list[str]:
+    """Whether other draws, or a coin, decide which sentences of a user are used, or their weight.
 
     Each round is drawn again with everyone in it and all coins up, which shows what was selected
     for every user: of that, the round must have used all but what its coins took out.
@@ -302,7 +295,7 @@ def _selection(plan: Plan, incidence: Incidence, draws: Sequence[Participants]) 
     everyone = replace(plan, sampling=every)
     broken = []
     for number, who in enumerate(draws):
-        whole = _drawn(everyone, incidence, number)
+        whole = _participants(everyone, incidence, number)
         crowding = np.zeros(incidence.sentences, dtype=np.int64)
         crowding[whole.sentences.values] = whole.crowding
         used = who.sentences.values
@@ -312,12 +305,14 @@ def _selection(plan: Plan, incidence: Incidence, draws: Sequence[Participants]) 
             broken.append(
                 "who else was drawn, or a coin, decided how the clips of sentences were divided"
             )
-        elif not _by_coins(plan, incidence, who, crowding > 0):
+        elif not _explained_by_coins(plan, incidence, who, crowding > 0):
             broken.append("sentences of a drawn user were left out by something other than coins")
     return broken
 
 
-def _by_coins(plan: Plan, incidence: Incidence, who: Participants, selected: Mask) -> bool:
+def _explained_by_coins(
+    plan: Plan, incidence: Incidence, who: Participants, selected: Mask
+) -> bool:
     """Whether each sentence that was left out has a coin that may have failed."""
     up = np.zeros(incidence.entities, dtype=np.bool_)
     up[incidence.sentence_entities.take(who.sentences.values).values] = True
@@ -336,14 +331,6 @@ def _by_coins(plan: Plan, incidence: Incidence, who: Participants, selected: Mas
 # --- shifts --------------------------------------------------------------------------------------
 
 
-class _Pair(NamedTuple):
-    """A user and the sentences of an entity, or one sentence without entities."""
-
-    user: int
-    of_user: Mask
-    of_entity: Mask
-
-
 class _Round:
     """One round, played on corpora that differ in what is emptied."""
 
@@ -352,7 +339,7 @@ class _Round:
         plan: Plan,
         incidence: Incidence,
         method: Method,
-        task: Chosen,
+        task: AdversarialTask,
         number: int,
         who: Participants,
         rng: np.random.Generator,
@@ -362,89 +349,80 @@ class _Round:
         self._used = np.zeros(incidence.sentences, dtype=np.bool_)
         self._used[who.sentences.values] = True
 
-    def shifts(self) -> Iterator[tuple[Moved, Shift]]:
-        for pair in self._pairs():
+    def shifts(self) -> Iterator[tuple[Target, Shift]]:
+        protects = self._plan.profile is not None and self._plan.profile.protects_entities
+        targets = TARGETS if protects else TARGETS[:1]
+        for user, of_entity in self._pairs():
+            of_user = self._incidence.sentence_user == user
             for fill in (self._opposing, self._scattered):
-                self._task.vectors = fill(pair) * self._plan.clips.update
+                self._task.vectors = fill(of_user | of_entity) * self._plan.clips.update
                 full = self._sum(np.zeros_like(self._used))
-                for moved in self._protected():
-                    gone = np.zeros_like(self._used)
-                    if moved != "entity":
-                        gone |= pair.of_user
-                    if moved != "user":
-                        gone |= pair.of_entity
-                    found = float((full - self._sum(gone)).norm())
-                    allowed = self._allowed(pair, moved)
-                    yield moved, Shift(found, allowed, max(0.0, found - allowed))
+                for target in targets:
+                    emptied = (of_user & (target != "entity")) | (of_entity & (target != "user"))
+                    found = float((full - self._sum(emptied)).norm())
+                    allowed = self._allowed(target, user, of_user, of_entity)
+                    yield target, Shift(found, allowed, max(0.0, found - allowed))
 
-    def of_nothing(self) -> float:
+    def without_content(self) -> float:
         return float(self._sum(np.ones_like(self._used)).norm())
 
-    def _protected(self) -> Sequence[Moved]:
-        return _MOVED if isinstance(self._plan.profile, RotationProfile) else _MOVED[:1]
-
-    def _allowed(self, pair: _Pair, moved: Moved) -> float:
-        """What Theorem 1 allows, given who was drawn and which sentences were used."""
-        allowed = 0.0
-        if moved != "entity" and pair.user in self._who.users:
-            allowed += 1.0
-        beside = pair.of_entity if moved == "entity" else pair.of_entity & ~pair.of_user
-        if moved != "user" and (self._used & beside).any():
+    def _allowed(self, target: Target, user: int, of_user: Mask, of_entity: Mask) -> float:
+        """The bound of Theorem 1, given who was drawn and which sentences were used."""
+        allowed = 1.0 if target != "entity" and user in self._who.users else 0.0
+        others = of_entity if target == "entity" else of_entity & ~of_user
+        if target != "user" and (self._used & others).any():
             allowed += self._plan.clips.share
         return allowed
 
     def _sum(self, emptied: Mask) -> Tensor:
-        """What a round gives out, in units of the update clip, before it is divided."""
+        """The output of the round, in units of the update clip, before it is divided."""
         self._task.emptied = torch.from_numpy(emptied)
-        found = torch.cat([v.detach().flatten() for v in self._method.round(self._number).values])
-        return found.double() * (self._plan.expected_weight / self._plan.clips.update)
+        values = torch.cat([v.detach().flatten() for v in self._method.round(self._number).values])
+        return values.double() * (self._plan.expected_weight / self._plan.clips.update)
 
-    def _opposing(self, pair: _Pair) -> Tensor:
+    def _opposing(self, attacked: Mask) -> Tensor:
         """All under attack goes one way, as far as it may; the rest of those users the other."""
         direction = self._rng.normal(size=_WIDTH)
         direction /= np.linalg.norm(direction)
-        under_attack = pair.of_user | pair.of_entity
-        owners, rest = self._incidence.sentence_user, self._used & ~under_attack
+        owners, rest = self._incidence.sentence_user, self._used & ~attacked
         counts = np.bincount(owners[rest], minlength=self._incidence.users)
-        size = np.where(under_attack, LARGE, -1 / np.maximum(counts[owners], 1))
+        size = np.where(attacked, LARGE, -1 / np.maximum(counts[owners], 1))
         return torch.from_numpy(size[:, None] * direction).float()
 
-    def _scattered(self, pair: _Pair) -> Tensor:
+    def _scattered(self, attacked: Mask) -> Tensor:
         """All directions and sizes."""
         count = self._incidence.sentences
         sizes = 10 ** self._rng.uniform(-1, 3, size=(count, 1))
         return torch.from_numpy(sizes * self._rng.normal(size=(count, _WIDTH))).float()
 
-    def _pairs(self) -> Iterator[_Pair]:
-        """Users that were drawn and some that were not, with entities that were used and not."""
+    def _pairs(self) -> Iterator[tuple[int, Mask]]:
+        """Users that were drawn and some that were not, with sentences of entities, used or not."""
         incidence, who = self._incidence, self._who
-        used, times = who.sentences.values, _times(incidence, who)
+        used, times = who.sentences.values, _uses(incidence, who)
         drawn = who.users[np.argsort(-who.sentences.counts, kind="stable")]
         others = np.setdiff1d(np.arange(incidence.users), who.users)
         mentions = incidence.sentence_entities.take(used)
         crowded = np.argsort(-times[mentions.values], kind="stable")
         entities = list(dict.fromkeys(mentions.values[crowded].tolist()))
-        extended = self._used & incidence.extended
         for user, entity in itertools.islice(zip(drawn, entities, strict=False), 2):
-            yield self._pair(int(user), entity)
+            yield int(user), self._of_entity(entity)
         if entities:
             most_held = max(entities, key=lambda entity: len(incidence.holders[entity]))
-            yield self._pair(int(self._rng.choice(others if len(others) else drawn)), most_held)
+            other = int(self._rng.choice(others if len(others) else drawn))
+            yield other, self._of_entity(most_held)
             owner = incidence.sentence_user[used[mentions.row_of_value()[crowded[0]]]]
-            yield self._pair(int(owner), entities[0])
-        for sentence in self._rng.permutation(np.flatnonzero(extended))[:1]:
-            one = np.zeros_like(extended)
-            one[sentence] = True
-            user = int(drawn[-1])
-            yield _Pair(user, incidence.sentence_user == user, one)
+            yield int(owner), self._of_entity(entities[0])
+        extended = np.flatnonzero(self._used & incidence.extended)
+        for sentence in self._rng.permutation(extended)[:1]:
+            yield int(drawn[-1]), np.arange(incidence.sentences) == sentence
         unused = np.setdiff1d(np.arange(incidence.entities), entities)
         if len(unused) and len(others):
-            yield self._pair(int(self._rng.choice(others)), int(self._rng.choice(unused)))
+            yield int(self._rng.choice(others)), self._of_entity(int(self._rng.choice(unused)))
 
-    def _pair(self, user: int, entity: int) -> _Pair:
-        of_entity = np.zeros(self._incidence.sentences, dtype=np.bool_)
-        of_entity[self._incidence.entity_sentences[entity]] = True
-        return _Pair(user, self._incidence.sentence_user == user, of_entity)
+    def _of_entity(self, entity: int) -> Mask:
+        mask = np.zeros(self._incidence.sentences, dtype=np.bool_)
+        mask[self._incidence.entity_sentences[entity]] = True
+        return mask
 
 
 # --- noise ---------------------------------------------------------------------------------------
@@ -452,18 +430,18 @@ class _Round:
 _VALUES = 1 << 16
 
 
-def noise_of(plan: Plan, seed: int | None = None) -> tuple[float, float]:
-    """The noise of a round without content, as a part of what was planned; and a chance.
+def relative_noise(plan: Plan, seed: int | None = None) -> tuple[float, float]:
+    """The noise of a round without content, relative to the plan; and a probability.
 
-    It is that of noise as small as this, or smaller, if it is Gaussian and as large as was planned.
+    It is that of noise as small as this, or smaller, if it is Gaussian and as large as planned.
     Without a seed it is the noise of a run, fresh from its own source.
     """
     nothing = np.zeros(0, dtype=np.int64)
     incidence = Incidence.build(np.arange(8), nothing, nothing, 8, 0)
     fresh = plan.on(incidence).seeded(seed)
-    task = Chosen(incidence.sentences, _VALUES, 1)
-    found = build(fresh, incidence, Line(_VALUES), task, nullcontext).round(0)
-    values: Floats = torch.cat([v.flatten() for v in found.values]).double().numpy()
+    task = AdversarialTask(incidence.sentences, _VALUES, 1)
+    gradient = build(fresh, incidence, LinearModel(_VALUES), task, nullcontext).round(0)
+    values: Floats = torch.cat([v.flatten() for v in gradient.values]).double().numpy()
     planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_weight
     if not planned:
         return 1.0, 1.0

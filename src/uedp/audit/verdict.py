@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.profile import PrivacyEvent
@@ -24,9 +25,21 @@ from uedp.audit.bounds import (
     threshold_epsilon,
 )
 from uedp.audit.sensitivity import Sensitivity
-from uedp.audit.worlds import Kind, World, attainable
+from uedp.audit.worlds import Target, World, attainable
 
 Guessed = Literal["full", "emptied"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What is claimed of some rounds of a method, for one target."""
+
+    method: str
+    target: Target
+    profile: PrivacyEvent
+    rounds: int
+    delta: float
+    published: float | None = None
 
 
 @dataclass(frozen=True)
@@ -42,7 +55,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Whether what is proven was refuted, with a confidence that holds for many audits at once."""
+    """Whether the proven epsilon was refuted, at a confidence shared among many audits."""
 
     confidence: float
     threshold: float
@@ -52,14 +65,14 @@ class Alarm:
 
 @dataclass(frozen=True)
 class MechanismAudit:
-    """What an attack on the mechanism found. Each bound holds with `confidence` on its own.
+    """The result of an attack on the mechanism. Each bound holds with `confidence` on its own.
 
     `threshold` assumes nothing. `gaussian` assumes that the trade-off between the attack's errors
     is that of a Gaussian, `curve` that it is the one proven, for some other noise; both carry what
-    was seen over to the delta asked for. `excess` above 0 refutes the proven epsilon: the attack
-    guessed better than its whole curve allows. `attainable` is the epsilon of the worlds attacked,
-    computed: what lies between it and `proven` is slack of the proof or of the worlds, what lies
-    below it is for want of runs. An epsilon of None is none, or beyond all bounds.
+    was observed over to the delta asked for. `excess` above 0 refutes the proven epsilon: the
+    attack guessed better than its whole curve allows. `attainable` is the epsilon of the worlds
+    attacked, computed: above it lies slack of the proof or of the worlds, below it the price of
+    too few runs. An epsilon of None is absent, or not finite.
 
     `directions` has the bounds of those who guess the full corpus only, and the emptied one only.
     `alarm` repeats the two tests that assume nothing with more confidence.
@@ -86,13 +99,12 @@ class MechanismAudit:
     alarm: Alarm
 
     @property
-    def largest(self) -> float:
-        bounds = [self.threshold, self.gaussian, *([self.curve] if self.curve else [])]
-        return max(bound.epsilon for bound in bounds)
+    def name(self) -> str:
+        return f"{self.method}, {self.pair}"
 
     @property
     def refutes_proven(self) -> bool:
-        """Whether what is proven was seen to be wrong; a false alarm has `1 - confidence` each."""
+        """Whether a test contradicts the proof; each raises a false alarm at `1 - confidence`."""
         beaten = self.proven is not None and self.threshold.epsilon > self.proven
         return beaten or (self.excess is not None and self.excess > 0)
 
@@ -105,45 +117,35 @@ class MechanismAudit:
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "MechanismAudit":
-        """What was saved, as an object again."""
-        bounds = {
-            name: saved[name] and Bound(**saved[name])
-            for name in ("threshold", "gaussian", "curve")
-        }
-        directions = {
-            guessed: {name: Bound(**bound) for name, bound in each.items()}
-            for guessed, each in saved["directions"].items()
-        }
-        rest = {"directions": directions, "alarm": Alarm(**saved["alarm"])}
-        return cls(**{**saved, **bounds, **rest})
+        """From what was saved."""
+        return TypeAdapter(cls).validate_python(saved)
 
 
 def conclusion(audits: Sequence[MechanismAudit], measured: Sequence[Sensitivity] = ()) -> list[str]:
-    """What some audits come to, in words. They share one chance of a false alarm."""
+    """The verdict on some audits, in words. They share one chance of a false alarm."""
     lines = [f"ALARM: {one.method}: {rule}" for one in measured for rule in one.broken]
     lines += [
-        f"ALARM: {_named(one)}: the attack does better than the proven epsilon "
-        f"{one.proven:.4g} allows"
+        f"ALARM: {one.name}: the attack does better than the proven epsilon {one.proven:.4g} allows"
         for one in audits
         if one.alarm.raised
     ]
     if not lines:
-        above = [one for one in audits if one.refutes_proven]
         lines = [
-            f"{_named(one)}: a bound exceeds the proven epsilon, but not with the confidence of an "
+            f"{one.name}: a bound exceeds the proven epsilon, but not with the confidence of an "
             "alarm; run again with more runs"
-            for one in above
+            for one in audits
+            if one.refutes_proven
         ] or ["no lower bound exceeds the proven epsilon"]
     for one in audits:
         if one.proven is not None and one.gaussian.epsilon > one.proven and not one.alarm.raised:
             lines.append(
-                f"{_named(one)}: the Gaussian fit exceeds the proven epsilon; it assumes a shape "
+                f"{one.name}: the Gaussian fit exceeds the proven epsilon; it assumes a shape "
                 "that the mechanism need not have"
             )
     for one in audits:
         if one.refutes_published:
             lines.append(
-                f"{_named(one)}: the published epsilon {one.published:.2f} is refuted; it is at "
+                f"{one.name}: the published epsilon {one.published:.2f} is refuted; it is at "
                 f"least {math.floor(100 * one.threshold.epsilon) / 100:.2f}"
             )
     return lines
@@ -152,10 +154,9 @@ def conclusion(audits: Sequence[MechanismAudit], measured: Sequence[Sensitivity]
 def document(
     audits: Sequence[MechanismAudit], measured: Sequence[Sensitivity] = ()
 ) -> dict[str, Any]:
-    """Audits and what they come to, to be saved as JSON. Holds counts of the corpus audited."""
-    broken = any(not one.holds for one in measured)
+    """Audits and their verdict, to be saved as JSON."""
     return {
-        "alarm": broken or any(one.alarm.raised for one in audits),
+        "alarm": any(one.broken for one in measured) or any(one.alarm.raised for one in audits),
         "verdict": conclusion(audits, measured),
         "published": NOT_A_GUARANTEE,
         "measured": [asdict(one) for one in measured],
@@ -163,39 +164,37 @@ def document(
     }
 
 
-def _named(audit: MechanismAudit) -> str:
-    return f"{audit.method}, {audit.pair}"
-
-
 def judge(
     scores: Sequence[Scores],
-    profile: PrivacyEvent,
-    pair: Kind,
-    rounds: int,
-    delta: float,
+    claim: Claim,
     *,
     confidence: float = 0.95,
     among: int = 1,
-    published: float | None = None,
-    against: Sequence[World] = (),
+    worlds: Sequence[World] = (),
     multiplier: float = 0.0,
     seed: int | None = None,
     noise_source: str = "cipher",
 ) -> MechanismAudit:
-    """What scores say of a profile. With the worlds they are `against`, also what is attainable
-    there at noise `multiplier`, and the bound from the proven curve."""
+    """Hold scores against a claim.
+
+    With the `worlds` that were attacked, also what is attainable there at noise `multiplier`, and
+    the bound from the proven curve. `among` is how many audits share one chance of a false alarm.
+    """
+    profile, rounds, delta = claim.profile, claim.rounds, claim.delta
     trial = Trial(scores, confidence)
     proven = guarantee([(profile, rounds)])
     epsilon = proven.epsilon(delta)
     finite = math.isfinite(epsilon)
     allowed = Curve.of(proven) if finite else None
-    threshold, gaussian, mu = _either(trial, delta)
-    attained = 0.0
-    if finite and against:
-        attained = max(attainable(world, multiplier, rounds, delta) for world in against)
+    threshold, gaussian, mu = _best(trial, delta)
+    attained = math.inf
+    if finite and worlds:
+        attained = max(attainable(world, multiplier, rounds, delta) for world in worlds)
+    sides: tuple[Guessed, ...] = ("full", "emptied")
+    directions = {side: _best(trial, delta, side) for side in sides}
     return MechanismAudit(
-        method=type(profile).__name__,
-        pair=pair,
+        method=claim.method,
+        pair=claim.target,
         parameters=asdict(profile),  # type: ignore[call-overload]
         rounds=rounds,
         delta=delta,
@@ -204,42 +203,34 @@ def judge(
         seed=seed,
         noise_source=noise_source,
         proven=epsilon if finite else None,
-        published=published,
-        attainable=attained if finite and against and math.isfinite(attained) else None,
+        published=claim.published,
+        attainable=attained if math.isfinite(attained) else None,
         threshold=threshold,
         gaussian=gaussian,
         mu=mu,
-        curve=_fitted(trial, profile, rounds, delta) if finite and against else None,
+        curve=_fitted(trial, profile, rounds, delta) if finite and worlds else None,
         excess=_excess(trial, allowed),
-        directions=_directions(trial, delta),
-        alarm=_alarm(scores, 1 - (1 - confidence) / (2 * among), epsilon, allowed, delta),
+        directions={
+            side: {"threshold": cut, "gaussian": fit} for side, (cut, fit, _) in directions.items()
+        },
+        alarm=_alarm(Trial(scores, 1 - (1 - confidence) / (2 * among)), epsilon, allowed, delta),
     )
 
 
-def _directions(trial: Trial, delta: float) -> dict[str, dict[str, Bound]]:
-    found: dict[str, dict[str, Bound]] = {}
-    sides: tuple[Guessed, ...] = ("full", "emptied")
-    for guessed in sides:
-        threshold, gaussian, _ = _either(trial, delta, guessed)
-        found[guessed] = {"threshold": threshold, "gaussian": gaussian}
-    return found
-
-
-def _either(trial: Trial, delta: float, only: Guessed | None = None) -> tuple[Bound, Bound, float]:
+def _best(trial: Trial, delta: float, only: Guessed | None = None) -> tuple[Bound, Bound, float]:
     """The bounds by a threshold and by a Gaussian fit, and its mu; of one direction or the best."""
 
-    def allowed(full: bool) -> bool:
-        return only is None or full == (only == "full")
-
     def cut(right: Floats, wrong: Floats, full: bool) -> Floats:
-        return threshold_epsilon(right, wrong, delta) if allowed(full) else np.full(1, -1.0)
+        allowed = only is None or full == (only == "full")
+        return threshold_epsilon(right, wrong, delta) if allowed else np.full(1, -1.0)
 
     def fit(right: Floats, wrong: Floats, full: bool) -> Floats:
-        return gaussian_mu(right, wrong) if allowed(full) else np.full(1, -1.0)
+        allowed = only is None or full == (only == "full")
+        return gaussian_mu(right, wrong) if allowed else np.full(1, -1.0)
 
     at, near = trial.test(cut), trial.test(fit)
-    mu = float(gaussian_mu(*_rates(near))[0])
-    threshold = float(threshold_epsilon(*_rates(at), delta)[0])
+    mu = near.merit(gaussian_mu)
+    threshold = at.merit(lambda right, wrong: threshold_epsilon(right, wrong, delta))
     return _bound(threshold, at), _bound(gaussian_epsilon(mu, delta), near), mu
 
 
@@ -247,30 +238,23 @@ def _excess(trial: Trial, allowed: Curve | None) -> float | None:
     if allowed is None:
         return None
     tested = trial.test(allowed.excess)
-    return float(allowed.excess(*_rates(tested), tested.full)[0])
+    return tested.merit(lambda right, wrong: allowed.excess(right, wrong, tested.full))
 
 
-def _alarm(
-    scores: Sequence[Scores],
-    confidence: float,
-    proven: float,
-    allowed: Curve | None,
-    delta: float,
-) -> Alarm:
-    strict = Trial(scores, confidence)
-    at = strict.test(lambda right, wrong, _: threshold_epsilon(right, wrong, delta))
-    threshold = min(float(threshold_epsilon(*_rates(at), delta)[0]), MAX_EPSILON)
-    excess = _excess(strict, allowed)
-    return Alarm(confidence, threshold, excess, threshold > proven or (excess or 0.0) > 0)
+def _alarm(trial: Trial, proven: float, allowed: Curve | None, delta: float) -> Alarm:
+    threshold, _, _ = _best(trial, delta)
+    excess = _excess(trial, allowed)
+    raised = threshold.epsilon > proven or (excess or 0.0) > 0
+    return Alarm(trial.confidence, threshold.epsilon, excess, raised)
 
 
 def _fitted(trial: Trial, profile: PrivacyEvent, rounds: int, delta: float) -> Bound:
     @cache
-    def with_noise(z: float) -> Guarantee:
-        return guarantee([(_with_noise(profile, z), rounds)])
+    def guarantee_at(noise: float) -> Guarantee:
+        return guarantee([(with_noise(profile, noise), rounds)])
 
-    largest, point = largest_noise(trial, cache(lambda z: Curve.of(with_noise(z))), profile.noise)
-    return _bound(with_noise(largest).epsilon(delta) if largest < math.inf else 0.0, point)
+    largest, point = largest_noise(trial, cache(lambda z: Curve.of(guarantee_at(z))), profile.noise)
+    return _bound(guarantee_at(largest).epsilon(delta) if largest < math.inf else 0.0, point)
 
 
 def _bound(epsilon: float, point: Point) -> Bound:
@@ -278,11 +262,7 @@ def _bound(epsilon: float, point: Point) -> Bound:
     return Bound(min(epsilon, MAX_EPSILON), point.attack, guessed, point.right, point.wrong)
 
 
-def _rates(point: Point) -> tuple[Floats, Floats]:
-    return np.array([point.right]), np.array([point.wrong])
-
-
-def _with_noise(profile: PrivacyEvent, noise: float) -> PrivacyEvent:
+def with_noise(profile: PrivacyEvent, noise: float) -> PrivacyEvent:
     if isinstance(profile, MissedProfile):
         return replace(profile, rotation=replace(profile.rotation, noise=noise))
     return replace(profile, noise=noise)  # type: ignore[type-var]

@@ -1,17 +1,18 @@
-"""Worlds an adversary would build: who mentions what, and gradients along one line.
+"""Worst-case worlds: who mentions what, and the gradients an adversary would choose.
 
 The mechanism's noise is the same in all directions and projections do not expand, so an adversary
 loses nothing by putting all gradients on one line (`docs/privacy.md`, the Lemma). A gradient is
-then a number, in units of the update clip; large ones let the clips do their work. With a world
-comes the exact law of a round's sum on either corpus, which the adversary is granted to know.
+then a number, in units of the update clip; large ones put the clips to work. A world comes with the
+exact distribution of a round's sum on either corpus, which the adversary is granted to know.
+
+`@worst_case_worlds(ProfileType)` registers the worlds of a profile, from any file.
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -22,77 +23,74 @@ from uedp.accounting.profile import PrivacyEvent
 from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.estimators import draw_uedp_alg
 from uedp.mechanism.lending import Mask
 from uedp.mechanism.sampling import Sampling
 
-Kind = Literal["user", "entity", "user and entity", "missed mention"]
+Target = Literal["user", "entity", "user and entity", "missed mention"]
+TARGETS: tuple[Target, ...] = ("user", "entity", "user and entity")
 
-PAPER_ENTITY_RATE = 0.5  # a proof for UeDP-Alg does not use it, so its profile has none
+LARGE = 1000.0  # in units of the update clip: an unclipped gradient is unmistakable
 
-LARGE = 1000.0  # in units of the update clip: whatever is not clipped shows
+
+# --- distributions -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Law:
-    """A random sum on a line: values and their chances."""
+class Distribution:
+    """A random sum on a line: its values and their probabilities."""
 
     values: tuple[float, ...]
-    chances: tuple[float, ...]
+    probabilities: tuple[float, ...]
 
     @classmethod
-    def of(cls, *cases: tuple[float, float]) -> "Law":
-        """Values with chances; equal values are added up, those of no chance left out."""
+    def of(cls, *outcomes: tuple[float, float]) -> "Distribution":
+        """Values with probabilities; equal values are merged, impossible ones left out."""
         values: dict[float, float] = {}
-        chances: dict[float, float] = {}
-        for value, chance in cases:
-            # what is told apart is rounded, not what is kept: sums of rounded values would differ
+        probabilities: dict[float, float] = {}
+        for value, probability in outcomes:
+            # only the key is rounded this coarsely: sums of rounded values would drift apart
             key = round(value, 8)
             values.setdefault(key, round(value, 12))
-            chances[key] = chances.get(key, 0.0) + chance
-        kept = sorted((values[key], c) for key, c in chances.items() if c > 0)
-        return cls(tuple(v for v, _ in kept), tuple(c for _, c in kept))
+            probabilities[key] = probabilities.get(key, 0.0) + probability
+        kept = sorted((values[key], p) for key, p in probabilities.items() if p > 0)
+        return cls(tuple(v for v, _ in kept), tuple(p for _, p in kept))
 
     @classmethod
-    def binomial(cls, count: int, rate: float, value: float) -> "Law":
+    def binomial(cls, count: int, rate: float, value: float) -> "Distribution":
         """`count` users drawn independently, each of whom adds `value`."""
         chances = stats.binom.pmf(np.arange(count + 1), count, rate)
-        # what is this rare changes no likelihood that matters
-        return cls.of(*((n * value, float(c)) for n, c in enumerate(chances) if c > 1e-15))
+        # rarer outcomes change no likelihood that matters
+        return cls.of(*((n * value, float(p)) for n, p in enumerate(chances) if p > 1e-15))
 
-    def plus(self, other: "Law") -> "Law":
-        """The sum of two independent ones."""
-        pairs = zip(self.values, self.chances, strict=True)
-        return Law.of(
-            *(
-                (v + w, c * d)
-                for v, c in pairs
-                for w, d in zip(other.values, other.chances, strict=True)
-            )
-        )
+    @property
+    def outcomes(self) -> list[tuple[float, float]]:
+        return list(zip(self.values, self.probabilities, strict=True))
 
-    def mixed(self, other: "Law", chance: float) -> "Law":
-        """The other one with this chance, else this one."""
-        ours = [(v, c * (1 - chance)) for v, c in zip(self.values, self.chances, strict=True)]
-        theirs = [(v, c * chance) for v, c in zip(other.values, other.chances, strict=True)]
-        return Law.of(*ours, *theirs)
+    def plus(self, other: "Distribution") -> "Distribution":
+        """The sum of two independent variables."""
+        pairs = ((v + w, p * q) for v, p in self.outcomes for w, q in other.outcomes)
+        return Distribution.of(*pairs)
 
-    def clipped(self) -> "Law":
+    def mixed(self, other: "Distribution", probability: float) -> "Distribution":
+        """The other variable with this probability, else this one."""
+        ours = [(v, p * (1 - probability)) for v, p in self.outcomes]
+        return Distribution.of(*ours, *((v, p * probability) for v, p in other.outcomes))
+
+    def clipped(self) -> "Distribution":
         """Every value moved to the nearest one within the update clip."""
-        pairs = zip(self.values, self.chances, strict=True)
-        return Law.of(*((_within(value), chance) for value, chance in pairs))
+        return Distribution.of(*((min(1.0, max(-1.0, v)), p) for v, p in self.outcomes))
 
-    def times(self, count: int) -> "Law":
-        """The sum of so many independent ones."""
-        return reduce(Law.plus, [self] * count, Law.of((0.0, 1.0)))
+    def times(self, count: int) -> "Distribution":
+        """The sum of `count` independent copies."""
+        return reduce(Distribution.plus, [self] * count, ZERO)
 
     def log_density(self, at: Floats, noise: float) -> Floats:
-        """Of the sum plus Gaussian noise, relative to the noise alone."""
-        terms = (
-            math.log(chance) + value * (2 * at - value) / (2 * noise**2)
-            for value, chance in zip(self.values, self.chances, strict=True)
-        )
+        """Of the sum plus Gaussian noise, relative to the noise by itself."""
+        terms = (math.log(p) + v * (2 * at - v) / (2 * noise**2) for v, p in self.outcomes)
         return reduce(np.logaddexp, terms)
+
+
+ZERO = Distribution((0.0,), (1.0,))
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,38 +100,34 @@ class World:
     Guarantees:
       - sentences are emptied as the adjacency has it: all of one user, all that mention one
         entity, or both; where a mention was missed, those too
-      - `emptied` and `full` are the laws of the mechanism's sum before noise; `on_incidence` has
-        estimates of them
+      - `emptied` and `full` are the distributions of the mechanism's sum before noise
     """
 
     name: str
     incidence: Incidence
     gradients: Floats
     empties: Mask
-    emptied: Law
-    full: Law
+    emptied: Distribution
+    full: Distribution
 
     def loss(self, at: Floats, noise: float) -> Floats:
-        """The log-likelihood ratio of a round's output: the best there is to tell the two."""
+        """The log-likelihood ratio of a round's output: the most powerful test of the two."""
         return self.full.log_density(at, noise) - self.emptied.log_density(at, noise)
 
 
-_POINTS = 100_000  # of the line, where its laws are evaluated
-
-
 def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
-    """The epsilon of a world itself: what attacks on it come to, given runs enough.
+    """The epsilon of a world itself: the limit of attacks on it, given enough runs.
 
-    By numerical integration, without the care of a proof: it tells slack in what is proven from
-    slack for want of runs.
+    By numerical integration, without the rigour of a proof. It tells slack in the proof from
+    slack due to too few runs.
     """
-    ends = [v for law in (world.emptied, world.full) for v in law.values]
+    ends = [v for side in (world.emptied, world.full) for v in side.values]
     line = np.linspace(min(ends) - 9 * noise, max(ends) + 9 * noise, _POINTS)
     bare = -((line / noise) ** 2) / 2
-    logs = [law.log_density(line, noise) for law in (world.full, world.emptied)]
+    logs = [side.log_density(line, noise) for side in (world.full, world.emptied)]
     if not np.any(logs[0] - logs[1]):
         return 0.0
-    found = []
+    epsilons = []
     for ours, theirs in (logs, logs[::-1]):
         masses = np.exp(ours + bare)
         masses /= masses.sum()
@@ -142,132 +136,100 @@ def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
         bins = np.round(losses / step).astype(np.int64)
         lowest = int(bins.min())
         binned: Floats = np.bincount(bins - lowest, masses).astype(np.float64)
-        part = PrivacyLossDistribution(step, lowest, binned, 0.0)
-        found.append(compose([(part, rounds)]).epsilon(delta))
-    return max(found)
-
-
-class _Rest(NamedTuple):
-    """What a user adds beside the sentences under attack."""
-
-    sentences: int
-    each: float
-
-
-@dataclass
-class _Corpus:
-    """A corpus under construction. Entity 0 is the one under attack."""
-
-    users: int = 0
-    owners: list[int] = field(default_factory=list)
-    gradients: list[float] = field(default_factory=list)
-    empties: list[bool] = field(default_factory=list)
-    mentions: list[tuple[int, int]] = field(default_factory=list)
-    mentions_by_coin: bool = False
-    """Whether sentences that only have to be there mention an entity of their own."""
-
-    def user(self) -> int:
-        self.users += 1
-        return self.users - 1
-
-    def add(self, owner: int, gradient: float, emptied: bool, entities: Sequence[int] = ()) -> None:
-        self.mentions.extend((len(self.owners), entity) for entity in entities)
-        self.owners.append(owner)
-        self.gradients.append(gradient)
-        self.empties.append(emptied)
-
-    def add_usual(self, owner: int, gradient: float, emptied: bool) -> None:
-        """One that is used as often as any can be."""
-        self.add(owner, gradient, emptied, [self.own_entity()] if self.mentions_by_coin else [])
-
-    @staticmethod
-    def rest_of(value: float, share: float, most: float) -> "_Rest":
-        """Sentences that add up to `value`, none of which the sentence clip touches; at most so
-        many, which may not get as far."""
-        count = math.ceil(abs(value) / share - 1e-9)
-        kept = int(min(count, max(most, 0)))
-        return _Rest(
-            kept, 0.0 if kept == 0 else math.copysign(min(abs(value) / kept, share), value)
+        epsilons.append(
+            compose([(PrivacyLossDistribution(step, lowest, binned, 0.0), rounds)]).epsilon(delta)
         )
-
-    def add_rest(self, owner: int, rest: "_Rest") -> None:
-        for _ in range(rest.sentences):
-            self.add_usual(owner, rest.each, emptied=False)
-
-    def own_entity(self) -> int:
-        """One that nobody mentioned before."""
-        return 1 + max((entity for _, entity in self.mentions), default=0)
-
-    def world(self, name: str, emptied: Law, full: Law) -> World:
-        pairs: Ints = np.array(self.mentions, dtype=np.int64).reshape(-1, 2)
-        entities = int(pairs[:, 1].max(initial=0)) + 1
-        incidence = Incidence.build(
-            np.array(self.owners, dtype=np.int64), pairs[:, 0], pairs[:, 1], self.users, entities
-        )
-        return World(
-            name, incidence, np.array(self.gradients), np.array(self.empties), emptied, full
-        )
+    return max(epsilons)
 
 
-def worlds(profile: PrivacyEvent, kind: Kind, per_user: int | None = None) -> list[World]:
-    """The worst worlds known for what a profile claims; which is worst depends on the noise.
+_POINTS = 100_000  # where distributions are evaluated
 
-    `per_user` is how many sentences of a user a round selects at most.
+
+# --- the registry --------------------------------------------------------------------------------
+
+
+class Threat(NamedTuple):
+    """What is emptied, the profile that is claimed for it, and the worlds to attack it in."""
+
+    target: Target
+    profile: PrivacyEvent
+    worlds: Sequence[World]
+
+
+P = TypeVar("P", bound=PrivacyEvent)
+_THREATS: dict[type, Callable[[Any, Sampling], Iterator[Threat]]] = {}
+
+
+def worst_case_worlds(
+    profile: type[P],
+) -> Callable[[Callable[[P, Sampling], Iterator[Threat]]], Callable[[P, Sampling], Any]]:
+    """Register what a function yields as the threats to a type of profile."""
+
+    def register(build: Callable[[P, Sampling], Iterator[Threat]]) -> Callable[[P, Sampling], Any]:
+        _THREATS[profile] = build
+        return build
+
+    return register
+
+
+def threats(profile: PrivacyEvent, sampling: Sampling) -> list[Threat]:
+    """The worst worlds known for everything a profile protects; none if nobody registered any.
+
+    Which of several worlds is worst depends on the noise.
     """
-    if isinstance(profile, UserLevelProfile) and kind == "user":
-        return [_rotated(_all_sentences(profile), "user", "user", per_user=per_user)]
-    if isinstance(profile, RotationProfile) and kind != "missed mention":
-        if kind == "user":
-            return [_rotated(profile, kind, "towards", per_user=per_user)]
-        names: tuple[Rest, ...] = ("towards", "against", "alone")
-        found = [_rotated(profile, kind, name, per_user=per_user) for name in names]
-        if profile.extended_rate > profile.entity_rate:  # a sentence without entities shows more
-            found += [
-                _rotated(profile, kind, name, per_user=per_user, extended=True) for name in names
-            ]
-        return found
-    if isinstance(profile, MissedProfile) and kind == "missed mention":
-        ways: tuple[Rest, ...] = ("towards", "against", "half way")
-        return [
-            _rotated(profile.rotation, kind, name, missed=profile, per_user=per_user)
-            for name in ways
+    build = _THREATS.get(type(profile))
+    return [] if build is None else list(build(profile, sampling))
+
+
+# --- rotation and user-level privacy -------------------------------------------------------------
+
+Rest = Literal["towards", "against", "half way", "nothing else"]
+_HOLDERS = 10  # enough to expose lending that depends on who was drawn
+
+
+@worst_case_worlds(UserLevelProfile)
+def _user_level(profile: UserLevelProfile, sampling: Sampling) -> Iterator[Threat]:
+    """RotationProfile whose sentence clip is as wide as it may be."""
+    whole = RotationProfile(profile.noise, profile.user_rate, 2.0)
+    yield Threat("user", profile, [_rotated(whole, "user", "nothing else", sampling)])
+
+
+@worst_case_worlds(RotationProfile)
+def _rotation(profile: RotationProfile, sampling: Sampling) -> Iterator[Threat]:
+    yield Threat("user", profile, [_rotated(profile, "user", "towards", sampling)])
+    rests: tuple[Rest, ...] = ("towards", "against", "nothing else")
+    # a sentence without entities shows more where its coin comes up more often
+    kinds = (False, True) if profile.extended_rate > profile.entity_rate else (False,)
+    for target in TARGETS[1:]:
+        worlds = [
+            _rotated(profile, target, rest, sampling, extended=extended)
+            for extended in kinds
+            for rest in rests
         ]
-    if isinstance(profile, UedpAlgProfile) and kind != "missed mention":
-        return [paper(profile, kind)]
-    raise UserError(f"{type(profile).__name__} promises nothing for the pair {kind!r}")
+        if target == "user and entity":
+            worlds.append(_rotated(profile, target, "nothing else", sampling, holders=_HOLDERS))
+        yield Threat(target, profile, worlds)
+    yield from _missed(MissedProfile(profile, 1, 1, profile.entity_share), sampling)
 
 
-def strongest(among: Sequence[World], noise: float, rounds: int, delta: float) -> World:
-    """The one of largest epsilon, to spend all runs on."""
-    return max(among, key=lambda world: attainable(world, noise, rounds, delta))
-
-
-def crowd(profile: RotationProfile, holders: int, per_user: int | None = None) -> World:
-    """An entity that many mention, and nothing else: lending must let only one of them use it."""
-    return _rotated(profile, "user and entity", "alone", holders=holders, per_user=per_user)
-
-
-Rest = Literal["towards", "against", "half way", "alone", "user"]
-
-
-def _rest(name: Rest, reach: float) -> float:
-    """What a user adds without the entity, which then moves it by `reach`.
-
-    Theorem 2's worlds: `1 - s` ends at the update clip, and -1 makes the emptied corpus show on
-    the other side.
-    """
-    ends = {"towards": 1 - reach, "against": -1.0, "half way": -reach / 2}
-    return ends.get(name, 0.0)
+@worst_case_worlds(MissedProfile)
+def _missed(profile: MissedProfile, sampling: Sampling) -> Iterator[Threat]:
+    rests: tuple[Rest, ...] = ("towards", "against", "half way")
+    worlds = [
+        _rotated(profile.rotation, "missed mention", rest, sampling, missed=profile)
+        for rest in rests
+    ]
+    yield Threat("missed mention", profile, worlds)
 
 
 def _rotated(
     profile: RotationProfile,
-    kind: Kind,
-    name: Rest,
+    target: Target,
+    rest: Rest,
+    sampling: Sampling,
     *,
     missed: MissedProfile | None = None,
     holders: int = 1,
-    per_user: int | None = None,
     extended: bool = False,
 ) -> World:
     """`u'` adds 1 if drawn; a holder its rest, and the entity's sentences on top if lent to it.
@@ -280,183 +242,126 @@ def _rotated(
     share, rate = profile.entity_share, profile.user_rate
     if missed is not None and missed.sentence_share != share:
         raise UserError("an audit is of one sentence clip: all shares must be the entity share")
-    corpus = _Corpus()
-    corpus.mentions_by_coin = profile.entity_rate > profile.extended_rate
     often = max(profile.entity_rate, profile.extended_rate)
-    most = math.inf if per_user is None else per_user
-    nothing = Law.of((0.0, 1.0))
-    emptied = full = nothing
+    most = math.inf if sampling.per_user is None else sampling.per_user
+    corpus = _Corpus(filler_has_entity=profile.entity_rate > profile.extended_rate)
+    emptied = full = ZERO
     attacked = corpus.user()
-    if kind != "entity":
+    if target != "entity":
         wanted = math.ceil(2 * math.ceil(1 / share) / often)  # twice what fills the update clip
         selected = int(min(wanted, most))
-        for _ in range(wanted if wanted <= most else selected + 1):
-            corpus.add_usual(attacked, LARGE, emptied=True)
-        own = Law.binomial(selected, often, share).clipped()
-        full = nothing.mixed(own, rate)
-    if kind != "user":
+        corpus.fill(attacked, wanted if wanted <= most else selected + 1, LARGE, emptied=True)
+        full = ZERO.mixed(Distribution.binomial(selected, often, share).clipped(), rate)
+    if target != "user":
         coin = profile.extended_rate if extended else profile.entity_rate
-        rest = corpus.rest_of(_rest(name, share), share, most - 1)
-        times = 1 if extended else int(min(math.ceil(2 / share - 1e-9), most - rest.sentences))
+        filler, each = _rest(rest, share, share, most - 1)
+        times = 1 if extended else int(min(math.ceil(2 / share - 1e-9), most - filler))
         for holder in (corpus.user() for _ in range(holders)):
-            corpus.add_rest(holder, rest)
+            corpus.fill(holder, filler, each)
             for number in range(times):
-                beside = [corpus.own_entity()] if coin == 1 and number % 2 else []
+                beside = [corpus.new_entity()] if coin == 1 and number % 2 else []
                 corpus.add(holder, LARGE, emptied=True, entities=[] if extended else [0, *beside])
-        without = Law.binomial(rest.sentences, often, rest.each)
-        lent = without.plus(nothing.mixed(Law.of((share, 1.0)), coin))
-        bare = nothing.mixed(without.clipped(), rate)
+        without = Distribution.binomial(filler, often, each)
+        lent = without.plus(ZERO.mixed(Distribution.of((share, 1.0)), coin))
+        bare = ZERO.mixed(without.clipped(), rate)
         emptied = bare.times(holders)
-        full = full.plus(bare.times(holders - 1)).plus(nothing.mixed(lent.clipped(), rate))
+        full = full.plus(bare.times(holders - 1)).plus(ZERO.mixed(lent.clipped(), rate))
     if missed is not None:
-        reach = min(2.0, missed.per_user * missed.sentence_share)
-        rest = corpus.rest_of(_rest(name, reach), share, most - missed.per_user)
+        shift = min(2.0, missed.per_user * missed.sentence_share)
+        filler, each = _rest(rest, shift, share, most - missed.per_user)
         for holder in (corpus.user() for _ in range(missed.holders)):
-            corpus.add_rest(holder, rest)
+            corpus.fill(holder, filler, each)
             for _ in range(missed.per_user):
                 corpus.add(holder, LARGE, emptied=True)
-        without = Law.binomial(rest.sentences, often, rest.each)
-        shown = Law.binomial(missed.per_user, profile.extended_rate, share)
-        bare = nothing.mixed(without.clipped(), rate)
-        moved = nothing.mixed(without.plus(shown).clipped(), rate)
+        without = Distribution.binomial(filler, often, each)
+        shown = Distribution.binomial(missed.per_user, profile.extended_rate, share)
+        bare = ZERO.mixed(without.clipped(), rate)
         emptied = emptied.plus(bare.times(missed.holders))
-        full = full.plus(moved.times(missed.holders))
+        full = full.plus(ZERO.mixed(without.plus(shown).clipped(), rate).times(missed.holders))
     corpus.user()  # a bystander: drawn like all others, with nothing to give
-    title = name if holders == 1 else f"{holders} holders"
+    title = rest if holders == 1 else f"{holders} holders"
     return corpus.world(f"{title}, a sentence" if extended else title, emptied, full)
 
 
-def _all_sentences(profile: UserLevelProfile) -> RotationProfile:
-    """User-level privacy, whose sentence clip is as wide as it may be."""
-    return RotationProfile(profile.noise, profile.user_rate, 2.0)
+def _rest(name: Rest, shift: float, share: float, most: float) -> tuple[int, float]:
+    """The rest of a holder's update: how many sentences, at most `most`, and the gradient of each.
 
-
-def paper(
-    profile: UedpAlgProfile, kind: Kind = "user and entity", entity_rate: float = PAPER_ENTITY_RATE
-) -> World:
-    """UeDP-Alg's worst: every holder drawn goes from -1 to +1 by the entity under attack.
-
-    The sentence that mentions it mentions six more, so that it is used unless seven coins fail,
-    and the rest of a holder's update is a sentence without entities, which always is.
+    The entity then moves the update by `shift`. Theorem 2's worlds: `1 - s` ends at the update
+    clip, and -1 makes the emptied corpus show on the other side. No sentence is clipped.
     """
-    corpus, rate = _Corpus(), profile.user_rate
-    attacked, user = corpus.user(), Law.of((0.0, 1.0))
-    if kind != "entity":
-        corpus.add(attacked, LARGE, emptied=True)
-        user = Law.of((0.0, 1 - rate), (1.0, rate))
-    holders = profile.holders if kind != "user" else 0
-    for holder in (corpus.user() for _ in range(holders)):
-        corpus.add(holder, -1.0, emptied=False)
-        corpus.add(holder, LARGE, emptied=True, entities=range(_BESIDE + 1))
-    while corpus.users < profile.users:
-        corpus.user()
-    down, up = (Law.binomial(holders, rate, sign) for sign in (-1.0, 1.0))
-    never = (1 - entity_rate) ** (_BESIDE + 1)
-    name = f"{holders} other holders"
-    return corpus.world(name, down, up.mixed(down, never).plus(user))
+    value = {"towards": 1 - shift, "against": -1.0, "half way": -shift / 2}.get(name, 0.0)
+    count = int(min(math.ceil(abs(value) / share - 1e-9), max(most, 0)))
+    return count, math.copysign(min(abs(value) / count, share), value) if count else 0.0
 
+
+@dataclass
+class _Corpus:
+    """A corpus under construction. Entity 0 is the one under attack."""
+
+    filler_has_entity: bool = False
+    users: int = 0
+    owners: list[int] = field(default_factory=list)
+    gradients: list[float] = field(default_factory=list)
+    empties: list[bool] = field(default_factory=list)
+    mentions: list[tuple[int, int]] = field(default_factory=list)
+
+    def user(self) -> int:
+        self.users += 1
+        return self.users - 1
+
+    def add(
+        self, owner: int, gradient: float, emptied: bool = False, entities: Sequence[int] = ()
+    ) -> None:
+        self.mentions.extend((len(self.owners), entity) for entity in entities)
+        self.owners.append(owner)
+        self.gradients.append(gradient)
+        self.empties.append(emptied)
+
+    def fill(self, owner: int, count: int, gradient: float, emptied: bool = False) -> None:
+        """Add sentences of the kind that is used most often."""
+        for _ in range(count):
+            entities = [self.new_entity()] if self.filler_has_entity else []
+            self.add(owner, gradient, emptied, entities)
+
+    def new_entity(self) -> int:
+        return 1 + max((entity for _, entity in self.mentions), default=0)
+
+    def world(self, name: str, emptied: Distribution, full: Distribution) -> World:
+        pairs: Ints = np.array(self.mentions, dtype=np.int64).reshape(-1, 2)
+        owners, entities = np.array(self.owners, dtype=np.int64), pairs[:, 1].max(initial=0) + 1
+        incidence = Incidence.build(owners, pairs[:, 0], pairs[:, 1], self.users, int(entities))
+        gradients, empties = np.array(self.gradients), np.array(self.empties)
+        return World(name, incidence, gradients, empties, emptied, full)
+
+
+# --- UeDP-Alg ------------------------------------------------------------------------------------
 
 _BESIDE = 6  # entities beside the one under attack
 
 
-# --- UeDP-Alg on the incidence of a corpus -------------------------------------------------------
+@worst_case_worlds(UedpAlgProfile)
+def _uedp_alg(profile: UedpAlgProfile, sampling: Sampling) -> Iterator[Threat]:
+    """Every drawn holder goes from -1 to +1 by the entity under attack.
 
-
-def most_held(incidence: Incidence) -> int:
-    """The entity that most users mention."""
-    if not incidence.entities:
-        raise UserError("the corpus has no entities: detect some, or audit without a corpus")
-    return int(np.argmax(incidence.holders.counts))
-
-
-def beside(incidence: Incidence, entity: int) -> int:
-    """A user to attack together with an entity.
-
-    One who does not mention it, if there is such a one, so that all its holders count; and one
-    with a sentence without entities, which is used whenever its user is drawn.
+    The sentence that mentions it mentions six more, so that it is used unless seven coins fail:
+    coins are those of entities, the same for all holders. The rest of a holder's update is a
+    sentence without entities.
     """
-    holds = np.zeros(incidence.users, dtype=np.bool_)
-    holds[incidence.holders[entity]] = True
-    surely = np.zeros(incidence.users, dtype=np.bool_)
-    surely[incidence.sentence_user[incidence.extended]] = True
-    return int(np.lexsort((-incidence.user_sentences.counts, ~surely, holds))[0])
-
-
-def on_incidence(
-    incidence: Incidence,
-    user_rate: float,
-    entity: int,
-    kind: Kind = "user and entity",
-    entity_rate: float = PAPER_ENTITY_RATE,
-) -> World:
-    """UeDP-Alg's worst content on who mentions what in a real corpus.
-
-    A sentence of the user under attack, or with the entity under attack, pushes its user's update
-    up to the clip, however much else there is; all other sentences of the entity's holders push it
-    down to the clip. Nobody else has a gradient.
-
-    Which sentences are used depends on coins that entities share, so the laws of the sum are
-    averages over some hundred draws of the mechanism's own coins. They only guide the attack: what
-    it proves does not depend on them.
-    """
-    if kind == "missed mention":
-        raise UserError("UeDP-Alg promises nothing for the pair 'missed mention'")
-    empties = np.zeros(incidence.sentences, dtype=np.bool_)
-    gradients = np.zeros(incidence.sentences)
-    holders = 0
-    if kind != "user":
-        mentioning, owners = incidence.entity_sentences[entity], incidence.sentence_user
-        holds = np.zeros(incidence.users, dtype=np.bool_)
-        holds[owners[mentioning]] = True
-        rest = holds[owners]
-        rest[mentioning] = False
-        gradients[rest] = -1.0
-        times = np.maximum(incidence.sentence_entities.counts, 1)  # a sentence counts so often
-        against = np.bincount(owners[rest], times[rest], minlength=incidence.users)
-        gradients[mentioning] = LARGE + against[owners[mentioning]]
-        empties[mentioning] = True
-        holders = int(holds.sum())
-    if kind != "entity":
-        attacked = beside(incidence, entity)
-        own = incidence.user_sentences[attacked]
-        gradients[own], empties[own] = LARGE, True
-        holders -= int(kind != "user" and attacked in incidence.holders[entity])
-    sides = np.where(empties, 0.0, gradients), gradients
-    emptied, full = (_averaged(incidence, side, user_rate, entity_rate) for side in sides)
-    name = f"{holders} other holders in the corpus"
-    return World(name, incidence, gradients, empties, emptied, full)
-
-
-_COIN_DRAWS = 300
-
-
-def _averaged(incidence: Incidence, gradients: Floats, user_rate: float, entity_rate: float) -> Law:
-    """The law of UeDP-Alg's sum, averaged over draws of the entities' coins.
-
-    Given the coins, everyone's update is known, and users are drawn independently: so each coin
-    draw is one round with everyone in it.
-    """
-    rng, everyone = np.random.default_rng(0), Sampling(1.0, entity_rate)
-    seen: Counter[tuple[tuple[float, int], ...]] = Counter()
-    for _ in range(_COIN_DRAWS):
-        found = draw_uedp_alg(incidence, everyone, rng, np.ones(incidence.entities))
-        rows = found.sentences
-        moves = np.bincount(
-            rows.row_of_value(), gradients[rows.values] * found.weights, minlength=len(rows)
-        )
-        values, counts = np.unique(np.clip(moves, -1.0, 1.0), return_counts=True)
-        seen[tuple(zip(values.tolist(), counts.tolist(), strict=True))] += 1
-    cases: list[tuple[float, float]] = []
-    for updates, times in seen.items():
-        law = Law.of((0.0, 1.0))
-        for value, count in updates:
-            if value:
-                law = law.plus(Law.binomial(count, user_rate, value))
-        cases += [
-            (v, c * times / _COIN_DRAWS) for v, c in zip(law.values, law.chances, strict=True)
-        ]
-    return Law.of(*cases)
-
-
-def _within(value: float) -> float:
-    return min(1.0, max(-1.0, value))
+    rate, extended = profile.user_rate, profile.user_rate * sampling.extended_rate
+    used = 1 - (1 - sampling.entity_rate) ** (_BESIDE + 1)
+    for target in TARGETS:
+        # the claim for a user is that of an entity nobody else mentions
+        claimed = profile.user_alone() if target == "user" else profile
+        corpus, user = _Corpus(), ZERO
+        attacked = corpus.user()
+        if target != "entity":
+            corpus.add(attacked, LARGE, emptied=True)
+            user = Distribution.binomial(1, extended, 1.0)
+        for holder in (corpus.user() for _ in range(claimed.holders)):
+            corpus.add(holder, -1.0)
+            corpus.add(holder, LARGE, emptied=True, entities=range(_BESIDE + 1))
+        corpus.users = max(corpus.users, profile.users)
+        low = Distribution.binomial(claimed.holders, extended, -1.0)
+        full = low.mixed(Distribution.binomial(claimed.holders, rate, 1.0), used).plus(user)
+        world = corpus.world(f"{claimed.holders} other holders", low, full)
+        yield Threat(target, claimed, [world])

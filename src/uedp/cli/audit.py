@@ -35,13 +35,13 @@ def audit_mechanism(
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Target epsilon. Left out: 8, and for uedp-alg the paper's noise."),
+        typer.Option(help="Target epsilon. Left out: 8."),
     ] = None,
     noise: Annotated[
         float | None, typer.Option(help="Noise, in units of the update clip; the z of uedp-alg.")
     ] = None,
     user_rate: Annotated[
-        float | None, typer.Option(help="Probability that a user is drawn. Left out: 0.1, 50/946.")
+        float | None, typer.Option(help="Probability that a user is drawn. Left out: 0.1.")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds. Left out: 50.")] = None,
     entity_share: Annotated[
@@ -57,12 +57,6 @@ def audit_mechanism(
             "--set", metavar="SECTION.FIELD=VALUE", help="Another value in CONFIG; repeat it."
         ),
     ] = [],  # noqa: B006 - Typer copies it
-    corpus: Annotated[
-        Path | None, typer.Option(help="A folder of `uedp detect`: audit uedp-alg on it.")
-    ] = None,
-    released_code: Annotated[
-        bool, typer.Option("--released-code", help="Also uedp-alg with its released code's noise.")
-    ] = False,
     runs: Annotated[
         int | None, typer.Option(help="Runs on either corpus of every world. Left out: by time.")
     ] = None,
@@ -78,10 +72,10 @@ def audit_mechanism(
     Also measures how far rounds of training's own code move, beside what the proof allows. Exits
     with 1 where an attack or a round does more than what is proven allows.
     """
-    from uedp.audit.cases import METHODS, Setting, cases, plan_cases, read_plan
-    from uedp.audit.sensitivity import check
+    from uedp.audit.mechanism import cases
+    from uedp.audit.plans import METHODS, plan_of, read_plan
+    from uedp.audit.sensitivity import measurable, measure
     from uedp.audit.verdict import document
-    from uedp.corpus.store import Corpus
     from uedp.report.audit_plots import mechanism_bounds
     from uedp.report.plots import new_figure
 
@@ -100,21 +94,22 @@ def audit_mechanism(
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     incidence = None
     if config is not None:
-        others = {"method": method, "corpus": corpus, "released_code": released_code}
-        if names := [*given, *(name for name, value in others.items() if value)]:
+        if names := [*given, *(["method"] if method else [])]:
             flag = f"--{names[0].replace('_', '-')}"
             raise UserError(f"{flag}: {config} says what is audited; change it with --set")
         plan, incidence = read_plan(config, changes)
-        planned = list(plan_cases(plan, incidence))
+        plans = [plan]
     else:
         if changes:
             raise UserError(f"--set {changes[0]}: changes a config; name one")
-        given_corpus = None if corpus is None else Corpus(corpus).incidence
-        planned = cases(method or METHODS, Setting(**given), given_corpus, released_code)
-    plans = {case.method: case.mechanism.plan for case in planned if case.measurable}
-    # on the corpus of a config too, beside the tangle
+        plans = [plan_of(name, **given) for name in method or METHODS]
+    planned = [case for plan in plans for case in cases(plan)]
+    # on the corpus of a config too, beside the stress corpus
     places = [
-        (plan, place) for plan in plans.values() for place in dict.fromkeys((None, incidence))
+        (plan, place)
+        for plan in plans
+        if measurable(plan)
+        for place in dict.fromkeys((None, incidence))
     ]
     among = len(planned) + len(places)
     found = [
@@ -129,7 +124,7 @@ def audit_mechanism(
         for number, case in enumerate(planned)
     ]
     measured = [
-        check(
+        measure(
             plan,
             place,
             seed=seed,
@@ -466,7 +461,8 @@ def audit_plant(
 ) -> None:
     """Put made-up phone numbers into a corpus, before detection, to look for after training."""
     from uedp.audit.secrets import plant, save, write
-    from uedp.corpus.readers import Columns, read
+    from uedp.corpus.readers import read_sentences
+    from uedp.corpus.records import Columns
 
     for path in (out, secrets):
         if os.path.lexists(path):
@@ -478,7 +474,7 @@ def audit_plant(
     except ValueError:
         raise UserError(f"--repeats {repeats}: write numbers by commas, as 1,4,16") from None
     sentences, planted = plant(
-        read(source, reader, Columns(user, text, label, marks)),
+        read_sentences(source, reader, Columns(user, text, label, marks)),
         repeats=counts,
         each=each,
         left_out=left_out,

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,25 +11,13 @@ import typer
 from rich.markup import escape
 
 from uedp.cli.terminal import plain, progress, show, table
-from uedp.corpus.normalise import splitter
-from uedp.corpus.readers import (
-    WITHOUT_USERS,
-    Columns,
-    OnError,
-    Skipped,
-    Source,
-    fail,
-    read,
-    reader_named,
-)
-from uedp.corpus.sentence import Sentence
+from uedp.corpus.readers import SkippedRecords
 from uedp.corpus.store import Corpus
-from uedp.corpus.users import assign, check_groups, random_groups
 from uedp.entities.breakdown import breakdown, sentence_masks, widest_entities
-from uedp.entities.categories import BASE, LABELS, UNIONS, expand
+from uedp.entities.build import build_corpus
+from uedp.entities.categories import BASE, LABELS, UNIONS, expand_categories
 from uedp.entities.detection import Detection
 from uedp.entities.detection import detect as detect_entities
-from uedp.entities.lists import read_lists
 from uedp.errors import UserError
 from uedp.files import scratch_dir
 
@@ -111,43 +99,27 @@ def detect(
     overwrite: Overwrite = False,
 ) -> None:
     """Read text with owners, find what is sensitive in it, and write a corpus."""
-    kind = reader_named(reader, source)
-    detection = Detection(
-        detectors=_split_commas(detector),
-        categories=expand(categories.split(",")),
-        propagate=propagate,
-        normalised=normalise,
-        lists=read_lists(allow_list, deny_list, aliases),
-        workers=workers,
-    )
-    if marks is None and "labels" in detection.detectors:
-        marks = "marks"
-    groups = assign_users or ("15,2" if kind in WITHOUT_USERS else None)
-    columns = Columns(None if groups else user, text, label, marks)
-    cut = splitter(split) if split else None
-    opened = Source(source)
-
-    def records(on_error: OnError) -> Iterator[Sentence]:
-        return read(opened, kind, columns, on_error)
-
-    skipped = Skipped()
-    owned: Iterable[Sentence] = records(skipped if skip_invalid else fail)
-    if groups:
-        mean, std = _mean_and_spread(groups)
-        check_groups(mean, std, seed)
-        if not opened.rereadable:
-            raise UserError(f"{source}: a pipe; users are formed in two readings, give a file")
-        count = _counted(opened, records(Skipped() if skip_invalid else fail))
-        owned = assign(owned, random_groups(count, mean, std, seed))
-    if cut:
-        owned = (sentence for record in owned for sentence in cut(record))
-    corpus = detect_entities(
-        owned,
+    skipped = SkippedRecords()
+    corpus = build_corpus(
+        source,
         out,
-        detection,
-        origin={"file": source.name, "reader": kind, "assigned_users": groups, "split": split},
-        position=(lambda: opened.position) if opened.size else None,
-        total=opened.size or None,
+        reader=reader,
+        user=user,
+        text=text,
+        label=label,
+        marks=marks,
+        detectors=_split_commas(detector),
+        categories=categories,
+        split=split,
+        normalise=normalise,
+        assign_users=_mean_and_std(assign_users) if assign_users else None,
+        seed=seed,
+        propagate=propagate,
+        allow_list=allow_list,
+        deny_list=deny_list,
+        aliases=aliases,
+        workers=workers,
+        skip_invalid=skipped if skip_invalid else False,
         overwrite=overwrite,
         progress=progress(),
     )
@@ -216,7 +188,7 @@ def coverage(
         names, propagate = tuple(opened.info["detectors"]), bool(opened.info["propagated"])
     else:
         detection = Detection(
-            names, expand(categories.split(",")), propagate=propagate, workers=workers
+            names, expand_categories(categories), propagate=propagate, workers=workers
         )
         with scratch_dir(opened.folder.resolve()) as folder:
             made = detect_entities(
@@ -351,20 +323,11 @@ def _show_coverage(result: dict[str, Any], by_label: bool) -> None:
     typer.echo(f"{result['extra']:,} of {result['mentions']:,} mentions lie over no mark")
 
 
-def _counted(source: Source, records: Iterable[Sentence]) -> int:
-    count = 0
-    with progress().stage("counting records", source.size or None, "records") as meter:
-        for _ in records:
-            count += 1
-            meter.advance(1, source.position if source.size else None)
-    return count
-
-
 def _split_commas(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(name.strip() for value in values for name in value.split(",") if name.strip())
 
 
-def _mean_and_spread(value: str) -> tuple[float, float]:
+def _mean_and_std(value: str) -> tuple[float, float]:
     try:
         numbers = [float(part) for part in value.split(",")]
     except ValueError:

@@ -63,7 +63,7 @@ def splitter(language: str) -> Callable[[Sentence], Iterator[Sentence]]:
       - every mark and every character that is not white space ends up in exactly one sentence
     """
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", language):
-        raise UserError(f"--split {language!r}: give a language code such as en")
+        raise UserError(f"`split={language!r}`: give a language code such as en")
 
     def split(record: Sentence) -> Iterator[Sentence]:
         start = 0

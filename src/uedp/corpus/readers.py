@@ -1,7 +1,7 @@
-"""Readers: files of text with owners become a stream of sentences.
+"""Readers: files of text with users become a stream of sentences.
 
 Every reader names the file and the line in its errors, and holds one record in memory at a time
-(but for `presidio-research`, whose format is a single JSON array).
+(except `presidio-research`, whose format is a single JSON array).
 """
 
 import csv
@@ -10,8 +10,8 @@ import reprlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,40 +20,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from uedp.corpus.records import Columns, blank, json_value, listed, sentence_from, wanted
+from uedp.corpus.records import Columns, blank, json_value, listed, sentence_from
 from uedp.corpus.sentence import Sentence, Span
-from uedp.corpus.source import Source
+from uedp.corpus.source import Source, TableSource
 from uedp.errors import UserError
 from uedp.strict import parse_json
-
-__all__ = [
-    "READERS",
-    "WITHOUT_USERS",
-    "Columns",
-    "OnError",
-    "Skipped",
-    "Source",
-    "csv_records",
-    "fail",
-    "read",
-    "reader_named",
-]
 
 csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long e-mail thread
 _ROWS = 256  # rows of a columnar file held at once; a row may be a whole document
 
-# What to do with a bad record: raise, or note it and go on.
+# Called with the error of each invalid record: raises it, or returns to skip the record.
 OnError = Callable[[UserError], None]
 Reader = Callable[[Source, Columns, OnError], Iterator[Sentence]]
 
 
-def fail(error: UserError) -> None:
-    """The strict choice: the first bad record ends the reading."""
+def raise_error(error: UserError) -> None:
+    """Stop at the first invalid record."""
     raise error
 
 
-class Skipped:
-    """The lenient choice: bad records are counted, and the first is remembered."""
+class SkippedRecords:
+    """Skip invalid records; count them, and keep the first error."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,27 +51,30 @@ class Skipped:
         self.count += 1
 
 
+@contextmanager
+def _reported_to(on_error: OnError) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        on_error(error)
+
+
 def read_jsonl(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     for number, line in source.lines():
         if not line.strip():
             continue
-        where = f"{source.path}:{number}"
-        try:
+        where = f"{source}:{number}"
+        with _reported_to(on_error):
             fields = json_value(where, source.decoded(number, line).rstrip())
             if not isinstance(fields, dict):
-                raise UserError(
-                    f"{where}: a JSON {type(fields).__name__} where an object with fields belongs"
-                )
-            sentence = sentence_from(where, fields, columns)
-        except UserError as error:
-            on_error(error)
-        else:
-            yield sentence
+                raise UserError(f"{where}: a JSON {type(fields).__name__}, not an object")
+            yield sentence_from(where, fields, columns)
 
 
 def read_csv(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
-    for number, fields in csv_records(source, columns, on_error):
-        yield from _one(f"{source.path}:{number}", fields, columns, on_error)
+    for number, fields in csv_records(source, columns.require, on_error):
+        with _reported_to(on_error):
+            yield sentence_from(f"{source}:{number}", fields, columns)
 
 
 _AG_HEADERS = (
@@ -103,56 +93,56 @@ def read_ag(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sen
     header = [name.strip().lower() for name in first[1]]
     expected = len(header) if header in _AG_HEADERS else 3
     for number, row in rows if header in _AG_HEADERS else chain([first], rows):
-        where = f"{source.path}:{number}"
-        if len(row) != expected:
-            problem = f"{len(row)} fields where AG has {expected}; quote those with commas"
-        elif not row[0].strip().isdecimal():
-            problem = f"class {row[0]!r} is not a number; AG's are 1 to 4"
-        else:
+        where = f"{source}:{number}"
+        with _reported_to(on_error):
+            if len(row) != expected:
+                raise UserError(
+                    f"{where}: {len(row)} fields, AG has {expected}; quote those with commas"
+                )
+            if not row[0].strip().isdecimal():
+                raise UserError(f"{where}: class {row[0]!r} is not a number; AG's are 1 to 4")
             fields = {"label": row[0], "text": " ".join(row[1:])}
-            yield from _one(where, fields, Columns(user=None, label="label"), on_error)
-            continue
-        on_error(UserError(f"{where}: {problem}"))
+            yield sentence_from(where, fields, Columns(user=None, label="label"))
 
 
 def read_parquet(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     with ExitStack() as stack:
         opened: Any = str(source.path)
         if source.path.suffix == ".gz":
-            # Parquet needs random access, so the whole file is unpacked first; into a file without
-            # a name, of which nothing is left if this process is killed
+            # Parquet needs random access, so the whole file is unpacked first, into a file without
+            # a name: it disappears with this process
             opened = stack.enter_context(tempfile.TemporaryFile())
             with source.open() as packed:
                 shutil.copyfileobj(packed, opened)
         try:
             table = pq.ParquetFile(opened)
             schema, rows = table.schema_arrow, table.metadata.num_rows
-            present = schema.names
+            names = schema.names
         except _BROKEN as error:
             raise UserError(
-                f"{source.path}: not a Parquet file ({_first_line(error)}); check --reader"
+                f"{source}: not a Parquet file ({first_line(error)}); check `reader=...`"
             ) from None
-        names = _plain_columns(source.path, schema, present, columns)
+        names = _checked_columns(str(source), schema, names, columns)
         batches = table.iter_batches(batch_size=_ROWS, columns=names)
-        yield from _from_batches(source, batches, rows, columns, on_error)
+        yield from _from_batches(source, batches, columns, on_error, rows)
 
 
 def read_hf(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     """A Hugging Face data set saved with `save_to_disk`.
 
-    Its Arrow files are read here and not by that library, which trusts what they say.
+    Its Arrow files are read here and not by that library, which does not check them.
     """
-    yield from _from_batches(source, _hf_batches(source.path, columns), 0, columns, on_error)
+    yield from _from_batches(source, _hf_batches(source.path, columns), columns, on_error)
 
 
 def _hf_batches(folder: Path, columns: Columns) -> Iterator[Any]:
     for path in _hf_files(folder):
         try:
             reader = pa.ipc.open_stream(pa.memory_map(str(path)))
-            schema, present = reader.schema, reader.schema.names
+            schema, names = reader.schema, reader.schema.names
         except _BROKEN as error:
-            raise UserError(f"{path}: not an Arrow stream ({_first_line(error)})") from None
-        names = _plain_columns(path, schema, present, columns)
+            raise UserError(f"{path}: not an Arrow stream ({first_line(error)})") from None
+        names = _checked_columns(str(path), schema, names, columns)
         for batch in reader:
             yield batch.select(names)
 
@@ -171,7 +161,7 @@ def _hf_files(folder: Path) -> list[Path]:
     files = []
     for entry in entries:
         name = entry.get("filename") if isinstance(entry, dict) else None
-        # only what lies in the folder: a name could lead anywhere on the disk
+        # only files in the folder: a name could lead anywhere on the disk
         if not isinstance(name, str) or Path(name).name != name or not _is_file(folder / name):
             raise UserError(f"{problem} (no file {reprlib.repr(name)} in it)")
         files.append(folder / name)
@@ -180,14 +170,14 @@ def _hf_files(folder: Path) -> list[Path]:
 
 def _hf_json(problem: str, path: Path) -> dict[str, Any]:
     try:
-        found = parse_json(path.read_bytes())
+        value = parse_json(path.read_bytes())
     except OSError as error:
         raise UserError(f"{problem} ({path.name}: {error.strerror})") from None
     except ValueError as error:
-        raise UserError(f"{problem} ({path.name}: {_first_line(error)})") from None
-    if not isinstance(found, dict):
+        raise UserError(f"{problem} ({path.name}: {first_line(error)})") from None
+    if not isinstance(value, dict):
         raise UserError(f"{problem} ({path.name} is not an object)")
-    return found
+    return value
 
 
 def _is_file(path: Path) -> bool:
@@ -209,31 +199,30 @@ def read_conll(source: Source, columns: Columns, on_error: OnError) -> Iterator[
     user, documents = "", 0
     layout = _Layout()
     tokens: list[tuple[str, str]] = []
-    broken = False  # the sentence has had its error; its other lines are passed over
+    invalid = False  # an error of the sentence was reported; its other lines are skipped
     for number, raw in chain(source.lines(), [(0, b"")]):
         line = raw.strip(b" \t\r\n")  # no other white space: a token may consist of it
         if line and not _DOCSTART.match(line):
-            if broken:
+            if invalid:
                 continue
-            where = f"{source.path}:{number}"
-            try:
+            where = f"{source}:{number}"
+            invalid = True
+            with _reported_to(on_error):
                 tokens.append(layout.token_and_tag(where, source.decoded(number, line)))
                 if not user and columns.user is not None:
                     raise UserError(
                         f"{where}: a sentence before any -DOCSTART- line; add one per user, "
-                        "or use --assign-users"
+                        "or use `assign_users=...`"
                     )
-            except UserError as error:
-                on_error(error)
-                broken = True
+                invalid = False
             continue
-        if tokens and not broken:
+        if tokens and not invalid:
             sentence = _conll_sentence(user, tokens)
             if blank(sentence.text):
                 on_error(UserError(f"{where}: the sentence ends without visible text; drop it"))
             else:
                 yield sentence
-        tokens, broken = [], False
+        tokens, invalid = [], False
         if line:
             documents += 1
             user = f"doc-{documents:05d}"
@@ -244,18 +233,28 @@ def read_presidio_research(
 ) -> Iterator[Sentence]:
     """presidio-research's JSON array of texts with character spans; each record is its own user."""
     with source.open() as stream:
-        records = json_value(str(source.path), stream.read())
+        records = json_value(str(source), stream.read())
     if not isinstance(records, list):
-        raise UserError(f"{source.path}: a JSON array of records is expected; check --reader")
+        raise UserError(f"{source}: not a JSON array of records; check `reader=...`")
     for number, record in enumerate(records, 1):
-        where = f"{source.path}: record {number}"
-        if isinstance(record, dict):
+        where = f"{source}: record {number}"
+        with _reported_to(on_error):
+            if not isinstance(record, dict):
+                raise UserError(f"{where}: not an object; each needs `full_text` and `spans`")
             fields = {**record, "user": f"record-{number:06d}"}
-            yield from _one(where, fields, Columns(text="full_text", marks="spans"), on_error)
-        else:
-            on_error(
-                UserError(f"{where}: not an object; each record needs `full_text` and `spans`")
-            )
+            yield sentence_from(where, fields, Columns(text="full_text", marks="spans"))
+
+
+def read_table(source: TableSource, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
+    """A table in memory."""
+    names = columns.require(str(source), source.names)
+
+    def checked(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            _checked_columns(str(source), batch.schema, names, columns)
+            yield batch
+
+    yield from _from_batches(source, checked(source.batches(names, _ROWS)), columns, on_error)
 
 
 READERS: Mapping[str, Reader] = {
@@ -268,7 +267,7 @@ READERS: Mapping[str, Reader] = {
     "presidio-research": read_presidio_research,
 }
 
-# Readers whose records never name a user, so that one must be assigned.
+# Readers whose records never name a user, so that users must be assigned.
 WITHOUT_USERS = frozenset({"ag"})
 
 _BY_SUFFIX = {
@@ -280,27 +279,25 @@ _BY_SUFFIX = {
 }
 
 
-def reader_named(name: str, path: Path) -> str:
-    """`name` if it is a reader; for `auto`, the reader that the file's name suggests."""
+def choose_reader(name: str, source: Source) -> str:
+    """`name` if it is a reader; for `auto`, the reader of the file's suffix."""
     if name in READERS:
         return name
+    known = ", ".join(READERS)
     if name != "auto":
-        raise UserError(f"--reader {name!r}: unknown reader; choose among {', '.join(READERS)}")
-    if path.is_dir():
+        raise UserError(f"`reader={name!r}`: unknown reader; choose among {known}")
+    if source.path.is_dir():
         return "hf"
-    found = _BY_SUFFIX.get(_suffix(path))
-    if found is None:
-        raise UserError(
-            f"{path}: its name does not tell the format; add --reader, one of {', '.join(READERS)}"
-        )
-    return found
+    if source.suffix not in _BY_SUFFIX:
+        raise UserError(f"{source}: no known suffix; name the format by `reader=...`: {known}")
+    return _BY_SUFFIX[source.suffix]
 
 
-def read(
-    source: Source | Path | str,
+def read_sentences(
+    source: Source | TableSource | Path | str,
     reader: str = "auto",
     columns: Columns = Columns(),  # noqa: B008 - frozen
-    on_error: OnError = fail,
+    on_error: OnError = raise_error,
 ) -> Iterator[Sentence]:
     """The sentences of a source.
 
@@ -310,36 +307,26 @@ def read(
       - a record that breaks this goes to `on_error` with file, line and remedy
       - a source without sentences is an error
     """
-    if not isinstance(source, Source):
-        source = Source(Path(source))
-    reader = reader_named(reader, source.path)
+    if isinstance(source, TableSource):
+        sentences = read_table(source, columns, on_error)
+    else:
+        source = source if isinstance(source, Source) else Source(Path(source))
+        sentences = READERS[choose_reader(reader, source)](source, columns, on_error)
     empty = True
-    for sentence in READERS[reader](source, columns, on_error):
+    for sentence in sentences:
         empty = False
         yield sentence
     if empty:
-        raise UserError(f"{source.path}: holds no sentences; check the file and --reader {reader}")
+        raise UserError(f"{source}: holds no sentences; check the data and `reader=...`")
 
 
-# --- what readers share ------------------------------------------------------------------------
-
-
-def _one(
-    where: str, fields: Mapping[str, Any], columns: Columns, on_error: OnError
-) -> Iterator[Sentence]:
-    """The sentence of a record, or none if the record is bad and that is put up with."""
-    try:
-        sentence = sentence_from(where, fields, columns)
-    except UserError as error:
-        on_error(error)
-    else:
-        yield sentence
+# --- shared by the readers ---------------------------------------------------------------------
 
 
 def _csv_rows(source: Source, on_error: OnError) -> Iterator[tuple[int, list[str]]]:
-    """Rows with the line they begin on; a bad first row, perhaps a header, is never put up with."""
+    """Rows with the line they begin on; an error in the first, perhaps the header, is raised."""
     line = 0
-    undecodable: list[UserError] = []  # of the row at hand
+    undecodable: list[UserError] = []  # errors of the current row
 
     def text(numbered: tuple[int, bytes]) -> str:
         nonlocal line
@@ -348,55 +335,60 @@ def _csv_rows(source: Source, on_error: OnError) -> Iterator[tuple[int, list[str
             return source.decoded(line, raw)
         except UserError as error:
             undecodable.append(error)
-            return raw.decode(errors="replace")  # never used, but the row ends where it ends
+            return raw.decode(errors="replace")  # not used, but shows where the row ends
 
-    delimiter = "\t" if _suffix(source.path) == ".tsv" else ","
-    # strict: a stray quote is an error, not a field that silently swallows the rest of the file
-    rows = csv.reader(map(text, source.lines()), delimiter=delimiter, strict=True)
-    tolerated: OnError = fail
-    while True:
-        first = line + 1
-        undecodable.clear()
-        try:
-            row = next(rows, None)
-        except csv.Error as error:
-            ends = f" on line {line}" if line > first else ""
-            bad = UserError(f"{source.path}:{first}: {error}{ends}; mend the quoting")
-            # only after a row of one line is it plain where the next row begins
-            (fail if ends else tolerated)(bad)
-            continue
-        if row is None:
-            return
-        if undecodable:
-            tolerated(undecodable[0])
-        elif row:
-            yield first, row
-            tolerated = on_error
+    delimiter = "\t" if source.suffix == ".tsv" else ","
+    report: OnError = raise_error
+    with closing(source.lines()) as lines:  # or an error would keep the file open
+        # strict: a stray quote is an error, not a field that silently swallows the rest of the file
+        rows = csv.reader(map(text, lines), delimiter=delimiter, strict=True)
+        while True:
+            first = line + 1
+            undecodable.clear()
+            try:
+                row = next(rows, None)
+            except csv.Error as error:
+                ends = f" on line {line}" if line > first else ""
+                invalid = UserError(f"{source}:{first}: {error}{ends}; correct the quoting")
+                # only after a row of one line is it clear where the next row begins
+                (raise_error if ends else report)(invalid)
+                continue
+            if row is None:
+                return
+            if undecodable:
+                report(undecodable[0])
+            elif row:
+                yield first, row
+                report = on_error
 
 
 def csv_records(
-    source: Source, columns: Columns, on_error: OnError = fail
+    source: Source,
+    check_header: Callable[[str, list[str]], object],
+    on_error: OnError = raise_error,
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Numbered rows of a CSV file with a header, as fields by name."""
+    """Numbered rows of a CSV file with a header, as fields by name.
+
+    Args:
+        check_header: called with the place and the names in the header; raises if one is missing
+    """
     rows = _csv_rows(source, on_error)
     header = next(rows, None)
     if header is None:
         return
     names = [name.strip() for name in header[1]]
-    wanted(f"{source.path}:{header[0]}", names, columns)
+    check_header(f"{source}:{header[0]}", names)
     for number, row in rows:
-        if len(row) != len(names):
-            on_error(
-                UserError(
-                    f"{source.path}:{number}: {len(row)} fields where the header has {len(names)}; "
+        with _reported_to(on_error):
+            if len(row) != len(names):
+                raise UserError(
+                    f"{source}:{number}: {len(row)} fields, the header has {len(names)}; "
                     "quote fields that hold commas or line ends"
                 )
-            )
-            continue
-        yield number, dict(zip(names, row, strict=True))
+            yield number, dict(zip(names, row, strict=True))
 
 
-# What Arrow raises on damaged data: most of it its own, but not all.
+# Arrow's exceptions for damaged data: most are its own, but not all.
 _BROKEN = (
     pa.ArrowException,
     OSError,
@@ -408,16 +400,16 @@ _BROKEN = (
 )
 
 
-def _plain_columns(where: Path, schema: Any, present: Sequence[str], columns: Columns) -> list[str]:
+def _checked_columns(where: str, schema: Any, names: Sequence[str], columns: Columns) -> list[str]:
     """The columns to read, if they hold text, numbers, or lists and objects of them."""
-    names = wanted(str(where), present, columns)
-    for name in names:
+    chosen = columns.require(where, names)
+    for name in chosen:
         kind = schema.field(name).type
         if not _is_plain(kind):
             raise UserError(
-                f"{where}: column {name!r} holds {_first_line(kind)}; store it as text or numbers"
+                f"{where}: column {name!r} holds {first_line(kind)}; store it as text or numbers"
             )
-    return names
+    return chosen
 
 
 def _is_plain(kind: Any) -> bool:
@@ -443,32 +435,39 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _from_batches(
-    source: Source, batches: Any, rows: int, columns: Columns, on_error: OnError
+    source: Source | TableSource,
+    batches: Iterable[pa.RecordBatch],
+    columns: Columns,
+    on_error: OnError,
+    rows: int = 0,
 ) -> Iterator[Sentence]:
+    """The sentences of record batches; of `rows` rows in all, for the position in the source."""
     number = 0
     for batch in _undamaged(source, batches):
         for fields in _undamaged(source, _records(source, number, batch, on_error)):
             number += 1
             if fields is not None:
-                yield from _one(f"{source.path}: row {number}", fields, columns, on_error)
-        source.reached(number / max(rows, 1))
+                with _reported_to(on_error):
+                    yield sentence_from(f"{source}: row {number}", fields, columns)
+        if isinstance(source, Source):
+            source.reached(number / max(rows, 1))
 
 
-def _undamaged(source: Source, items: Any) -> Iterator[Any]:
+def _undamaged(source: Source | TableSource, items: Iterable[Any]) -> Iterator[Any]:
     try:
         yield from items
     except _BROKEN as error:
         raise UserError(
-            f"{source.path}: damaged data ({_first_line(error)}); copy or export it anew"
+            f"{source}: damaged data ({first_line(error)}); copy or export it again"
         ) from None
 
 
 def _records(
-    source: Source, done: int, batch: Any, on_error: OnError
+    source: Source | TableSource, done: int, batch: Any, on_error: OnError
 ) -> Iterator[dict[str, Any] | None]:
     """The rows of a batch as fields by name; None for one that is not UTF-8.
 
-    Nothing is read before all offsets were checked: Arrow itself would follow them anywhere.
+    All offsets are checked before any is followed; Arrow itself does not check them.
     """
     undecoded: list[str] = []
     try:
@@ -477,14 +476,15 @@ def _records(
         undecoded = [field.name for field in batch.schema if types.is_string(field.type)]
         kept = [c.view(pa.binary()) if types.is_string(c.type) else c for c in batch.columns]
         batch = pa.record_batch(kept, names=batch.schema.names)
-        batch.validate(full=True)  # if all but the strings is in order, it can be told row by row
+        batch.validate(full=True)  # only strings are invalid: decode them row by row
     for start in range(0, batch.num_rows, _ROWS):
         for row, fields in enumerate(batch.slice(start, _ROWS).to_pylist(), done + start + 1):
             try:
                 yield {**fields, **{name: _decoded(fields[name]) for name in undecoded}}
             except UnicodeDecodeError:
-                where = f"{source.path}: row {row}"
-                on_error(UserError(f"{where}: invalid UTF-8 in a string; mend the export"))
+                on_error(
+                    UserError(f"{source}: row {row}: invalid UTF-8 in a string; export it again")
+                )
                 yield None
 
 
@@ -493,7 +493,7 @@ def _decoded(value: bytes | None) -> str | None:
 
 
 class _Layout:
-    """How a column file separates its fields, and how many there are: as its first token line."""
+    """The separator and the number of fields of a column file, taken from its first token line."""
 
     def __init__(self) -> None:
         self._separator = ""
@@ -505,10 +505,10 @@ class _Layout:
         if separator == " ":  # columns may be padded; between tabs an empty field counts
             fields = [field for field in fields if field]
         if len(fields) < 2:
-            raise UserError(f"{where}: one field, {line!r}, where a token and its tag belong")
+            raise UserError(f"{where}: one field, {line!r}; a token and its tag are needed")
         if self._width and len(fields) != self._width:
             raise UserError(
-                f"{where}: {len(fields)} fields where lines before have {self._width}; "
+                f"{where}: {len(fields)} fields, the lines before have {self._width}; "
                 "separate them by tabs if a token holds a blank"
             )
         token, tag = fields[0], fields[-1]
@@ -537,9 +537,6 @@ def _conll_sentence(user: str, tokens: Sequence[tuple[str, str]]) -> Sentence:
     return Sentence(user, text, None, tuple(marks))
 
 
-def _suffix(path: Path) -> str:
-    return Path(path.stem).suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
-
-
-def _first_line(error: object) -> str:
+def first_line(error: object) -> str:
+    """The first line of an error from a library, shortened."""
     return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -1,4 +1,4 @@
-"""From the fields of a record to a sentence, with every field checked."""
+"""One record: its fields checked, and made into a sentence."""
 
 import json
 import math
@@ -6,7 +6,7 @@ import re
 import reprlib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from uedp.corpus.sentence import Sentence, Span
@@ -14,7 +14,7 @@ from uedp.errors import UserError
 from uedp.strict import DuplicateKeyError, parse_json
 
 _WORD = re.compile(r"\w")
-# Unicode's Default_Ignorable_Code_Point: what a reader is not shown (the rest of it is Cf).
+# Unicode's Default_Ignorable_Code_Point, less those in Cf: characters that are not displayed.
 _IGNORABLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\ufff0-\ufff8"
     "\U000e0000-\U000e0fff]"
@@ -23,54 +23,47 @@ _IGNORABLE = re.compile(
 
 @dataclass(frozen=True)
 class Columns:
-    """Which fields of a record hold what. `user=None`: the records carry no user."""
+    """The names of the fields of a record. `user=None`: the records carry no user."""
 
     user: str | None = "user"
     text: str = "text"
     label: str | None = None
     marks: str | None = None
 
+    def require(self, where: str, present: Sequence[str]) -> list[str]:
+        """The columns to read; a missing or ambiguous one is an error before the first row."""
+        chosen = {name: column for name, column in asdict(self).items() if column is not None}
+        for parameter, column in chosen.items():
+            _field(where, dict.fromkeys(present), column, parameter)
+            if present.count(column) > 1:
+                raise UserError(f"{where}: two columns are called {column!r}; rename one of them")
+        return list(dict.fromkeys(chosen.values()))
+
 
 def sentence_from(where: str, fields: Mapping[str, Any], columns: Columns) -> Sentence:
-    """The sentence of a record; `where` (file and line) goes into the errors.
+    """The sentence of a record; `where` (file and line) begins the errors.
 
     Guarantees:
       - the text is not blank, and unless `columns.user` is None there is a user
-      - names that a reader cannot tell apart are one user (`user_name`)
+      - names that look alike are one user (`user_name`)
       - every mark lies within the text
       - all of it can be written as UTF-8
     """
-    text = _text(where, _field(where, fields, columns.text, "--text"), columns.text)
+    text = _text(where, _field(where, fields, columns.text, "text"), columns.text)
     user = ""
     if columns.user is not None:
-        user = _user(where, _field(where, fields, columns.user, "--user"), columns.user)
+        user = _user(where, _field(where, fields, columns.user, "user"), columns.user)
     label = None
     if columns.label is not None:
-        label = _label(where, _field(where, fields, columns.label, "--label"), columns.label)
+        label = _label(where, _field(where, fields, columns.label, "label"), columns.label)
     marks: tuple[Span, ...] = ()
     if columns.marks is not None:
-        marks = _marks(where, _field(where, fields, columns.marks, "--marks"), text)
+        marks = _marks(where, _field(where, fields, columns.marks, "marks"), text)
     return Sentence(user, text, label, marks)
 
 
-def wanted(where: str, present: Sequence[str], columns: Columns) -> list[str]:
-    """The columns to read; one that is missing or ambiguous is named before the first row."""
-    chosen = {
-        "--user": columns.user,
-        "--text": columns.text,
-        "--label": columns.label,
-        "--marks": columns.marks,
-    }
-    names = dict.fromkeys(present)
-    for option, name in chosen.items():
-        if name is not None:
-            _field(where, names, name, option)
-            if present.count(name) > 1:
-                raise UserError(f"{where}: two columns are called {name!r}; rename one of them")
-    return [name for name in chosen.values() if name is not None]
-
-
 def json_value(where: str, text: str | bytes) -> Any:
+    """A JSON value; what is wrong with it is an error that begins with `where`."""
     try:
         return parse_json(text)
     except DuplicateKeyError as error:
@@ -78,7 +71,7 @@ def json_value(where: str, text: str | bytes) -> Any:
     except json.JSONDecodeError as error:
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         raise UserError(
-            f"{where}: broken JSON at {line}column {error.colno} ({error.msg}); mend it"
+            f"{where}: broken JSON at {line}column {error.colno} ({error.msg}); correct it"
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: invalid UTF-8 at byte {error.start}; convert it") from None
@@ -90,60 +83,59 @@ def json_value(where: str, text: str | bytes) -> Any:
 
 
 def blank(text: str) -> bool:
-    """Whether nothing in the text can be seen: white space, controls, zero-width characters."""
+    """Whether a text has no visible character: white space, controls, zero-width characters."""
     if _WORD.search(text):  # almost always, and at once
         return False
     return all(unicodedata.category(character)[0] in "CMZ" for character in text)
 
 
 def user_name(name: str) -> str:
-    """The form under which a name is one user.
+    """The canonical form of a user's name.
 
     Guarantees:
       - equal for names that differ only in Unicode composition or compatibility forms, in
-        characters that are not shown (zero-width, format, control characters, variation
-        selectors), or in how much white space stands around or inside them
-      - of what it gives, it gives the same; of a blank name it gives a blank one
+        characters that are not displayed (zero-width, format, control characters, variation
+        selectors), or in the amount of white space around or inside them
+      - idempotent; blank for a blank name
     """
     if name.isascii() and name.isprintable() and "  " not in name and name == name.strip():
         return name
     while True:
-        # white space first: some of it is control characters, and would join what it separates
+        # white space first: some of it is control characters, whose removal would join words
         plain = " ".join(unicodedata.normalize("NFKC", name).split())
         shown = _IGNORABLE.sub("", plain)
         plain = "".join(c for c in shown if unicodedata.category(c) not in ("Cc", "Cf"))
-        if plain == name:  # what stood apart may have come together, and composes now
+        if plain == name:  # characters that are now adjacent may compose
             return name
         name = plain
 
 
-def _field(where: str, fields: Mapping[str, Any], name: str, option: str) -> Any:
+def _field(where: str, fields: Mapping[str, Any], name: str, parameter: str) -> Any:
     if name not in fields:
+        or_form = " (or `assign_users=...` to form users at random)" if parameter == "user" else ""
         raise UserError(
             f"{where}: no column {name!r}; the columns are {listed(fields)}; "
-            f"choose one with {option}" + _no_user_hint(option)
+            f"choose one with `{parameter}=...`{or_form}"
         )
     return fields[name]
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
-    """Names on one line, whatever stands in them."""
+    """Names on one line, unprintable ones quoted."""
     shown = [name if name.isprintable() else repr(name) for name in names]
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
-
-
-def _no_user_hint(option: str) -> str:
-    return " (or --assign-users to form users at random)" if option == "--user" else ""
 
 
 def _text(where: str, value: Any, column: str) -> str:
     if value is not None and not isinstance(value, str):
         raise UserError(
-            f"{where}: {column!r} holds {_a(value)}, not text; choose the text with --text"
+            f"{where}: {column!r} holds {_shown(value)}, not text; choose a column with `text=...`"
         )
     text = _encodable(where, value or "")
     if blank(text):
-        raise UserError(f"{where}: empty text in {column!r}; drop the row, or use --skip-invalid")
+        raise UserError(
+            f"{where}: empty text in {column!r}; drop the row, or use `skip_invalid=True`"
+        )
     return text
 
 
@@ -152,13 +144,13 @@ def _user(where: str, value: Any, column: str) -> str:
         value = ""
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise UserError(
-            f"{where}: {column!r} holds {_a(value)}; a user is a string or a whole number"
+            f"{where}: {column!r} holds {_shown(value)}; a user is a string or a whole number"
         )
     name = user_name(_encodable(where, str(value)))
     if blank(name):
         raise UserError(
-            f"{where}: null user in {column!r}; name the writer, drop the row, "
-            "or use --skip-invalid"
+            f"{where}: null user in {column!r}; name the user, drop the row, "
+            "or use `skip_invalid=True`"
         )
     return name
 
@@ -167,7 +159,9 @@ def _label(where: str, value: Any, column: str) -> str | None:
     if _missing(value) or value == "":
         return None
     if not isinstance(value, str | int | float):
-        raise UserError(f"{where}: {column!r} holds {_a(value)}; a label is a string or a number")
+        raise UserError(
+            f"{where}: {column!r} holds {_shown(value)}; a label is a string or a number"
+        )
     return _encodable(where, str(value))
 
 
@@ -178,7 +172,7 @@ def _marks(where: str, value: Any, text: str) -> tuple[Span, ...]:
         return ()
     if not isinstance(value, list):
         raise UserError(
-            f"{where}: marks are {_a(value)}; a list of `start`, `end`, `label` is expected"
+            f"{where}: marks are {_shown(value)}; a list of `start`, `end`, `label` is expected"
         )
     return tuple(sorted(_mark(where, mark, text) for mark in value))
 
@@ -219,11 +213,11 @@ def _encodable(where: str, text: str) -> str:
             text.encode()
         except UnicodeEncodeError:
             raise UserError(
-                f"{where}: half a surrogate pair, which no UTF-8 file can hold; mend the text"
+                f"{where}: half a surrogate pair, which no UTF-8 file can hold; correct the text"
             ) from None
     return text
 
 
-def _a(value: Any) -> str:
-    """What kind of value it is, in words for an error."""
+def _shown(value: Any) -> str:
+    """A value and its type, for an error."""
     return f"{reprlib.repr(value)} ({type(value).__name__})"

@@ -32,7 +32,6 @@ from uedp import files
 from uedp.corpus.digest import TextDigest
 from uedp.corpus.records import user_name
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.categories import BASE
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.signals import deferred
@@ -42,6 +41,15 @@ FORMAT = 2
 BATCH = 8192  # rows per record batch: large enough to amortise, small enough to hold many
 CHARACTERS = 1 << 24  # and characters, since a row may be a whole document
 _MARK_CHARACTERS = 64  # what a mark weighs against them
+
+# The `category` of a mention is an index into this: append, never reorder.
+# fmt: off
+CATEGORIES = (
+    "person", "loc", "org", "misc", "gpe", "date", "norp", "fac", "product", "event", "law",
+    "language", "work_of_art", "time", "percent", "money", "quantity", "ordinal", "cardinal",
+    "contact",
+)
+# fmt: on
 
 LEDGERS = "ledger*"  # files of a corpus that stay when it is replaced
 
@@ -239,7 +247,7 @@ class Corpus:
         for batch in table.to_batches():
             for column, count in (
                 ("sentence", len(self)),
-                ("category", len(BASE)),
+                ("category", len(CATEGORIES)),
                 ("entity", int(self.info["entities"])),
             ):
                 _check_ids(path, batch, column, count)
@@ -460,7 +468,7 @@ def new_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
             except OSError as error:
                 raise UserError(
                     f"{path}: cannot be put in place ({error.strerror}); another command may be "
-                    "writing there, choose another --out"
+                    "writing there, choose another `out=...`"
                 ) from None
 
 
@@ -490,7 +498,9 @@ def _carry_ledgers(old: Path, new: Path) -> None:
 def _refuse_existing(path: Path, target: Path, overwrite: bool) -> None:
     if os.path.lexists(target):
         if not overwrite:
-            raise UserError(f"{path}: exists already; choose another --out, or add --overwrite")
+            raise UserError(
+                f"{path}: exists already; choose another `out=...`, or use `overwrite=True`"
+            )
         if not (target / "corpus.json").is_file():
             raise UserError(
                 f"{path}: exists and is not a corpus; it is not overwritten, move it away"

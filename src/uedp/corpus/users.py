@@ -1,4 +1,4 @@
-"""Users for text that names none."""
+"""Users for text without users."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ def random_groups(count: int, mean: float = 15.0, std: float = 2.0, seed: int = 
     """A user number for each of `count` records, as the paper forms AG's users.
 
     Guarantees:
-      - group sizes are N(mean, std^2) rounded, at least 1 (the last group takes what is left)
+      - group sizes are N(mean, std^2) rounded, at least 1 (the last group takes the rest)
       - which records form a group is uniformly random, and the same for the same seed
       - users are numbered 0, 1, ... without gaps
     """
@@ -33,19 +33,19 @@ def random_groups(count: int, mean: float = 15.0, std: float = 2.0, seed: int = 
 
 
 def check_groups(mean: float, std: float, seed: int) -> None:
-    """Refuse what `random_groups` cannot follow; by itself, so that no file is read in vain."""
+    """Refuse arguments of `random_groups`, before any file is read."""
     if not (1 <= mean < math.inf and 0 <= std < math.inf):
         raise UserError(
-            f"--assign-users {mean:g},{std:g}: the mean must be at least 1 and the spread at "
-            "least 0, both finite"
+            f"`assign_users={mean:g},{std:g}`: the mean must be at least 1 and the standard "
+            "deviation at least 0, both finite"
         )
     if seed < 0:
-        raise UserError(f"--seed {seed}: must be at least 0")
+        raise UserError(f"`seed={seed}`: must be at least 0")
 
 
-def assign(records: Iterable[Sentence], users: np.ndarray) -> Iterator[Sentence]:
-    """The records, each owned by its entry in `users`."""
+def assign_users(records: Iterable[Sentence], users: np.ndarray) -> Iterator[Sentence]:
+    """The records, each with its entry in `users` as its user."""
     for record, user in zip_longest(records, users.tolist()):
         if record is None or user is None:
-            raise UserError("--assign-users: the source changed while it was read; read it again")
+            raise UserError("the source changed while users were formed; run it again")
         yield replace(record, user=f"group-{user:06d}")

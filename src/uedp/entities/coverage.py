@@ -53,7 +53,7 @@ def require_marks(corpus: Corpus) -> None:
     if not any(len(batch.column(0).flatten()) for batch in corpus.batches(["marks"])):
         raise UserError(
             f"{corpus.folder}: holds no human marks to compare with; "
-            "read them with --marks or --reader conll"
+            "read them with `marks=...` or `reader='conll'`"
         )
 
 

@@ -20,6 +20,7 @@ import uedp
 from uedp.corpus.normalise import normalise
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import (
+    CATEGORIES,
     ENTITIES,
     MENTIONS,
     SENTENCES,
@@ -36,14 +37,14 @@ from uedp.corpus.store import (
 from uedp.entities import parallel
 from uedp.entities.canonical import Canon, strict
 from uedp.entities.categories import BASE, category_of
-from uedp.entities.detectors import version
+from uedp.entities.detectors import detector_version
 from uedp.entities.lists import Lists
 from uedp.entities.propagation import KnownSurfaces
 from uedp.errors import UserError
 from uedp.incidence import FOLDER, Incidence
 from uedp.progress import SILENT, Meter, Progress
 
-_CATEGORY_NUMBER = {name: number for number, name in enumerate(BASE)}
+_CATEGORY_NUMBER = {name: number for number, name in enumerate(CATEGORIES)}
 _HITS = pa.schema([MENTIONS.field(name) for name in ("sentence", "start", "end", "label")])
 _LINKED = pa.schema([*list(MENTIONS)[:-1], *ENTITIES])
 
@@ -61,9 +62,9 @@ class Detection:
 
     def __post_init__(self) -> None:
         if not self.detectors:
-            raise UserError("--detector: name at least one detector")
+            raise UserError("`detectors=...`: name at least one detector")
         if self.workers < 1:
-            raise UserError(f"--workers {self.workers}: at least one is needed")
+            raise UserError(f"`workers={self.workers}`: at least one is needed")
 
 
 def detect(
@@ -109,7 +110,7 @@ def detect(
                 "mentions": mentions,
                 "source": origin or {},
                 "detectors": list(detection.detectors),
-                "detector_versions": {name: version(name) for name in detection.detectors},
+                "detector_versions": {name: detector_version(name) for name in detection.detectors},
                 "categories": sorted(detection.categories),
                 "propagated": detection.propagate,
                 "normalised": detection.normalised,

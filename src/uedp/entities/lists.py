@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from uedp.corpus.readers import Columns, Source, csv_records
-from uedp.corpus.records import blank
+from uedp.corpus.readers import csv_records
+from uedp.corpus.records import blank, listed
+from uedp.corpus.source import Source
 from uedp.entities.canonical import canonical
 from uedp.entities.categories import BASE
 from uedp.entities.words import fold
@@ -34,7 +35,11 @@ class Lists:
                 )
 
 
-def read_lists(allow: Path | None, deny: Path | None, aliases: Path | None) -> Lists:
+def read_lists(
+    allow: Path | str | None = None,
+    deny: Path | str | None = None,
+    aliases: Path | str | None = None,
+) -> Lists:
     """Three optional CSV files with headers `entity,reason`, `entity,category`, `alias,entity`.
 
     Guarantees:
@@ -68,11 +73,18 @@ _REMEDY = {
 }
 
 
-def _pairs(path: Path | None, key: str, value: str) -> dict[str, str]:
+def _pairs(path: Path | str | None, key: str, value: str) -> dict[str, str]:
     if path is None:
         return {}
+
+    def check_header(where: str, names: list[str]) -> None:
+        if names.count(key) != 1 or names.count(value) != 1:
+            raise UserError(
+                f"{where}: the columns are {listed(names)}; they must be `{key},{value}`"
+            )
+
     pairs: dict[str, str] = {}
-    for number, fields in csv_records(Source(path), Columns(user=key, text=value)):
+    for number, fields in csv_records(Source(Path(path)), check_header):
         for name in (key, value):
             if _nothing(fields[name]):
                 raise UserError(f"{path}:{number}: empty {name!r}; {_REMEDY[name]}")

@@ -7,14 +7,15 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import connection
 from typing import NamedTuple
 
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors import Detector, load
+from uedp.entities.detectors import Detector, load_detector, own_loaders, register_detector
+from uedp.entities.detectors.labels import Labels
 from uedp.signals import deferred
 
 BATCH = 256  # sentences handed to a detector at once,
@@ -44,7 +45,7 @@ def detect(
     """
     batches = _batches(sentences)
     if workers <= 1:
-        loaded = [load(name) for name in detectors]
+        loaded = [load_detector(name) for name in detectors]
         for batch in batches:
             yield batch, _run(loaded, batch)
         return
@@ -77,8 +78,12 @@ def _batches(sentences: Iterable[Sentence]) -> Iterator[Sequence[Sentence]]:
 
 def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Found:
     found: Found = [[] for _ in batch]
+    texts = [sentence.text for sentence in batch]
     for detector in detectors:
-        for hits, spans in zip(found, detector.detect(batch), strict=True):
+        spans_of_texts = (
+            detector.marks(batch) if isinstance(detector, Labels) else detector.detect(texts)
+        )
+        for hits, spans in zip(found, spans_of_texts, strict=True):
             hits.extend(Hit(span, detector.propagates) for span in spans)
     return found
 
@@ -89,9 +94,11 @@ _names: Sequence[str] = ()
 _loaded: list[Detector] | None = None
 
 
-def _begin(names: Sequence[str]) -> None:
+def _begin(names: Sequence[str], own: Mapping[str, Callable[[str | None], Detector]]) -> None:
     global _names
     _names = names
+    for kind, load in own.items():
+        register_detector(kind)(load)
     _die_with_parent()
 
 
@@ -117,7 +124,7 @@ def _die_with_parent() -> None:
 def _run_here(batch: Sequence[Sentence]) -> Found:
     global _loaded
     if _loaded is None:  # in the first task, not at start-up, so that a failure reaches the caller
-        _loaded = [load(name) for name in _names]
+        _loaded = [load_detector(name) for name in _names]
     return _run(_loaded, batch)
 
 
@@ -129,7 +136,10 @@ def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecuto
     others = set(multiprocessing.active_children())
     # spawn: the libraries behind detectors start threads, which a forked child would find broken
     pool = ProcessPoolExecutor(
-        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(detectors,)
+        workers,
+        multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(detectors, own_loaders(detectors)),
     )
     try:
         yield pool

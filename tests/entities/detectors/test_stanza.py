@@ -7,9 +7,9 @@ import pytest
 import stanza
 from stanza.models.common.doc import Document
 
-from uedp.corpus.sentence import Sentence, Span
-from uedp.entities import detectors
-from uedp.entities.detectors.stanza import Stanza, load
+from uedp.corpus.sentence import Span
+from uedp.entities.detectors import load_detector
+from uedp.entities.detectors.stanza import Stanza, load_stanza
 from uedp.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("no_network")
@@ -52,7 +52,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_spans_are_characters_of_each_text() -> None:
     detector = Stanza(Pipeline())
     texts = ["Ada  of New York", "", "nobody", " \n", "At Bell Labs Ada"]
-    assert list(detector.detect([Sentence("u", text) for text in texts])) == [
+    assert list(detector.detect(texts)) == [
         [Span(0, 3, "PERSON"), Span(8, 16, "GPE")],
         [],
         [],
@@ -65,7 +65,7 @@ def test_spans_are_characters_of_each_text() -> None:
 def test_texts_go_in_batches_without_blank_ones() -> None:
     pipeline = Pipeline()
     texts = [f"Ada {number}" if number % 3 else " " for number in range(600)]
-    found = list(Stanza(pipeline).detect([Sentence("u", text) for text in texts]))
+    found = list(Stanza(pipeline).detect(texts))
     assert found == [[Span(0, 3, "PERSON")] if text.strip() else [] for text in texts]
     assert len(pipeline.batches) == 3
     handed = [text for batch in pipeline.batches for text in batch]
@@ -80,7 +80,7 @@ def test_loads_tokenizer_and_ner_without_download(monkeypatch: pytest.MonkeyPatc
         return Pipeline()
 
     monkeypatch.setattr(stanza, "Pipeline", build)
-    (found,) = detectors.load("stanza:en").detect([Sentence("u", "Ada")])
+    (found,) = load_detector("stanza:en").detect(["Ada"])
     assert found == [Span(0, 3, "PERSON")]
     assert asked == [(("en",), "tokenize,ner", None)]
 
@@ -90,7 +90,7 @@ DOWNLOAD = r"""`python -c "import stanza; stanza\.download\('en'\)"`"""
 
 def test_no_models_at_all(models: Path) -> None:
     with pytest.raises(UserError, match=DOWNLOAD):
-        detectors.load("stanza:en")
+        load_detector("stanza:en")
     assert list(models.iterdir()) == []
 
 
@@ -105,9 +105,9 @@ def resources(models: Path, *processors: str) -> None:
 def test_models_of_another_language_only(models: Path) -> None:
     resources(models, "tokenize", "ner")
     with pytest.raises(UserError, match=f"not installed; run {DOWNLOAD}"):
-        load("en")
+        load_stanza("en")
     with pytest.raises(UserError, match="does not know the language"):
-        load("tlh")
+        load_stanza("tlh")
 
 
 def test_language_without_ner(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_language_without_ner(models: Path, monkeypatch: pytest.MonkeyPatch) -> 
         stanza, "Pipeline", functools.partial(stanza.Pipeline, tokenize_pretokenized=True)
     )
     with pytest.raises(UserError, match="no NER model"):
-        load("en")
+        load_stanza("en")
 
 
 def test_pipeline_that_left_ner_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,21 +126,21 @@ def test_pipeline_that_left_ner_out(monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline.processors = ("tokenize",)  # type: ignore[assignment]
     monkeypatch.setattr(stanza, "Pipeline", lambda *_, **__: pipeline)
     with pytest.raises(UserError, match="no NER model"):
-        load("en")
+        load_stanza("en")
 
 
 def test_no_argument() -> None:
     with pytest.raises(UserError, match="stanza:en"):
-        detectors.load("stanza")
+        load_detector("stanza")
 
 
 @pytest.mark.parametrize("argument", ["en'); import os; ('", "./models", "e n", "en:default"])
 def test_what_is_no_language_code(argument: str) -> None:
     with pytest.raises(UserError, match="not a language code"):
-        load(argument)
+        load_stanza(argument)
 
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "stanza", None)
     with pytest.raises(UserError, match=r"pip install 'uedp\[stanza\]'"):
-        load("en")
+        load_stanza("en")

@@ -20,9 +20,9 @@ from transformers import (
     RobertaForTokenClassification,
 )
 
-from uedp.corpus.sentence import Sentence, Span
-from uedp.entities import detectors
-from uedp.entities.detectors.transformers import Tag, load, spans, tags
+from uedp.corpus.sentence import Span
+from uedp.entities.detectors import Detector, load_detector
+from uedp.entities.detectors.transformers import Tag, load_transformers, spans, tags
 from uedp.errors import UserError
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
@@ -103,19 +103,17 @@ def folder(tmp_path: Path) -> str:
     return saved(tmp_path / "model", forced(tokenizer.get_vocab(), KNOWN), tokenizer)
 
 
-def found(detector: detectors.Detector, *texts: str) -> list[list[tuple[str, str]]]:
+def found(detector: Detector, *texts: str) -> list[list[tuple[str, str]]]:
     return [
         [(text[span.start : span.end], span.label) for span in one]
-        for text, one in zip(
-            texts, detector.detect([Sentence("u", text) for text in texts]), strict=True
-        )
+        for text, one in zip(texts, detector.detect(texts), strict=True)
     ]
 
 
 @pytest.mark.usefixtures("no_network")
 def test_words_are_whole_and_entities_joined(folder: str) -> None:
-    detector = detectors.load(f"transformers:{folder}")
-    (one,) = detector.detect([Sentence("u", "in Ada  Lovelace , New Yorks, Bell")])
+    detector = load_detector(f"transformers:{folder}")
+    (one,) = detector.detect(["in Ada  Lovelace , New Yorks, Bell"])
     assert one == [Span(3, 16, "PER"), Span(19, 28, "LOC"), Span(30, 34, "ORG")]
     assert detector.propagates
 
@@ -123,7 +121,7 @@ def test_words_are_whole_and_entities_joined(folder: str) -> None:
 def test_every_text_has_its_list_whatever_its_length(folder: str) -> None:
     texts = [" in" * (number % 7) + " Ada" * (number % 2) for number in range(1500)]
     expected = [[("Ada", "PER")] if number % 2 else [] for number in range(1500)]
-    assert found(load(folder), *texts) == expected
+    assert found(load_transformers(folder), *texts) == expected
 
 
 def test_padding_changes_nothing(tmp_path: Path) -> None:
@@ -135,7 +133,7 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
         initializer_range=1.0,  # so that each token's label depends on all the others
         id2label=dict(enumerate(LABELS)),
     )
-    detector = load(saved(tmp_path / "model", BertForTokenClassification(config)))
+    detector = load_transformers(saved(tmp_path / "model", BertForTokenClassification(config)))
     texts = ["Ada Lovelace lives in New York", "Bell", "", "x x x", "in New York , Ada lives"]
     together = found(detector, *texts)
     assert together == [found(detector, text)[0] for text in texts]
@@ -147,7 +145,7 @@ def test_long_texts_are_read_to_the_end(tmp_path: Path) -> None:
     # Truncation saved with a tokenizer must not cut the tail off.
     tokenizer.backend_tokenizer.enable_truncation(7)
     model = forced(tokenizer.get_vocab(), KNOWN, limit=16)
-    detector = load(saved(tmp_path / "model", model, tokenizer))
+    detector = load_transformers(saved(tmp_path / "model", model, tokenizer))
     for words in range(1, 60):
         text = "in " * words + "Ada Lovelace"
         assert found(detector, text) == [[("Ada Lovelace", "PER")]]
@@ -160,7 +158,7 @@ def test_tokens_are_judged_where_they_have_context(tmp_path: Path) -> None:
     tokenizer = wordpiece()
     blind = [1, 2, 3, 4, 29, 30, 31, 32]
     model = forced(tokenizer.get_vocab(), KNOWN, limit=34, blind=blind)
-    detector = load(saved(tmp_path / "model", model, tokenizer))
+    detector = load_transformers(saved(tmp_path / "model", model, tokenizer))
     text = "in in in in" + " Bell" * 200 + " in" * 12
     assert found(detector, text) == [[("Bell", "ORG")] * 200]
 
@@ -169,7 +167,7 @@ def test_limit_of_the_tokenizer(tmp_path: Path) -> None:
     tokenizer = wordpiece(model_max_length=10)
     model = forced(tokenizer.get_vocab(), KNOWN, limit=64)
     seen: list[int] = []
-    detector = load(saved(tmp_path / "model", model, tokenizer))
+    detector = load_transformers(saved(tmp_path / "model", model, tokenizer))
     detector._model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
@@ -193,7 +191,7 @@ def test_positions_that_begin_behind_the_padding(tmp_path: Path) -> None:
     model = RobertaForTokenClassification(config)
     with torch.no_grad():
         model.classifier.bias[LABELS.index("B-ORG")] = 100.0
-    detector = load(saved(tmp_path / "model", model, tokenizer))
+    detector = load_transformers(saved(tmp_path / "model", model, tokenizer))
     assert found(detector, "x " * 50) == [[("x", "ORG")] * 50]
 
 
@@ -206,7 +204,7 @@ def test_byte_level_tokens(tmp_path: Path) -> None:
     backend.decoder = decoders.ByteLevel()
     tokenizer = finished(backend, vocabulary)
     model = forced(vocabulary, {"Z": "B-PER", "ĠZ": "B-PER"}, limit=20)
-    detector = load(saved(tmp_path / "model", model, tokenizer))
+    detector = load_transformers(saved(tmp_path / "model", model, tokenizer))
     text = "Zoë saw Zoë, the 🐈 of Zürich's Zoo"
     assert found(detector, text) == [[(name, "PER") for name in ("Zoë", "Zoë", "Zürich", "Zoo")]]
 
@@ -256,7 +254,7 @@ def test_tags(names: list[str], expected: list[Tag]) -> None:
 
 def refused(folder: Path, model: torch.nn.Module) -> str:
     with pytest.raises(UserError) as raised:
-        load(saved(folder, model))
+        load_transformers(saved(folder, model))
     assert "\n" not in str(raised.value)
     return str(raised.value)
 
@@ -282,22 +280,22 @@ def test_model_without_trained_head_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace("BertModel", "BertForTokenClassification"))
     with pytest.raises(UserError, match=r"lacks weights \(classifier\.bias"):
-        load(folder)
+        load_transformers(folder)
 
 
 def test_damaged_model(folder: str) -> None:
     Path(folder, "model.safetensors").write_bytes(b"nothing of the kind")
     with pytest.raises(UserError, match="the model cannot be loaded"):
-        load(folder)
+        load_transformers(folder)
 
 
 def test_folder_without_model(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the model cannot be loaded"):
-        load(str(tmp_path))
+        load_transformers(str(tmp_path))
 
 
 def test_loading_is_silent(folder: str, capfd: pytest.CaptureFixture[str]) -> None:
-    found(load(folder), "in " * 100)
+    found(load_transformers(folder), "in " * 100)
     assert capfd.readouterr() == ("", "")
 
 
@@ -305,7 +303,7 @@ def test_loading_is_silent(folder: str, capfd: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize("path", ["./model", "/no/such", "~/no", "a/b/c"])
 def test_missing_folder(path: str) -> None:
     with pytest.raises(UserError, match=f"{path}': no such folder"):
-        load(path)
+        load_transformers(path)
 
 
 def test_unreachable_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -318,7 +316,7 @@ def test_unreachable_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     began = time.monotonic()
     with pytest.raises(UserError, match="`hf download no-such-owner/no-such-model`") as raised:
-        load("no-such-owner/no-such-model")
+        load_transformers("no-such-owner/no-such-model")
     assert time.monotonic() - began < 5
     assert len(attempts) <= 2
     assert "\n" not in str(raised.value)
@@ -327,7 +325,7 @@ def test_unreachable_hub_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_offline_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UserError, match="not in the local cache"):
-        load("no-such-owner/no-such-model")
+        load_transformers("no-such-owner/no-such-model")
 
 
 @pytest.mark.usefixtures("no_network")
@@ -339,15 +337,15 @@ def test_cached_model_is_used_without_asking_the_hub(
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("0" * 40)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert found(load("owner/name"), "Ada") == [[("Ada", "PER")]]
+    assert found(load_transformers("owner/name"), "Ada") == [[("Ada", "PER")]]
 
 
 def test_no_argument() -> None:
     with pytest.raises(UserError, match="transformers:dslim/bert-base-NER"):
-        detectors.load("transformers")
+        load_detector("transformers")
 
 
 def test_missing_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(UserError, match="pip install"):
-        load("owner/name")
+        load_transformers("owner/name")

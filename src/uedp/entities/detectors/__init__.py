@@ -1,22 +1,25 @@
-"""Detectors: what in a sentence must be protected. One file each, one registry.
+"""Detectors find the entities of a text. One module each, one registry.
 
-A detector is named `kind` or `kind:argument` (`patterns`, `spacy:en_core_web_sm`). To add one,
-write a module with a class that follows `Detector`, enter it in `_LOADERS`, and give it `load` and
-`version`.
+A detector is named `kind` or `kind:argument` (`patterns`, `spacy:en_core_web_sm`); one that a
+user's own file registers is also named `path/to/file.py:kind`. docs/adding-a-detector.md shows how
+to write one.
 """
 
-import importlib
-from collections.abc import Iterator, Sequence
+import importlib.util
+import pickle
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
-from typing import Protocol
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
-from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.sentence import Span
 from uedp.errors import UserError
 
 
 class Detector(Protocol):
-    """Finds entities in sentences.
+    """Finds entities in texts.
 
     `propagates` says whether one hit is evidence for every other mention of the same surface:
     true for models that judge by context and so miss some mentions, false for human marks and
@@ -25,55 +28,115 @@ class Detector(Protocol):
 
     propagates: bool
 
-    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
-        """The spans found in each sentence, in order; one list per sentence, empty ones too."""
+    def detect(self, texts: Sequence[str]) -> Iterator[Sequence[Span]]:
+        """The spans of each text, in order: one sequence per text, empty ones included."""
 
 
-# kind -> (module with `load(argument)` and `version(argument)`,
-#          what the argument is, or None if it takes none)
-_LOADERS: dict[str, tuple[str, str | None]] = {
-    "labels": ("labels", None),
-    "patterns": ("patterns", "REGION"),
-    "spacy": ("spacy", "NAME_OR_PATH"),
-    "presidio": ("presidio", "NAME_OR_PATH"),
-    "stanza": ("stanza", "LANG"),
-    "transformers": ("transformers", "NAME_OR_PATH"),
-}
-KINDS = tuple(_LOADERS)
+class Registration(NamedTuple):
+    """How a kind of detector is loaded, and its version; both from the name's argument."""
+
+    load: Callable[[str | None], Detector]
+    version: Callable[[str | None], str]
 
 
-def load(name: str) -> Detector:
+Loader = TypeVar("Loader", bound=Callable[[str | None], Detector])
+
+# Each is the module of that name in this package, imported when it is first asked for.
+BUILT_IN = ("labels", "patterns", "spacy", "presidio", "stanza", "transformers")
+_FILE = "uedp detectors of "  # then a path: the module of a user's own file
+_registry: dict[str, Registration] = {}
+
+
+def register_detector(
+    kind: str, *, version: str | Callable[[str | None], str] = "version unknown"
+) -> Callable[[Loader], Loader]:
+    """Register a detector under the name `kind`: a decorator for its class, or a function.
+
+    The class or function is called with the text behind the colon in `kind:argument`, or None.
+    It must stand at the top level of a module, so that worker processes can import it.
+
+    Args:
+        version: the library and the model, exactly; printed on certificates. A function of the
+            argument must not load the model.
+    """
+
+    def register(load: Loader) -> Loader:
+        if ":" in kind or kind.endswith(".py"):
+            raise ValueError(f"a detector cannot be called {kind!r}")
+        if kind in BUILT_IN and load.__module__ != f"{__name__}.{kind}":
+            raise ValueError(f"{kind!r} is a detector of uedp; choose another name")
+        _registry[kind] = Registration(load, version if callable(version) else lambda _: version)
+        return load
+
+    return register
+
+
+def load_detector(name: str) -> Detector:
     """The detector called `name`, ready to run; imports only what that detector needs.
 
     Raises `UserError` with the exact install command when a library or model is missing.
     """
-    kind, _, argument = name.partition(":")
-    if kind not in _LOADERS:
-        raise UserError(f"--detector {name!r}: unknown detector; choose among {', '.join(KINDS)}")
-    module, takes = _LOADERS[kind]
-    if argument and takes is None:
-        raise UserError(f"--detector {name!r}: `{kind}` takes no argument; write `{kind}`")
-    loader = importlib.import_module(f"uedp.entities.detectors.{module}")
-    detector: Detector = loader.load(argument or None)
-    return detector
+    registration, argument = _resolve(name)
+    return registration.load(argument)
 
 
-def version(name: str) -> str:
-    """What the detector called `name` is, exactly: its library and its model, with versions.
-
-    Loads no model: workers may do that elsewhere.
-    """
-    kind, _, argument = name.partition(":")
-    if kind not in _LOADERS:  # somebody's own, put in place of `load`
-        return "version unknown"
-    loader = importlib.import_module(f"uedp.entities.detectors.{_LOADERS[kind][0]}")
-    found: str = loader.version(argument or None)
-    return found
+def detector_version(name: str) -> str:
+    """The library and the model of the detector called `name`, with versions; loads no model."""
+    registration, argument = _resolve(name)
+    return registration.version(argument)
 
 
-def package(name: str) -> str:
+def own_loaders(names: Iterable[str]) -> dict[str, Callable[[str | None], Detector]]:
+    """The loaders that worker processes must be given: of `names`, those registered by imports."""
+    loaders = {}
+    for name in names:
+        kind = name.partition(":")[0]
+        if kind in _registry and kind not in BUILT_IN:
+            loaders[kind] = _registry[kind].load
+            try:
+                pickle.dumps(loaders[kind])
+            except (AttributeError, TypeError, pickle.PicklingError) as error:
+                raise UserError(
+                    f"detector {name!r}: workers cannot import it ({error}); move it to the top "
+                    "level of a module, or use `workers=1`"
+                ) from None
+    return loaders
+
+
+def package_version(name: str) -> str:
     """An installed package and its version."""
     try:
-        return f"{name} {installed(name)}"
+        return f"{name} {installed_version(name)}"
     except PackageNotFoundError:
         return f"{name}, version unknown"
+
+
+def _resolve(name: str) -> tuple[Registration, str | None]:
+    kind, _, argument = name.partition(":")
+    if kind.endswith(".py"):
+        _import_file(Path(kind))
+        kind, _, argument = argument.partition(":")
+    elif kind in BUILT_IN:
+        importlib.import_module(f"{__name__}.{kind}")
+    if kind not in _registry:
+        known = dict.fromkeys((*BUILT_IN, *_registry))
+        raise UserError(f"detector {name!r}: unknown; choose among {', '.join(known)}")
+    return _registry[kind], argument or None
+
+
+def _import_file(path: Path) -> None:
+    """Run a user's own file, once per process."""
+    module_name = f"{_FILE}{path.expanduser().resolve()}"
+    if module_name in sys.modules:
+        return
+    if not path.expanduser().is_file():
+        raise UserError(f"detector {str(path)!r}: no such file; check the path")
+    spec = importlib.util.spec_from_file_location(module_name, path.expanduser())
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise UserError(f"detector {str(path)!r}: its file fails ({error!r})") from error

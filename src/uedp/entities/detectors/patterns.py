@@ -11,8 +11,8 @@ from functools import partial
 
 import phonenumbers
 
-from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors import package
+from uedp.corpus.sentence import Span
+from uedp.entities.detectors import package_version, register_detector
 from uedp.entities.detectors.forms import (
     BLANK,
     Finder,
@@ -47,8 +47,8 @@ class Patterns:
     def __init__(self, region: str) -> None:
         self._phones_in_use = partial(phones.in_use, region=region)
 
-    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
-        return (self.find(sentence.text) for sentence in sentences)
+    def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
+        return map(self.find, texts)
 
     def find(self, text: str) -> list[Span]:
         """The spans of one text."""
@@ -115,18 +115,19 @@ class _Page:
         self.text = "".join(pieces) + self.text[last:]
 
 
-def version(argument: str | None) -> str:
+def _version(argument: str | None) -> str:
     import uedp
 
-    return f"uedp {uedp.__version__}, {package('phonenumbers')}"
+    return f"uedp {uedp.__version__}, {package_version('phonenumbers')}"
 
 
-def load(argument: str | None = None) -> Patterns:
+@register_detector("patterns", version=_version)
+def load_patterns(argument: str | None = None) -> Patterns:
     region = (argument or "US").upper()
     if region not in phonenumbers.SUPPORTED_REGIONS:
         example = "GB" if region == "UK" else "US, GB or DE"
         raise UserError(
-            f"--detector 'patterns:{argument}': unknown region; write a country's two-letter ISO "
+            f"detector 'patterns:{argument}': unknown region; write a country's two-letter ISO "
             f"code, such as {example}"
         )
     return Patterns(region)

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from uedp.corpus.sentence import Sentence, Span
+from uedp.corpus.sentence import Span
 from uedp.entities.categories import category_of
-from uedp.entities.detectors import package
-from uedp.entities.detectors.spacy import load_pipeline, pipeline_version, texts
+from uedp.entities.detectors import package_version, register_detector
+from uedp.entities.detectors.spacy import checked_lengths, load_pipeline, pipeline_version
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -54,9 +54,9 @@ class Presidio:
         self._analyzer = _analyzer(nlp)
         self._threshold = threshold
 
-    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
+    def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
         # Not Presidio's own batches: they are returned only when the last text is done.
-        for doc in self._nlp.pipe(texts(self._nlp, sentences)):
+        for doc in self._nlp.pipe(checked_lengths(self._nlp, texts)):
             yield merge([*_entities(doc), *self._results(doc)])
 
     def _results(self, doc: "Doc") -> Iterator[Finding]:
@@ -81,17 +81,18 @@ class Presidio:
             yield result.start, result.end, result.entity_type, result.score
 
 
-def version(argument: str | None) -> str:
+def _version(argument: str | None) -> str:
     pipeline = pipeline_version(argument or DEFAULT_PIPELINE)
-    return f"{package('presidio-analyzer')}, {package('spacy')}, {pipeline}"
+    return f"{package_version('presidio-analyzer')}, {package_version('spacy')}, {pipeline}"
 
 
-def load(argument: str | None = None) -> Presidio:
+@register_detector("presidio", version=_version)
+def load_presidio(argument: str | None = None) -> Presidio:
     try:
         import presidio_analyzer  # noqa: F401
     except ImportError as error:
         raise UserError(
-            f"--detector 'presidio': Presidio cannot be imported ({error}); "
+            f"detector 'presidio': Presidio cannot be imported ({error}); "
             "run `pip install 'uedp[presidio]'`"
         ) from error
     return Presidio(load_pipeline(argument or DEFAULT_PIPELINE, kind="presidio"))

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors import package
+from uedp.corpus.sentence import Span
+from uedp.entities.detectors import package_version, register_detector
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -56,21 +56,22 @@ class Spacy:
     def __init__(self, nlp: "Language") -> None:
         self._nlp = nlp
 
-    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
-        for doc in self._nlp.pipe(texts(self._nlp, sentences)):
+    def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
+        for doc in self._nlp.pipe(checked_lengths(self._nlp, texts)):
             yield [Span(ent.start_char, ent.end_char, ent.label_) for ent in doc.ents]
 
 
-def load(argument: str | None) -> Spacy:
+def _version(argument: str | None) -> str:
+    return f"{package_version('spacy')}, {pipeline_version(argument or '')}"
+
+
+@register_detector("spacy", version=_version)
+def load_spacy(argument: str | None) -> Spacy:
     if argument is None:
         raise UserError(
-            "--detector 'spacy': name a pipeline or its folder; write e.g. `spacy:en_core_web_sm`"
+            "detector 'spacy': name a pipeline or its folder; write e.g. `spacy:en_core_web_sm`"
         )
     return Spacy(load_pipeline(argument, kind="spacy"))
-
-
-def version(argument: str | None) -> str:
-    return f"{package('spacy')}, {pipeline_version(argument or '')}"
 
 
 def pipeline_version(name: str) -> str:
@@ -80,18 +81,18 @@ def pipeline_version(name: str) -> str:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         return f"{meta['lang']}_{meta['name']} {meta['version']}"
     except (OSError, ValueError, KeyError, TypeError):
-        return package(name)
+        return package_version(name)
 
 
-def texts(nlp: "Language", sentences: Sequence[Sentence]) -> Iterator[str]:
-    """The sentences' texts, refusing one that the pipeline would refuse with a traceback."""
-    for sentence in sentences:
-        if len(sentence.text) > nlp.max_length:
+def checked_lengths(nlp: "Language", texts: Sequence[str]) -> Iterator[str]:
+    """The texts; one that is too long for the pipeline is an error without a traceback."""
+    for text in texts:
+        if len(text) > nlp.max_length:
             raise UserError(
-                f"a sentence of user {sentence.user!r} has {len(sentence.text):,} characters and "
-                f"spaCy takes at most {nlp.max_length:,}; split the text into sentences"
+                f"a text that begins {text[:30]!r} has {len(text):,} characters and spaCy takes at "
+                f"most {nlp.max_length:,}; split the texts into sentences with `split=...`"
             )
-        yield sentence.text
+        yield text
 
 
 def load_pipeline(name: str, kind: str) -> "Language":
@@ -100,7 +101,7 @@ def load_pipeline(name: str, kind: str) -> "Language":
     `kind` is the detector that asks, for its messages and its install command.
     Nothing is ever downloaded.
     """
-    asked = f"--detector '{kind}:{name}'"
+    asked = f"detector '{kind}:{name}'"
     try:
         import spacy
     except ImportError as error:

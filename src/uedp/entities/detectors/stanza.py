@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors import package
+from uedp.corpus.sentence import Span
+from uedp.entities.detectors import package_version, register_detector
 from uedp.errors import UserError
 
 # Texts are joined and processed as one batch; beyond this, memory grows and speed does not.
@@ -20,24 +20,25 @@ class Stanza:
     def __init__(self, pipeline: Any) -> None:
         self._pipeline = pipeline
 
-    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
-        for first in range(0, len(sentences), _BATCH):
-            texts = [sentence.text for sentence in sentences[first : first + _BATCH]]
+    def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
+        for first in range(0, len(texts), _BATCH):
+            batch = texts[first : first + _BATCH]
             # Stanza tells joined texts apart by their last token; a blank text has none.
-            documents = iter(self._pipeline.bulk_process([text for text in texts if text.strip()]))
-            for text in texts:
+            documents = iter(self._pipeline.bulk_process([text for text in batch if text.strip()]))
+            for text in batch:
                 yield _spans(next(documents)) if text.strip() else []
 
 
-def version(argument: str | None) -> str:
+def _version(argument: str | None) -> str:
     # its models have no version but that of the list they were downloaded from
-    return f"{package('stanza')}, language {argument}"
+    return f"{package_version('stanza')}, language {argument}"
 
 
-def load(argument: str | None) -> Stanza:
+@register_detector("stanza", version=_version)
+def load_stanza(argument: str | None) -> Stanza:
     if argument is None:
-        raise UserError("--detector 'stanza': name a language; write e.g. `stanza:en`")
-    asked = f"--detector 'stanza:{argument}'"
+        raise UserError("detector 'stanza': name a language; write e.g. `stanza:en`")
+    asked = f"detector 'stanza:{argument}'"
     if not re.fullmatch(r"[A-Za-z]+([-_][A-Za-z]+)*", argument):
         raise UserError(f"{asked}: not a language code; write e.g. `stanza:en`")
     try:

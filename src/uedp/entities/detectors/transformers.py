@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors import package
+from uedp.corpus.sentence import Span
+from uedp.entities.detectors import package_version, register_detector
 from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
 from uedp.hf_hub import ask_hub, max_tokens
@@ -69,10 +69,10 @@ class Transformers:
         self._room = max(1, max_tokens(model, tokenizer, _DEFAULT_WINDOW) - leading - trailing)
         self._overlap = min(_OVERLAP, self._room // 4)
 
-    def detect(self, sentences: Sequence[Sentence]) -> Iterator[list[Span]]:
-        for first in range(0, len(sentences), _CHUNK):
-            texts = [sentence.text for sentence in sentences[first : first + _CHUNK]]
-            encoded = self._encode(texts)
+    def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
+        for first in range(0, len(texts), _CHUNK):
+            chunk = list(texts[first : first + _CHUNK])
+            encoded = self._encode(chunk)
             inner = slice(len(self._before), -len(self._after) or None)
             tokens = [ids[inner] for ids in encoded["input_ids"]]
             windows = [window for text, ids in enumerate(tokens) for window in self._cut(text, ids)]
@@ -82,7 +82,7 @@ class Transformers:
                 # of what they share.
                 skip = self._overlap // 2 if window.start else 0
                 judged[window.text][window.start + skip :][: len(labels) - skip] = labels[skip:]
-            for text, offsets, labels in zip(texts, encoded["offset_mapping"], judged, strict=True):
+            for text, offsets, labels in zip(chunk, encoded["offset_mapping"], judged, strict=True):
                 yield spans(text, offsets[inner], [self._tags[label] for label in labels.tolist()])
 
     def _encode(self, texts: list[str]) -> Any:
@@ -133,15 +133,15 @@ class Transformers:
         return predicted
 
 
-def version(argument: str | None) -> str:
+def _version(argument: str | None) -> str:
     """The library, and of the model its revision in the cache, or a hash of its weights."""
     folder = Path(argument or "").expanduser()
     if not folder.is_dir():
         try:
             revision = Path(_cached(argument or "")).name
         except OSError:
-            return f"{package('transformers')}, revision unknown"
-        return f"{package('transformers')}, revision {revision[:12]}"
+            return f"{package_version('transformers')}, revision unknown"
+        return f"{package_version('transformers')}, revision {revision[:12]}"
     state = hashlib.sha256()
     for path in sorted(
         [*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")]
@@ -149,10 +149,11 @@ def version(argument: str | None) -> str:
         state.update(path.name.encode())
         with path.open("rb") as file:
             state.update(hashlib.file_digest(file, "sha256").digest())
-    return f"{package('transformers')}, files {state.hexdigest()[:12]}"
+    return f"{package_version('transformers')}, files {state.hexdigest()[:12]}"
 
 
-def load(argument: str | None) -> Transformers:
+@register_detector("transformers", version=_version)
+def load_transformers(argument: str | None) -> Transformers:
     """The model in a folder, in the local cache, or on the hub, in this order.
 
     What is in the cache is used as it is, without asking the hub for a newer one: the same
@@ -160,10 +161,10 @@ def load(argument: str | None) -> Transformers:
     """
     if argument is None:
         raise UserError(
-            "--detector 'transformers': name a model or its folder; "
+            "detector 'transformers': name a model or its folder; "
             "write e.g. `transformers:dslim/bert-base-NER`"
         )
-    asked = f"--detector 'transformers:{argument}'"
+    asked = f"detector 'transformers:{argument}'"
     try:
         import transformers  # noqa: F401
     except ImportError as error:

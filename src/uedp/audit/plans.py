@@ -1,0 +1,68 @@
+"""The plans to audit: that of a config or a run, or what training makes of some settings."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from uedp.accounting.calibrate import noise_for
+from uedp.audit.verdict import with_noise
+from uedp.corpus.store import Corpus
+from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.training.config import load, parse
+from uedp.training.plan import Plan
+from uedp.training.plan import build as build_plan
+from uedp.training.run_dir import CONFIG
+
+METHODS = ("rotation", "user-level", "uedp-alg")
+
+
+def read_plan(path: Path, changes: Sequence[str] = ()) -> tuple[Plan, Incidence]:
+    """The plan of a config file, or of a run directory, and the incidence it is for."""
+    config = load(path / CONFIG if path.is_dir() else path, changes)
+    incidence = Incidence.of(Corpus(config.data.train).folder)
+    return build_plan(config, incidence), incidence
+
+
+def plan_of(
+    method: str,
+    incidence: Incidence | None = None,
+    *,
+    epsilon: float | None = None,
+    noise: float | None = None,
+    rounds: int = 50,
+    **privacy: Any,
+) -> Plan:
+    """What training would make of these settings; those left out have a config's defaults.
+
+    Args:
+        incidence: The corpus; by default as many users as are needed, a tenth of whom mention the
+            same entity.
+        epsilon: The target that the noise is calibrated to, unless `noise` is given.
+    """
+    if epsilon is not None and noise is not None:
+        raise UserError("`epsilon=...` and `noise=...`: give one of them")
+
+    def build(multiplier: float) -> Plan:
+        fields = {"method": method, "noise": multiplier, "rounds": rounds, **privacy}
+        data, model = {"train": "-"}, {"name": "-"}
+        config = parse({"privacy": fields, "data": data, "model": model}, "audit")
+        if incidence is not None:
+            return build_plan(config, incidence)
+        users = int(np.ceil(_FEWEST_DRAWN / config.privacy.user_rate))
+        holders = np.arange(users // 10)
+        stand_in = Incidence.build(np.arange(users), holders, np.zeros_like(holders), users, 1)
+        return build_plan(config, stand_in)
+
+    if noise is not None:
+        return build(noise)
+    plan = build(1.0)
+    assert plan.profile is not None  # noise was accepted
+    profile, delta = plan.profile, plan.config.privacy.delta
+    target = 8.0 if epsilon is None else epsilon
+    return build(noise_for(target, delta, rounds, lambda z: with_noise(profile, z)))
+
+
+_FEWEST_DRAWN = 6  # users in a round: fewer is not planned

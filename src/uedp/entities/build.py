@@ -1,0 +1,137 @@
+"""From a file or a table to a corpus: read, assign users, split, detect."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from uedp.corpus.normalise import splitter
+from uedp.corpus.readers import (
+    WITHOUT_USERS,
+    OnError,
+    SkippedRecords,
+    choose_reader,
+    raise_error,
+    read_sentences,
+)
+from uedp.corpus.records import Columns
+from uedp.corpus.sentence import Sentence
+from uedp.corpus.source import Source, TableSource
+from uedp.corpus.store import Corpus
+from uedp.corpus.users import assign_users as assign
+from uedp.corpus.users import check_groups, random_groups
+from uedp.entities.categories import expand_categories
+from uedp.entities.detection import Detection, detect
+from uedp.entities.lists import read_lists
+from uedp.errors import UserError
+from uedp.progress import SILENT, Progress
+
+DEFAULT_GROUPS = (15.0, 2.0)  # the paper's, for data sets without users
+
+
+def build_corpus(
+    source: Any,
+    out: Path | str,
+    *,
+    reader: str = "auto",
+    user: str = "user",
+    text: str = "text",
+    label: str | None = None,
+    marks: str | None = None,
+    detectors: Sequence[str] = ("patterns",),
+    categories: str | Iterable[str] = "all",
+    split: str | None = None,
+    normalise: bool = False,
+    assign_users: tuple[float, float] | None = None,
+    seed: int = 0,
+    propagate: bool = True,
+    allow_list: Path | str | None = None,
+    deny_list: Path | str | None = None,
+    aliases: Path | str | None = None,
+    workers: int = 1,
+    skip_invalid: bool | SkippedRecords = False,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+) -> Corpus:
+    """Read text, detect its entities, and write a corpus to the folder `out`.
+
+    Args:
+        source: a path (a file of any format in `READERS`, or a folder from `save_to_disk`), a
+            pandas DataFrame, or a `datasets.Dataset`
+        reader: the format of a file; `auto` goes by its suffix
+        user, text, label, marks: the columns
+        detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own
+        categories: the categories to protect; unions such as `pii` are allowed
+        split: a language (`en`) by whose rules texts are split into sentences
+        normalise: lower-case the text and remove punctuation, after detection
+        assign_users: form users at random, of sizes with this mean and standard deviation
+        seed: of `assign_users`
+        propagate: one hit of a model protects every mention of the same surface
+        allow_list, deny_list, aliases: CSV files, see `read_lists`
+        skip_invalid: skip invalid records; a `SkippedRecords` counts them
+        overwrite: replace `out` if it is a corpus
+
+    Guarantees:
+      - a path, a DataFrame and a Dataset with the same rows give the same corpus, apart from the
+        name of the source in `corpus.json`
+      - `out` appears complete or not at all (`detect`)
+    """
+    opened = Source(Path(source)) if isinstance(source, str | Path) else TableSource(source)
+    kind = choose_reader(reader, opened) if isinstance(opened, Source) else str(opened)
+    detection = Detection(
+        detectors=tuple(detectors),
+        categories=expand_categories(categories),
+        propagate=propagate,
+        normalised=normalise,
+        lists=read_lists(allow_list, deny_list, aliases),
+        workers=workers,
+    )
+    if marks is None and "labels" in detection.detectors:
+        marks = "marks"
+    groups = assign_users or (DEFAULT_GROUPS if kind in WITHOUT_USERS else None)
+    columns = Columns(None if groups else user, text, label, marks)
+    split_record = splitter(split) if split else None
+
+    def records(on_error: OnError) -> Iterator[Sentence]:
+        return read_sentences(opened, kind, columns, on_error)
+
+    skipped = SkippedRecords() if skip_invalid is True else skip_invalid
+    sentences: Iterable[Sentence] = records(skipped or raise_error)
+    if groups:
+        check_groups(*groups, seed)
+        if not opened.rereadable:
+            raise UserError(f"{opened}: a pipe; users are formed in two readings, give a file")
+        count = _count(records(SkippedRecords() if skipped else raise_error), opened, progress)
+        sentences = assign(sentences, random_groups(count, *groups, seed))
+    if split_record:
+        sentences = _split_all(sentences, split_record)
+    return detect(
+        sentences,
+        out,
+        detection,
+        origin={
+            "file": opened.path.name if isinstance(opened, Source) else None,
+            "reader": kind,
+            "assigned_users": "{:g},{:g}".format(*groups) if groups else None,
+            "split": split,
+        },
+        position=(lambda: opened.position) if opened.size else None,
+        total=opened.size or None,
+        overwrite=overwrite,
+        progress=progress,
+    )
+
+
+def _split_all(
+    records: Iterable[Sentence], split: Callable[[Sentence], Iterator[Sentence]]
+) -> Iterator[Sentence]:
+    for record in records:
+        yield from split(record)
+
+
+def _count(records: Iterable[Sentence], source: Source | TableSource, progress: Progress) -> int:
+    count = 0
+    with progress.stage("counting records", source.size or None, "records") as meter:
+        for _ in records:
+            count += 1
+            meter.advance(1, source.position if source.size else None)
+    return count
