@@ -177,16 +177,28 @@ BAD = {
         ["run/config.yaml", "--out", "x", "--corpus", "nowhere"],
         "nowhere: not a corpus",
     ),
-    "epsilon 0": (["run/config.yaml", "--out", "x", "--epsilon", 0], "privacy.epsilon (--epsilon) 0.0: "),
-    "method": (["run/config.yaml", "--out", "x", "--method", "magic"], "privacy.method (--method) 'magic'"),
+    "epsilon 0": (
+        ["run/config.yaml", "--out", "x", "--epsilon", 0],
+        "privacy.epsilon (--epsilon) 0.0: ",
+    ),
+    "method": (
+        ["run/config.yaml", "--out", "x", "--method", "magic"],
+        "privacy.method (--method) 'magic'",
+    ),
     "train": (["run/config.yaml", "--out", "x", "--train", "lora"], "nothing to adapt"),
-    "last": (["run/config.yaml", "--out", "x", "--train", "last:7"], "the model has only 1 blocks"),
+    "last": (
+        ["run/config.yaml", "--out", "x", "--train", "last:7"],
+        "choose at most 1, the blocks",
+    ),
     "set": (["run/config.yaml", "--out", "x", "--set", "epsilon=3"], "write section.field=value"),
     "field": (["run/config.yaml", "--out", "x", "--set", "privacy.epsilom=3"], "no such field"),
     "few": (["run/config.yaml", "--out", "x", "--user-rate", 0.01], "too few to hide among"),
     "held": (["run/config.yaml", "--out", "run"], "holds a run already; add --resume"),
     "no run": (["--resume", "--out", "nowhere"], "nowhere: holds no run to resume"),
-    "changed": (["--resume", "--out", "run", "--rounds", 5], "privacy.rounds (--rounds) is 3, not 5"),
+    "changed": (
+        ["--resume", "--out", "run", "--rounds", 5],
+        "privacy.rounds (--rounds) is 3, not 5",
+    ),
     "not a run": (["run/config.yaml", "--out", "corpus"], "exists and is not a run"),
 }
 
