@@ -315,7 +315,7 @@ def test_the_ledger_of_a_corpus(run, corpus, tmp_path):
     assert [entry["closed"] for entry in before["runs"]] == [True, False]
     shown = run("ledger", corpus).out
     assert "open: charged for all planned rounds" in shown
-    assert "all 2 runs: epsilon" in shown
+    assert "all 2 runs together: epsilon" in shown
     closed = run("ledger", corpus, "--close", made)
     assert closed.code == 0
     assert "closed: run stopped after 1 rounds" in closed.out

@@ -188,7 +188,7 @@ BAD = {
     "train": (["run/config.yaml", "--out", "x", "--train", "lora"], "nothing to adapt"),
     "last": (
         ["run/config.yaml", "--out", "x", "--train", "last:7"],
-        "choose at most 1, the blocks",
+        "choose at most 1",
     ),
     "set": (["run/config.yaml", "--out", "x", "--set", "epsilon=3"], "write section.field=value"),
     "field": (["run/config.yaml", "--out", "x", "--set", "privacy.epsilom=3"], "no such field"),

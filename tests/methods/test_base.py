@@ -266,7 +266,8 @@ def test_the_noise_is_as_large_as_was_planned(method, seed):
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_a_round_without_users_is_noise_like_any_other(method, monkeypatch):
-    monkeypatch.setattr("uedp.mechanism.sampling.draw_users", lambda *_: np.zeros(0, int))
+    for module in ("sampling", "estimators"):
+        monkeypatch.setattr(f"uedp.mechanism.{module}.draw_users", lambda *_: np.zeros(0, int))
     gradient = made(plan(method, privacy__noise=1.5)).round(0)
     assert gradient.stats.users == 0
     assert float(flat(gradient.values).std()) == pytest.approx(gradient.deviation, rel=0.02)

@@ -243,7 +243,7 @@ def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch,
     assert capsys.readouterr().out.strip() == issued.statement
     assert issued.rounds_spent == 10
     assert issued.epsilon <= 8
-    assert "my-run" in CorpusLedger(tmp_path / "corpus").runs()
+    assert CorpusLedger(tmp_path / "corpus").entry("my-run")
     assert json.loads((tmp_path / "my-run" / "certificate.json").read_text())["private"]
 
 

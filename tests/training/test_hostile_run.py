@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.training import worlds
-from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
 from uedp.models.load import public_tokenizer
 from uedp.training import loop
@@ -22,7 +21,7 @@ DEEP = b"[" * 100_000
 
 @pytest.fixture
 def train(tmp_path, saved, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", (), raising=False)  # for speed
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", (), raising=False)  # for speed
     config = worlds.config(saved(), privacy__rounds=1)
 
     def command(resume: bool = False) -> loop.Outcome:

@@ -19,7 +19,7 @@ from uedp.training.lineage import FILE, Learned, of_model
 @pytest.fixture
 def train(tmp_path, saved, monkeypatch):
     """One round into a folder; of other users' text if asked for."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
     def command(out, method, begin_with=None, others=False):
         users = worlds.USERS + (1 if others else 0)
@@ -75,7 +75,7 @@ def test_without_noise_anything_goes(train):
 @pytest.fixture
 def word_model(tmp_path, monkeypatch):
     """A new word-level model of one round; its words and its corpus are asked for."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
     def command(out, others=False, **changes):
         users = worlds.USERS + (1 if others else 0)
@@ -161,7 +161,7 @@ def test_private_words_of_another_run_are_not_charged_here(word_model, tmp_path)
 
 def test_the_same_texts_detected_otherwise_are_known_in_their_folder(tmp_path, saved, monkeypatch):
     """By the digest under the corpus's key, which outlives a new detection."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
     config = worlds.config(saved(), privacy__method="noiseless", privacy__rounds=1)
     loop.run(config, tmp_path / "first", material=worlds.material(tmp_path / "corpus"))
     owners = worlds.incidence().sentence_user

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from tests.models import tiny
 from tests.training import worlds
 from uedp.accounting import certificate as certificates
-from uedp.accounting.chain import read
+from uedp.accounting.chain import read_chain
 from uedp.accounting.ledger import CorpusLedger, close_run
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
@@ -43,7 +43,7 @@ OPEN = ("noiseless", "deidentified")
 @pytest.fixture(autouse=True)
 def quick_certificates(monkeypatch):
     """Without the table of missed mentions, which takes a second."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def dying_in(number: int, kind=methods.Clipped) -> Iterator[None]:
 
 
 def spent(folder: Path):
-    records, _ = read(folder / "ledger.jsonl")
+    records, _ = read_chain(folder / "ledger.jsonl")
     return [(r["first"], r["count"]) for r in records if r["kind"] == "rounds"]
 
 
@@ -377,10 +377,10 @@ def test_classifiers_train_by_every_method(method, train, saved, tmp_path):
 
 
 def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
-    read, encode = [], vectors.Encoder._encode
+    read_chain, encode = [], vectors.Encoder._encode
 
     def counted(self, texts):
-        read.extend([len(texts)] * (len(texts) > 2))  # it is tried with two
+        read_chain.extend([len(texts)] * (len(texts) > 2))  # it is tried with two
         return encode(self, texts)
 
     monkeypatch.setattr(vectors.Encoder, "_encode", counted)
@@ -393,12 +393,12 @@ def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
         "run__vectors": str(tmp_path / "vectors"),
     }
     plain = train(privacy__method="noiseless", **options)
-    assert read == [120, 15]
+    assert read_chain == [120, 15]
     assert plain.after["loss"] < plain.before["loss"] == pytest.approx(math.log(2), rel=1e-4)
     for method in PRIVATE:
         outcome = train(method, privacy__method=method, **options)
         assert certificates.verify(tmp_path / method) == outcome.certificate
-    assert read == [120, 15]  # what is kept is not read again
+    assert read_chain == [120, 15]  # what is kept is not read again
     # measured on texts, a saved probe does what it did on vectors
     loaded = load_model(tmp_path / "run", "classification")
     held = worlds.material(tmp_path / "corpus").held_out
@@ -786,7 +786,9 @@ def test_half_precision_is_not_resumed_in_full(train, tmp_path):
     found = train(run__precision="bfloat16", resume=True).certificate
     assert found.setup.precision == "bfloat16"
     assert found.setup.rounding_margin > 0
-    stretches = [r for r in read(tmp_path / "run" / "ledger.jsonl")[0] if r["kind"] == "resume"]
+    stretches = [
+        r for r in read_chain(tmp_path / "run" / "ledger.jsonl")[0] if r["kind"] == "resume"
+    ]
     assert [r["setup"]["precision"] for r in stretches] == ["bfloat16"]
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from tests.training import worlds
-from uedp.accounting.certificate import statement
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
+from uedp.accounting.statement import statement
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.estimators import Weights, f_e_plus

@@ -35,7 +35,7 @@ def sentences(word="day"):
 
 @pytest.fixture(autouse=True)
 def quick_certificates(monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
 
 @pytest.fixture

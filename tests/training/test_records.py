@@ -6,7 +6,6 @@ import pytest
 
 from tests.training import worlds
 from tests.training.test_loop import stopping_after
-from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
 from uedp.training import loop
 
@@ -15,7 +14,7 @@ SIZES = {"hidden_size": 6, "embedding_size": 4, "num_hidden_layers": 1}
 
 @pytest.fixture(autouse=True)
 def quick_certificates(monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
 
 def trained(tmp_path, out, model="awd-lstm", **options):

@@ -12,6 +12,7 @@ import numpy as np
 from uedp.accounting.pld import max_rounds
 from uedp.accounting.profile import MOST_NOISE, PrivacyEvent, Profile
 from uedp.accounting.proven import (
+    MAX_ROUNDS,
     Events,
     RotationProfile,
     UserLevelProfile,
@@ -21,7 +22,6 @@ from uedp.accounting.proven import (
 from uedp.errors import UserError
 
 _PRECISION = 2e-4  # of the noise or the share found
-_MOST_ROUNDS = 10_000_000
 
 
 def noise_for(
@@ -86,7 +86,7 @@ def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
     _check(target, delta)
     if epsilon(profile, 1, delta) > target:
         return 0
-    low, high = 1, min(_MOST_ROUNDS, max_rounds(delta)) + 1
+    low, high = 1, min(MAX_ROUNDS, max_rounds(delta)) + 1
     while high - low > 1:
         middle = min(2 * low, (low + high) // 2)  # few rounds are quicker to try
         if epsilon(profile, middle, delta) <= target:

@@ -238,7 +238,7 @@ def certificate_show(run: RunArgument, as_json: AsJson = False) -> None:
     rows.add_row("delta", f"{shown.delta:g}")
     if shown.corpus_total is not None:
         rows.add_row(
-            f"epsilon, {_runs(shown.corpus_total.runs)} on the corpus",
+            f"epsilon on the corpus, {_runs(shown.corpus_total.runs)}",
             number(shown.corpus_total.epsilon),
         )
     rows.add_row("method", cell(shown.method))
@@ -350,7 +350,7 @@ def ledger(
     opened = CorpusLedger(Corpus(corpus).folder)
     if close is not None:
         ended = close_run(close, opened)
-        certificates.issue(close)
+        certificates.issue(close, lambda text: typer.echo(f"warning: {plain(text)}", err=True))
         if not as_json:
             say(f"closed: run {ended.run} after {ended.counted:,} rounds")
     entries = [(entry, _finite(entry.epsilon(delta))) for entry in opened.entries()]
@@ -368,7 +368,7 @@ def ledger(
             }
             for entry, value in entries
         ]
-        spent = _finite(total.epsilon) if total else 0.0
+        spent = total.epsilon if total else 0.0
         unit = total.unit if total else ""
         say_json({"runs": runs, "epsilon": spent, "delta": delta, "unit": unit})
         return
@@ -398,7 +398,7 @@ def register(app: typer.Typer) -> None:
 
 
 def _runs(count: int) -> str:
-    return "one run" if count == 1 else f"all {count:,} runs"
+    return "this run" if count == 1 else f"all {count:,} runs together"
 
 
 def _finite(value: float) -> float | None:
@@ -415,7 +415,7 @@ def _prove(profile: "Profile", rounds: int, delta: float, as_json: bool) -> None
 
 
 def _words(profile: "Profile", value: float, delta: float) -> str:
-    from uedp.accounting.certificate import ADJACENCY, statement
+    from uedp.accounting.statement import ADJACENCY, statement
 
     return f"{statement(profile, value, delta, _finite(value) is not None)} {ADJACENCY}"
 

@@ -146,10 +146,10 @@ def cell(value: object) -> str:
 
 def number(value: float | None, digits: int = 4, down: bool = False) -> str:
     """A rounded number: up, so that an epsilon is never understated, or `down`."""
-    from uedp.accounting.certificate import rounded
+    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
 
     if value is None or value == float("inf"):
-        return "no finite epsilon"
+        return NO_FINITE_EPSILON
     return rounded(value, digits, down)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from uedp.errors import UserError
-from uedp.mechanism.clip.kinds import trainable_layers
+from uedp.mechanism.clip import trainable_layers
 from uedp.models.load import LoadedModel, load_model
 from uedp.models.trainable import make_trainable
 from uedp.progress import SILENT, Progress

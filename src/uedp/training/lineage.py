@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from uedp.accounting.chain import read
+from uedp.accounting.chain import read_chain
 from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Origin
 from uedp.accounting.ledger import RUN_LEDGER, PlannedRun
 from uedp.errors import UserError
@@ -115,10 +115,10 @@ def _read(path: Path) -> tuple[Learned, ...]:
 def _of_ledger(run: Path) -> tuple[Learned, ...]:
     if not (run / RUN_LEDGER).is_file():
         return ()
-    plan = next((one for one in read(run / RUN_LEDGER)[0] if one.get("kind") == "plan"), None)
+    plan = next((one for one in read_chain(run / RUN_LEDGER)[0] if one.get("kind") == "plan"), None)
     if plan is None:
         return ()
-    planned = PlannedRun.read(plan)
+    planned = PlannedRun.from_record(plan)
     own = Learned(
         planned.run,
         planned.method,

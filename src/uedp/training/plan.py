@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from uedp.accounting import certificate as certificates
 from uedp.accounting import decisions
+from uedp.accounting import statement as statements
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.profile import PrivacyEvent, Profile
@@ -74,7 +74,7 @@ class Plan:
         privacy = self.config.privacy
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
-        return certificates.statement(
+        return statements.statement(
             self.profile, self.epsilon, privacy.delta, self.private, self.setup()
         )
 
@@ -84,8 +84,8 @@ class Plan:
         if not self.private:
             return ""
         privacy = self.config.privacy
-        return certificates.missed_line(
-            certificates.missed_table(
+        return statements.missed_line(
+            statements.missed_table(
                 self.profile, self.rounds, privacy.delta, self.setup(), self.vocabulary
             )
         )
@@ -121,10 +121,10 @@ class Plan:
                 f"a round draws about {users:.2g} users: the noise hides one among them, so with "
                 f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
             )
-        if certificates.LARGE_EPSILON < self.epsilon < math.inf:
+        if statements.LARGE_EPSILON < self.epsilon < math.inf:
             found.append(
                 f"epsilon {self.epsilon:.3g} says little, being above "
-                f"{certificates.LARGE_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
+                f"{statements.LARGE_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
             )
         if self.provenance.precision == "bfloat16" and self.profile is not None:
             found.append(

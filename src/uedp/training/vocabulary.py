@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from uedp.accounting.certificate import PRIVATE_VOCABULARY, Origin
+from uedp.accounting.decisions import PRIVATE_VOCABULARY, Origin
 from uedp.accounting.ledger import RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.vocabulary import VocabularyRelease
