@@ -155,8 +155,8 @@ def one(name: str, options: argparse.Namespace) -> None:
 def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str, Any]:
     """Train one model, or go on with it; what the certificate says stands beside the numbers."""
     from uedp.incidence import Incidence
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
     from uedp.training.loop import CONFIG, run
 
     folder, began = options.out / name, time.time()
@@ -169,10 +169,10 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     values["model"]["name"] = str(options.model)
     values["run"]["checkpoint_seconds"] = 60
     rounds = [f"privacy.rounds={options.rounds}"] if options.rounds else []
-    parsed = parse(values, changes=[*rounds, *options.set])
+    parsed = parse_config(values, changes=[*rounds, *options.set])
     ledger = options.out / f"{name}.corpus"  # of its own: these runs do not add up to one
     ledger.mkdir(parents=True, exist_ok=True)
-    material = Material(
+    data = TrainingData(
         load_texts(options.material, source),
         Incidence.load(options.material / "incidence"),
         ledger,
@@ -181,7 +181,7 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     found = run(
         parsed,
         folder,
-        material=material,
+        data=data,
         resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{name}: {line}", flush=True),
     )

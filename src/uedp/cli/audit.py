@@ -245,13 +245,13 @@ def audit_train(
     """
     from uedp.audit import training
     from uedp.report.audit_training_plots import score_histograms
-    from uedp.training.config import load
+    from uedp.training.config import load_config
 
     if resume and out is None:
         raise UserError("audit train: say what to resume with --out")
     with tempfile.TemporaryDirectory(prefix="uedp-audit-") as scratch:
         found = training.audit(
-            load(config, changes),
+            load_config(config, changes),
             out or Path(scratch) / "audit",
             users=users,
             entities=entities,

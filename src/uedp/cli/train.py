@@ -217,13 +217,12 @@ def _config(
         if not path.is_file():
             raise UserError(f"{run}: holds no run to resume; leave out --resume")
     if path is not None and not path.exists():
-        preset = Path(config.__file__).with_name("presets") / f"{path}.yaml"
-        path = preset if preset.is_file() else path
+        path = config.preset_path(str(path)) or path
     if path is not None:
-        return config.load(path, every)
+        return config.load_config(path, every)
     if "data.train" not in given or "model.name" not in given:
         raise UserError("train: give a CONFIG, or at least --corpus, --model and --epsilon")
-    return config.parse({"privacy": {}}, "train", every)
+    return config.parse_config({"privacy": {}}, "train", every)
 
 
 def _show_plan(preview: "Preview") -> None:
@@ -239,7 +238,7 @@ def _show_plan(preview: "Preview") -> None:
     show("", rows)
     if plan.private and plan.profile is not None:
         show_missed(plan.profile, plan.rounds, privacy.delta, privacy.sentences_per_user)
-    for warning in preview.doubts:
+    for warning in preview.warnings:
         say(f"warning: {warning}")
     typer.echo("nothing was trained")
 
