@@ -66,7 +66,7 @@ def test_no_noise_is_no_guarantee(run):
     assert found["epsilon"] is None
     assert found["guarantee"] is False
     assert found["words"].startswith("This run has no privacy guarantee.")
-    assert "none that is finite" in run(*line).out
+    assert "no finite epsilon" in run(*line).out
 
 
 def test_alg(run):

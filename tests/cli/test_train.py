@@ -14,7 +14,7 @@ import yaml
 
 from uedp.cli import main
 from uedp.models import packaged
-from uedp.training.config import load as load_config
+from uedp.training.config import load_config
 
 DEMO = Path(__file__).parents[2] / "docs" / "demo.yaml"
 SIZES = "model.sizes={embedding_size: 8, num_hidden_layers: 1}"

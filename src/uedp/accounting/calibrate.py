@@ -10,11 +10,10 @@ import numpy as np
 
 from uedp.accounting.pld import max_rounds
 from uedp.accounting.profile import MOST_NOISE, PrivacyEvent
-from uedp.accounting.proven import Events, check_delta, epsilon
+from uedp.accounting.proven import MAX_ROUNDS, Events, check_delta, epsilon
 from uedp.errors import UserError
 
 _PRECISION = 2e-4  # of the noise or the share found
-_MOST_ROUNDS = 10_000_000
 
 
 def noise_for(
@@ -79,7 +78,7 @@ def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
     _check(target, delta)
     if epsilon(profile, 1, delta) > target:
         return 0
-    low, high = 1, min(_MOST_ROUNDS, max_rounds(delta)) + 1
+    low, high = 1, min(MAX_ROUNDS, max_rounds(delta)) + 1
     while high - low > 1:
         middle = min(2 * low, (low + high) // 2)  # few rounds are quicker to try
         if epsilon(profile, middle, delta) <= target:

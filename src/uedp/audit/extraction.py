@@ -22,9 +22,9 @@ from uedp.audit.secrets import Secret, drawn, size
 from uedp.errors import UserError
 from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
-from uedp.training.config import PRIVATE, Config
-from uedp.training.config import load as load_config
-from uedp.training.loop import CONFIG, RESULT, read_result
+from uedp.training.config import Config, load_config
+from uedp.training.outcome import read_result
+from uedp.training.run_dir import CONFIG, RESULT
 
 T = TypeVar("T")
 
@@ -247,7 +247,7 @@ def _gaps(
 def _epsilon(run: Path, config: Config) -> float | None:
     from uedp.accounting import certificate
 
-    return certificate.load_certificate(run).epsilon if config.privacy.method in PRIVATE else None
+    return certificate.load_certificate(run).epsilon if config.private else None
 
 
 def _scorer(loaded: LoadedModel) -> Scorer:

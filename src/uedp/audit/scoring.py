@@ -13,7 +13,8 @@ from torch import Tensor
 
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.training.tasks import Precision, unmasked
+from uedp.methods import Autocast
+from uedp.training.tasks import unmasked
 
 Floats = npt.NDArray[np.float64]
 
@@ -51,7 +52,7 @@ class Question:
 
 @torch.no_grad()
 def likelihoods(
-    model: Any, questions: Sequence[Question], precision: Precision, room: int
+    model: Any, questions: Sequence[Question], precision: Autocast, room: int
 ) -> list[Floats]:
     """For each question, the log-likelihood of each ending after the prefix.
 
@@ -74,7 +75,7 @@ def likelihoods(
     return [found[number] for number in range(len(questions))]
 
 
-def _after_one_prefix(model: Any, question: Question, precision: Precision, room: int) -> Floats:
+def _after_one_prefix(model: Any, question: Question, precision: Autocast, room: int) -> Floats:
     device = next(model.parameters()).device
     with precision():
         read = model(input_ids=torch.tensor([list(question.prefix)], device=device), use_cache=True)
@@ -101,7 +102,7 @@ def _after_one_prefix(model: Any, question: Question, precision: Precision, room
 
 
 def _side_by_side(
-    model: Any, questions: Sequence[Question], precision: Precision, room: int
+    model: Any, questions: Sequence[Question], precision: Autocast, room: int
 ) -> list[Floats]:
     device = next(model.parameters()).device
     rows = [(*q.prefix, *context) for q in questions for context in q.endings.contexts]
@@ -184,7 +185,7 @@ class Scorer:
         model: Any,
         tokenizer: Any,
         max_tokens: int,
-        precision: Precision = torch.no_grad,
+        precision: Autocast = torch.no_grad,
         room: int | None = None,
     ) -> None:
         self._model, self._tokenizer, self._longest = model, tokenizer, max_tokens

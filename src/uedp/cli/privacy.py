@@ -17,9 +17,11 @@ from uedp.accounting.planning import FEW_USERS, Option, Supply, curves, options
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.accounting.signature import generate_key, sign_certificate
-from uedp.cli.terminal import plain, progress, show, table
+from uedp.accounting.statement import ADJACENCY, NO_FINITE_EPSILON, rounded, statement
+from uedp.cli.terminal import plain, progress, show, table, with_flags
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
+from uedp.mechanism.sampling import supply_of
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Delta = Annotated[float, typer.Option(help="The probability of failure that is allowed.")]
@@ -178,7 +180,7 @@ def plan(
     if plot is not None:
         from uedp.report.plots import epsilon_curves
 
-        epsilon_curves(curves(tried[0], delta), delta, plot)
+        epsilon_curves(curves(tried[0].profile, tried[0].rounds, delta), delta, plot)
     if as_json:
         rows = [asdict(option) for option in tried]
         typer.echo(
@@ -204,13 +206,7 @@ def plan(
     if plot is not None:
         typer.echo(f"epsilon against rounds: {plot}")
     first = tried[0]
-    show_missed(
-        RotationProfile(first.noise, first.user_rate, first.entity_share),
-        first.rounds,
-        delta,
-        None,
-        "the best of these",
-    )
+    show_missed(first.profile, first.rounds, delta, None, "the best of these")
 
 
 def show_missed(
@@ -227,7 +223,7 @@ def show_missed(
         values = (_number(e if e < float("inf") else None, 3) for e in row.epsilons)
         shown.add_row(
             name if row is found[0] else row.change,
-            certificates.rounded(row.profile.noise),
+            rounded(row.profile.noise),
             *values,
         )
     show("\nepsilon where the detector missed the entity, at the noise that each plan needs", shown)
@@ -285,7 +281,8 @@ def certificate_verify(
 
         refuse_other_corpus(checked, corpus)
     signed = public_key is not None
-    left_open = certificates.not_checked(checked, signed, corpus is not None)
+    open_questions = certificates.not_checked(checked, signed, corpus is not None)
+    left_open = [with_flags(text) for text in open_questions]
     if as_json:
         found = {
             "verified": signed,
@@ -348,7 +345,7 @@ def ledger(
     opened = CorpusLedger(Corpus(corpus).folder)
     if close is not None:
         ended = close_run(close, opened)
-        certificates.issue(close)
+        certificates.issue(close, lambda text: typer.echo(f"warning: {plain(text)}", err=True))
         if not as_json:
             typer.echo(f"closed: run {plain(ended.run)} after {ended.counted:,} rounds")
     entries = opened.entries()
@@ -361,8 +358,7 @@ def ledger(
     total = opened.total(delta)
     if as_json:
         found = [_entry(entry, delta) for entry in entries]
-        finite = total.epsilon if total.epsilon < float("inf") else None
-        answer = {"runs": found, "epsilon": finite, "delta": delta, "unit": total.unit}
+        answer = {"runs": found, "epsilon": total.epsilon, "delta": delta, "unit": total.unit}
         typer.echo(json.dumps(answer, indent=2))
         return
     rows = table("run", "method", "rounds", "", "epsilon", "")
@@ -378,10 +374,9 @@ def ledger(
             _text(entry.exposed or ""),
         )
     show("", rows)
-    value = _number(total.epsilon if total.epsilon < float("inf") else None)
-    typer.echo(
-        f"\nall {total.runs} runs together: epsilon {value} at delta {delta:g}, for {total.unit}"
-    )
+    runs = "this run" if total.runs == 1 else f"all {total.runs} runs together"
+    value = _number(total.epsilon)
+    typer.echo(f"\n{runs}: epsilon {value} at delta {delta:g}, for {total.unit}")
 
 
 @certificate.command("schema")
@@ -446,7 +441,7 @@ def _prove(profile: Profile, rounds: int, delta: float, as_json: bool) -> None:
 
 def _words(profile: Profile, value: float, delta: float) -> str:
     private = value < float("inf")
-    return f"{certificates.statement(profile, value, delta, private)} {certificates.ADJACENCY}"
+    return f"{statement(profile, value, delta, private)} {ADJACENCY}"
 
 
 def _answer(
@@ -464,12 +459,12 @@ def _answer(
 
 
 def _number(value: float | None, digits: int = 4, down: bool = False) -> str:
-    return "none that is finite" if value is None else certificates.rounded(value, digits, down)
+    return NO_FINITE_EPSILON if value is None else rounded(value, digits, down)
 
 
 def _supply(corpus: Path | None, users: int | None, sentences: int | None, usable: float) -> Supply:
     if corpus is not None:
-        return Supply.of_incidence(Corpus(corpus).incidence)
+        return supply_of(Corpus(corpus).incidence)
     if users is None or sentences is None:
         raise UserError("plan: give a corpus folder, or --users and --sentences")
     if users < 1 or sentences < 1 or not 0 <= usable <= 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from uedp.cli.terminal import plain, progress, show, table
+from uedp.cli.terminal import plain, progress, show, table, with_flags
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -192,10 +192,10 @@ def _config(
         preset = Path(config.__file__).with_name("presets") / f"{path}.yaml"
         path = preset if preset.is_file() else path
     if path is not None:
-        return config.load(path, every)
+        return config.load_config(path, every)
     if "data.train" not in given or "model.name" not in given:
         raise UserError("train: give a CONFIG, or at least --corpus, --model and --epsilon")
-    return config.parse({"privacy": {}}, "train", every)
+    return config.parse_config({"privacy": {}}, "train", every)
 
 
 # --- what is shown -------------------------------------------------------------------------------
@@ -203,16 +203,16 @@ def _config(
 
 def _say(line: str) -> None:
     # not typer.echo: it would write past the bar, which moves aside for `print`
-    print(plain(line), flush=True)
+    print(plain(with_flags(line)), flush=True)
 
 
 def _say_sum(own: "Certificate") -> None:
     """What all runs on the corpus come to, if there were others."""
-    from uedp.accounting.certificate import rounded
+    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
 
     total = own.corpus_total
     if total is not None and total.runs > 1:
-        value = "none that is finite" if total.epsilon is None else rounded(total.epsilon)
+        value = NO_FINITE_EPSILON if total.epsilon is None else rounded(total.epsilon)
         typer.echo(f"all {total.runs} runs on this corpus together: epsilon {value}")
 
 
@@ -232,7 +232,7 @@ def _show_plan(found: "Preview") -> None:
     profile, privacy = found.plan.profile, found.plan.config.privacy
     if found.plan.private and profile is not None and found.plan.missed_line:
         show_missed(profile, found.plan.rounds, privacy.delta, privacy.sentences_per_user)
-    for doubt in found.doubts:
+    for doubt in found.warnings:
         typer.echo(f"warning: {doubt}")
     typer.echo("nothing was trained")
 
