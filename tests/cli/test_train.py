@@ -228,7 +228,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(here, run):
     assert "stopping after this round" in said
     done = metrics.read_text().count("\n")
     assert done < 400
-    assert f"stopped after round {done}; go on with --resume" in said
+    assert f"stopped after round {done}; continue with --resume" in said
     assert [path.name for path in (here / out / "checkpoints").iterdir()] == [f"{done:08d}"]
     assert "not finished" in refused(run, "evaluate", out)
 

@@ -155,9 +155,10 @@ def plan(
 
     from uedp.accounting.planning import FEW_USERS, Supply, curves, options
     from uedp.corpus.store import Corpus
+    from uedp.mechanism.sampling import supply_of
 
     if corpus is not None:
-        supply = Supply.of_incidence(Corpus(corpus).incidence)
+        supply = supply_of(Corpus(corpus).incidence)
     else:
         supply = Supply.of_counts(users, sentences, usable)
     tried = []
@@ -170,7 +171,7 @@ def plan(
     if plot is not None:
         from uedp.report.plots import epsilon_curves
 
-        epsilon_curves(curves(tried[0], delta), delta, plot)
+        epsilon_curves(curves(tried[0].profile, tried[0].rounds, delta), delta, plot)
     if as_json:
         rows = [asdict(option) for option in tried]
         say_json({"epsilon": epsilon_target, "delta": delta, "options": rows})
