@@ -17,15 +17,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from research.datasets import texts
-from research.settings import FINE_TUNING, config
+from research.datasets import load_texts
+from research.settings import FINE_TUNING, method_config
 
 ROUNDS = {"privacy__rounds": 100}
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
-    "noiseless": config(FINE_TUNING, "noiseless", **ROUNDS),
-    "rotation-8": config(FINE_TUNING, "rotation", 8, **ROUNDS),
-    "sabotaged-2": config(FINE_TUNING, "rotation", 2, **ROUNDS),
-    "user-level-8": config(FINE_TUNING, "user-level", 8, **ROUNDS),
+    "noiseless": method_config(FINE_TUNING, "noiseless", **ROUNDS),
+    "rotation-8": method_config(FINE_TUNING, "rotation", 8, **ROUNDS),
+    "sabotaged-2": method_config(FINE_TUNING, "rotation", 2, **ROUNDS),
+    "user-level-8": method_config(FINE_TUNING, "user-level", 8, **ROUNDS),
 }
 
 
@@ -35,17 +35,17 @@ def run(name: str, options: argparse.Namespace) -> None:
     from uedp.audit.training import audit
     from uedp.incidence import Incidence
     from uedp.mechanism import release
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
 
     values = {section: dict(fields) for section, fields in RUNS[name].items()}
     values["data"] = {"train": str(options.material)}
     values["model"]["name"] = options.model
     changes = [f"privacy.rounds={options.rounds}"] if options.rounds else []
-    config = parse(values, changes=changes)
+    config = parse_config(values, changes=changes)
     folder = options.out / name
-    natural = Material(
-        texts(options.material, "train"),
+    natural = TrainingData(
+        load_texts(options.material, "train"),
         Incidence.load(options.material / "incidence"),
         options.out,  # not used: the audit keeps a ledger of its own
     )
@@ -56,7 +56,7 @@ def run(name: str, options: argparse.Namespace) -> None:
         found = audit(
             config,
             folder,
-            material=natural,
+            data=natural,
             users=options.users,
             entities=options.entities,
             holders=options.holders,

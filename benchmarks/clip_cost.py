@@ -1,7 +1,7 @@
 """What a change of the clip rule costs: one CoNLL run at epsilon 8 with two versions of the code.
 
-    python benchmarks/utility.py prepare --data DIR --materials FOLDER        (with each version)
-    python benchmarks/clip_cost.py train --before TREE --materials FOLDER FOLDER --model FOLDER
+    python benchmarks/utility.py prepare --data DIR --datasets FOLDER        (with each version)
+    python benchmarks/clip_cost.py train --before TREE --datasets FOLDER FOLDER --model FOLDER
         --out FOLDER
     python benchmarks/clip_cost.py table FILE
 
@@ -19,22 +19,22 @@ from typing import Any
 from research import processes, runs
 
 HERE = Path(__file__).resolve().parents[1]
-TRIAL = "rotation-8-flat-0.003-at-0.2"  # what `experiments/settings.py` has for CoNLL
+TRIAL = "rotation-8-flat-0.003-at-0.2"  # what `research/settings.py` has for CoNLL
 
 
 def train(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     trees = {"before": options.before, "after": HERE}
-    materials = dict(zip(trees, options.materials, strict=True))
+    materials = dict(zip(trees, options.datasets, strict=True))
 
     def start(name: str) -> processes.Process:
         script = trees[name] / "benchmarks/utility.py"
         path = ":".join([str(trees[name] / "src"), *options.packages])
         command = ["env", f"PYTHONPATH={path}", sys.executable, "-W", "ignore", str(script)]
-        command += ["train", "--materials", str(materials[name]), "--runs", TRIAL]
+        command += ["train", "--datasets", str(materials[name]), "--runs", TRIAL]
         command += ["--model", f"gpt={options.model}", "--out", str(options.out / name)]
         command += ["--rounds", str(options.rounds)] if options.rounds else []
-        return processes.start(name, command, options.out)
+        return processes.start_process(name, command, options.out)
 
     jobs = {name: (lambda name=name: start(name)) for name in trees}
     failed = processes.run_processes(jobs, options.out, 2, say=lambda line: print(line, flush=True))
@@ -51,7 +51,7 @@ def train(options: argparse.Namespace) -> None:
 
 def table(path: Path) -> None:
     found: dict[str, Any] = json.loads(path.read_text())["runs"]
-    print(runs.table(found.values()))
+    print(runs.results_table(found.values()))
     for part in ("validation", "test"):
         before, after = (found[name][part]["perplexity"] for name in ("before", "after"))
         print(
@@ -64,7 +64,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train")
     training.add_argument("--before", type=Path, required=True, metavar="TREE")
-    training.add_argument("--materials", type=Path, nargs=2, required=True)
+    training.add_argument("--datasets", type=Path, nargs=2, required=True)
     training.add_argument("--model", required=True)
     training.add_argument("--out", type=Path, required=True)
     training.add_argument("--packages", nargs="*", default=[], help="folders to import from too")

@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from research import markdown, processes
-from research.datasets import texts, write_texts
-from research.settings import CORPORA, FINE_TUNING, NOISELESS_RATE, config
+from research.datasets import load_texts, save_texts
+from research.settings import DATA_SETTINGS, FINE_TUNING, NOISELESS_RATE, method_config
 from research.sources import DATA_SETS
 
-CONLL, SETTINGS = DATA_SETS["conll"].files, CORPORA["conll"]
+CONLL, SETTINGS = DATA_SETS["conll"].files, DATA_SETTINGS["conll"]
 
 # Each entry stands for `--each` secrets: 640 told by one user, 240 by 4, 80 by 16, 40 by 64.
 REPEATS = [1] * 16 + [4] * 6 + [16] * 2 + [64]
@@ -50,11 +50,11 @@ def _private(method: str, epsilon: float) -> _Config:
     drawn: dict[str, Any] = {"privacy__user_rate": SETTINGS.user_level}
     if method == "rotation":  # as many users in a round as the others
         drawn = {"privacy__entity_share": SETTINGS.share, **SETTINGS.rotation_too["users-0.1"]}
-    return config(FINE_TUNING, method, epsilon, **{**SETTINGS.flat, **drawn})
+    return method_config(FINE_TUNING, method, epsilon, **{**SETTINGS.flat, **drawn})
 
 
 def _plain(method: str) -> _Config:
-    return config(
+    return method_config(
         FINE_TUNING, method, privacy__user_rate=SETTINGS.plain, optimiser__rate=NOISELESS_RATE
     )
 
@@ -118,7 +118,7 @@ def prepare(options: argparse.Namespace) -> None:
             ("validation", [s.text for s in validation]),
             ("deidentified", hidden),
         ):
-            write_texts(folder, name, found, [None] * len(found))
+            save_texts(folder, name, found, [None] * len(found))
         shutil.rmtree(folder / "incidence", ignore_errors=True)
         shutil.copytree(train.folder / "incidence", folder / "incidence")
         gaps = []
@@ -155,8 +155,8 @@ def one(name: str, options: argparse.Namespace) -> None:
 def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str, Any]:
     """Train one model, or go on with it; what the certificate says stands beside the numbers."""
     from uedp.incidence import Incidence
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
     from uedp.training.loop import CONFIG, run
 
     folder, began = options.out / name, time.time()
@@ -169,19 +169,19 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     values["model"]["name"] = str(options.model)
     values["run"]["checkpoint_seconds"] = 60
     rounds = [f"privacy.rounds={options.rounds}"] if options.rounds else []
-    parsed = parse(values, changes=[*rounds, *options.set])
+    parsed = parse_config(values, changes=[*rounds, *options.set])
     ledger = options.out / f"{name}.corpus"  # of its own: these runs do not add up to one
     ledger.mkdir(parents=True, exist_ok=True)
-    material = Material(
-        texts(options.material, source),
+    data = TrainingData(
+        load_texts(options.material, source),
         Incidence.load(options.material / "incidence"),
         ledger,
-        texts(options.material, "validation", 50 if options.dry else None),
+        load_texts(options.material, "validation", 50 if options.dry else None),
     )
     found = run(
         parsed,
         folder,
-        material=material,
+        data=data,
         resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{name}: {line}", flush=True),
     )
@@ -350,14 +350,14 @@ def _start(name: str, options: argparse.Namespace, again: bool) -> processes.Pro
     command += ["--keep"] if options.keep or again else []
     command += ["--scored"] if again else []
     command += ["--dry"] if options.dry else []
-    return processes.start(name, command, options.out)
+    return processes.start_process(name, command, options.out)
 
 
 # --- tables and the figure, from the JSON files --------------------------------------------------
 
 
 def table(folder: Path, plot: Path | None = None) -> None:
-    rows = list(processes.results(RUNS, folder).values())
+    rows = list(processes.read_results(RUNS, folder).values())
     if not rows:
         raise SystemExit(f"{folder}: no results")
     found = rows[0]["membership"]

@@ -1,9 +1,9 @@
 """How much of a corpus is usable at a time, and how much any rule of lending could use.
 
-    python benchmarks/lending.py MATERIALS [--out JSON]
+    python benchmarks/lending.py DATASETS [--out JSON]
 
-`MATERIALS` holds prepared data sets (`python -m research` leaves them in
-OUT/.work/common/materials).
+`DATASETS` holds prepared data sets (`python -m research` leaves them in
+OUT/.work/common/datasets).
 
 - *usable*: sentences all of whose entities are lent to their user, of all.
 - *whole*: the same, each counted by how much of an entity's share it has (several of one user
@@ -21,21 +21,21 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array
 
-from research.datasets import incidence
-from research.settings import CORPORA
+from research.datasets import load_incidence
+from research.settings import DATA_SETTINGS
 from uedp.incidence import Incidence
 from uedp.mechanism import sampling as draw
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("materials", type=Path)
+    parser.add_argument("datasets", type=Path)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
     print(f"{'data':6} {'rounds':>6} {'usable':>7} {'whole':>7} {'at most':>7} {'never':>6}")
-    for data, corpus in CORPORA.items():
-        found = incidence(options.materials / data)
+    for data, corpus in DATA_SETTINGS.items():
+        found = load_incidence(options.datasets / data)
         row = {"data": data, "rounds": corpus.rounds, **measured(found, corpus.rounds)}
         rows.append(row)
         print(

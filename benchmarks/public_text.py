@@ -1,12 +1,12 @@
 """What public text first is worth: private fine-tuning after fine-tuning on another data set.
 
-    python benchmarks/public_text.py train --materials FOLDER --model gpt=FOLDER --out FOLDER
+    python benchmarks/public_text.py train --datasets FOLDER --model gpt=FOLDER --out FOLDER
     python benchmarks/public_text.py table FOLDER
 
 Another data set is taken as public, and the model is fine-tuned on it without privacy. Then come
 the private trials of `python -m research next-word-gpt` at the larger epsilon, with the steps they
-have there and with steps of half the length, as less is left to learn. `--materials` holds all
-three data sets (`python -m research` leaves them in OUT/.work/common/materials). Of the committed
+have there and with steps of half the length, as less is left to learn. `--datasets` holds all
+three data sets (`python -m research` leaves them in OUT/.work/common/datasets). Of the committed
 results, those of rotation were made with another order of lending (see docs/results.md).
 """
 
@@ -17,8 +17,8 @@ from itertools import product
 from pathlib import Path
 
 from research import runs
-from research.next_word import gpt_trials
-from research.runs import Trial, changed
+from research.experiments.next_word import gpt_trials
+from research.runs import Trial, override
 from research.settings import EPSILONS
 
 PUBLIC = {"conll": "ag", "ag": "conll", "edgar": "ag"}  # news for news; contracts have none
@@ -28,9 +28,9 @@ KNOWN = {trial.name: trial for trial in gpt_trials()}
 def trials() -> Iterator[Trial]:
     for (data, other), method in product(PUBLIC.items(), ("rotation", "user")):
         one = KNOWN[f"{data}-{method}-{EPSILONS[0]:g}"]
-        own = changed(one.config, model__name=part(other))
+        own = override(one.config, model__name=part(other))
         yield replace(one, name=f"{one.name}-public", config=own)
-        half = changed(own, optimiser__rate=own["optimiser"]["rate"] / 2)
+        half = override(own, optimiser__rate=own["optimiser"]["rate"] / 2)
         yield replace(one, name=f"{one.name}-public-short", config=half)
 
 
@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     training = commands.add_parser("train")
-    training.add_argument("--materials", type=Path, required=True)
+    training.add_argument("--datasets", type=Path, required=True)
     training.add_argument("--model", required=True, metavar="gpt=FOLDER")
     training.add_argument("--out", type=Path, required=True)
     training.add_argument("--rounds", type=int, help="for a dry run")
@@ -52,19 +52,19 @@ def main() -> None:
     shown.add_argument("folder", type=Path)
     options = parser.parse_args()
     if options.command == "table":
-        print(runs.table(runs.finished(options.folder)))
+        print(runs.results_table(runs.load_results(options.folder)))
         return
     models = dict([options.model.split("=", 1)])
-    first = runs.Place(options.materials, dict(models), options.out / "public", options.rounds)
+    first = runs.Workspace(options.datasets, dict(models), options.out / "public", options.rounds)
     first.out.mkdir(parents=True, exist_ok=True)
     for data in dict.fromkeys(PUBLIC.values()):
         trial = KNOWN[f"{data}-noiseless"]
         if not first.result(trial).exists():
-            runs.run(trial, first, keep=True)
+            runs.run(trial, first, keep_weights=True)
         models[part(data)] = str(first.out / trial.name)
-    place = runs.Place(options.materials, models, options.out, options.rounds)
+    place = runs.Workspace(options.datasets, models, options.out, options.rounds)
     results = runs.run_trials(list(trials()), place, options.jobs, say=print)
-    print(runs.table(results.values()))
+    print(runs.results_table(results.values()))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ import torch
 import transformers
 from packing import Numbers
 
-from research.datasets import texts as material_texts
+from research.datasets import load_texts
 from uedp.incidence import Rows
 from uedp.mechanism.clip import Engine, rules
 from uedp.mechanism.packing import SHARED_ROWS
@@ -111,7 +111,7 @@ class Real:
 
     def __init__(self, tokenizer: Any, material: Path) -> None:
         self.tokenizer = tokenizer
-        self._texts = material_texts(material, "train").texts
+        self._texts = load_texts(material, "train").texts
 
     def some(self, count: int) -> list[str]:
         chosen = np.random.default_rng(0).choice(len(self._texts), count, replace=False)
@@ -129,8 +129,8 @@ def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
     empty = total("")
     moved = max(float((total(first) - empty).norm()) for first in texts.long())
     with (
-        mock.patch.object(rules, "of_sum", return_value=0.0),
-        mock.patch.object(rules, "OF_SCALING", 0.0),
+        mock.patch.object(rules, "sum_error", return_value=0.0),
+        mock.patch.object(rules, "SCALING_ERROR", 0.0),
     ):
         unbounded = total("")
     precision = "bfloat16" if half else "float32"

@@ -1,12 +1,12 @@
 """What training with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares.
 
-    python benchmarks/utility.py prepare --data DIR --materials FOLDER
-    python benchmarks/utility.py train --materials FOLDER --model gpt=FOLDER --out FOLDER
+    python benchmarks/utility.py prepare --data DIR --datasets FOLDER
+    python benchmarks/utility.py train --datasets FOLDER --model gpt=FOLDER --out FOLDER
     python benchmarks/utility.py table FOLDER
 
 `train` goes through the same loop as `uedp train`, several runs at once, all or those named; what
 is finished is not run again. Choices are made on the validation part; the test part is measured
-once per finished run and decides nothing. `experiments/settings.py` holds what was chosen, and
+once per finished run and decides nothing. `research/settings.py` holds what was chosen, and
 `python -m research next-word-gpt` is the comparison made with it.
 """
 
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from research import runs
-from research.datasets import prepare
-from research.runs import Trial, changed
-from research.settings import CORPORA, EPSILONS, FINE_TUNING, FLAT, LSTM, config
+from research.datasets import prepare_dataset
+from research.runs import Trial, override
+from research.settings import DATA_SETTINGS, EPSILONS, FINE_TUNING, FLAT, LSTM, method_config
 
 STEPS = (3e-3, 4e-3, 8e-3, 1.6e-2)
 LSTM_STEPS = (2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2)
@@ -43,25 +43,25 @@ def trials() -> Iterator[Trial]:
     """Adapters of rank 8: kinds and steps for each method, other changes; steps of an LSTM."""
     for epsilon, (kind, how), step in product(EPSILONS, KINDS.items(), STEPS):
         changes = {**how, "optimiser__rate": step}
-        share = {"privacy__entity_share": CORPORA["conll"].share}
-        rotation = config(FINE_TUNING, "rotation", epsilon, **share, **changes)
-        user = config(FINE_TUNING, "user-level", epsilon, **changes)
+        share = {"privacy__entity_share": DATA_SETTINGS["conll"].share}
+        rotation = method_config(FINE_TUNING, "rotation", epsilon, **share, **changes)
+        user = method_config(FINE_TUNING, "user-level", epsilon, **changes)
         ending = f"{epsilon:g}-{kind}-{step:g}"
         yield Trial(f"rotation-{ending}", "conll", rotation)
         yield Trial(f"user-{ending}", "conll", user)
         for rate in USER_LEVEL_RATES:
-            other = changed(user, privacy__user_rate=rate)
+            other = override(user, privacy__user_rate=rate)
             yield Trial(f"user-{ending}-at-{rate:g}", "conll", other)
         if kind != "half":
             for name, other in OTHERS.items():
-                yield Trial(f"rotation-{ending}-{name}", "conll", changed(rotation, **other))
+                yield Trial(f"rotation-{ending}-{name}", "conll", override(rotation, **other))
     for step in (1e-3, 2e-3):
-        plain = config(FINE_TUNING, "noiseless", optimiser__rate=step)
+        plain = method_config(FINE_TUNING, "noiseless", optimiser__rate=step)
         yield Trial(f"noiseless-{step:g}", "conll", plain)
     for step, (name, method) in product(
         LSTM_STEPS, (("rotation", "rotation"), ("user", "user-level"))
     ):
-        own = config(LSTM, method, 8.0, optimiser__rate=step)
+        own = method_config(LSTM, method, 8.0, optimiser__rate=step)
         yield Trial(f"lstm-{name}-8-step-{step:g}", "conll", own)
 
 
@@ -70,9 +70,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("prepare")
     making.add_argument("--data", type=Path, required=True)
-    making.add_argument("--materials", type=Path, required=True)
+    making.add_argument("--datasets", type=Path, required=True)
     training = commands.add_parser("train")
-    training.add_argument("--materials", type=Path, required=True)
+    training.add_argument("--datasets", type=Path, required=True)
     training.add_argument("--model", nargs="+", required=True, metavar="PART=FOLDER")
     training.add_argument("--out", type=Path, required=True)
     training.add_argument("--runs", nargs="*", help="some of them")
@@ -83,17 +83,17 @@ def main() -> None:
     shown.add_argument("folder", type=Path)
     options = parser.parse_args()
     if options.command == "prepare":
-        prepare("conll", options.data, options.materials / "conll")
+        prepare_dataset("conll", options.data, options.datasets / "conll")
     elif options.command == "train":
         models = dict(part.split("=", 1) for part in options.model)
-        place = runs.Place(options.materials, models, options.out, options.rounds)
+        place = runs.Workspace(options.datasets, models, options.out, options.rounds)
         asked = [trial for trial in trials() if not options.runs or trial.name in options.runs]
         found = runs.run_trials(
             asked, place, options.jobs, options.deadline, say=lambda line: print(line, flush=True)
         )
-        print(runs.table(found.values()))
+        print(runs.results_table(found.values()))
     else:
-        print(runs.table(runs.finished(options.folder)))
+        print(runs.results_table(runs.load_results(options.folder)))
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""The paper's tables and figures, and what is beyond them, each as one command."""
+"""The paper's tables and figures, its baselines, and further measurements, one command each."""

@@ -1,10 +1,11 @@
-"""What an experiment is: a name, a function that measures, one that draws, one that tells."""
+"""The `Experiment` type, its options, and the cache of finished steps."""
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,17 @@ import uedp
 from uedp.errors import UserError
 from uedp.progress import SILENT, Progress
 
-Result = dict[str, Any]  # what JSON can hold
+Result = dict[str, Any]  # serialisable as JSON
 
 
 @dataclass(frozen=True)
 class Options:
     """Where an experiment reads and writes, and how much of it is run.
 
-    `data` holds a folder per data set (conll2003, ag_news, edgar, presidio_synth); `work` keeps
-    what lets an interrupted experiment go on. `models` names saved models by their part: `gpt`,
-    `bert`, `ner` (a spaCy pipeline), `words` (a public tokenizer.json). With `finished_only`
-    nothing is trained: runs without a result are left out, and named as not run.
+    `data` holds one folder per data set (conll2003, ag_news, edgar, presidio_synth). `work` holds
+    intermediate files, with which an interrupted experiment resumes. `models` maps a part to a
+    saved model: `gpt`, `bert`, `ner` (a spaCy pipeline), `words` (a public tokenizer.json). With
+    `finished_only` nothing is trained; trials without a result are reported as not run.
     """
 
     data: Path
@@ -35,16 +36,16 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.jobs < 1:
-            raise UserError(f"--jobs {self.jobs}: at least one is needed")
+            raise UserError(f"--jobs {self.jobs}: must be at least 1")
 
     @property
     def common(self) -> Path:
-        """What several experiments share, such as a corpus that took minutes to detect."""
+        """Intermediate files that several experiments share, such as detected corpora."""
         return self.work.parent / "common"
 
     @property
     def trials(self) -> Path:
-        """The results of single trainings, one file each, beside those of experiments."""
+        """The results of single training runs, one file each, beside those of experiments."""
         return self.work.parent.parent / "trials"
 
 
@@ -52,8 +53,8 @@ class Options:
 class Experiment:
     """One table or figure.
 
-    `table` gives the Markdown of a result: tables, and what they say of the paper's claims. It and
-    `draw` read the result alone, so that both can be made again from the JSON.
+    `table` renders a result as Markdown: tables, and what they imply for the paper's claims.
+    `table` and `draw` read nothing but the result, so both can be repeated from the JSON file.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Experiment:
 def run_experiment(experiment: Experiment, options: Options, out: Path) -> Result:
     """Measure, then write NAME.json, NAME.png and NAME.svg into a folder."""
     options.work.mkdir(parents=True, exist_ok=True)
-    (options.work.parent / ".gitignore").write_text("*\n")  # results are kept, what led to them not
+    (options.work.parent / ".gitignore").write_text("*\n")  # intermediate files are not results
     result = experiment.measure(options)
     out.mkdir(parents=True, exist_ok=True)
     for suffix in (".png", ".svg"):
@@ -75,47 +76,52 @@ def run_experiment(experiment: Experiment, options: Options, out: Path) -> Resul
     return result
 
 
-def kept(work: Path, what: Mapping[str, Any], compute: Callable[[], Result]) -> Result:
-    """The result of a step: from disk if it was finished before, else computed and put there.
+def cached(
+    work: Path, key: Mapping[str, Any], sources: Sequence[str], compute: Callable[[], Result]
+) -> Result:
+    """The result of a step: read from `work` if it finished before, else computed and stored.
+
+    Args:
+        key: everything the result depends on, apart from code.
+        sources: the modules and packages whose code it depends on.
 
     Guarantees:
-      - a step is known by `what`, all of it, and by the version of this package
-      - a step that was interrupted is computed again
+      - a stored result is used only for the same key, package version and source code
+      - an interrupted step is computed again
     """
-    path = work / f"{digest(what)}.json"
+    path = work / f"{digest(key, sources)}.json"
     if path.is_file():
-        found: Result = json.loads(path.read_text(encoding="utf-8"))
-        return found["result"]  # type: ignore[no-any-return]
+        return json.loads(path.read_text(encoding="utf-8"))["result"]  # type: ignore[no-any-return]
     result = compute()
     work.mkdir(parents=True, exist_ok=True)
-    _write(path, {"what": dict(what), "result": result})
+    _write(path, {"key": dict(key), "result": result})
     return result
 
 
-def digest(what: Mapping[str, Any]) -> str:
-    """A short name for some settings."""
-    text = json.dumps([uedp.__version__, dict(what)], sort_keys=True)
+def digest(key: Mapping[str, Any], sources: Sequence[str]) -> str:
+    """A short name for a key, the package version, and the code of some modules."""
+    text = json.dumps([uedp.__version__, source_digest(*sources), dict(key)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def code_of(*parts: str) -> str:
-    """A short name for the source of some parts of the package, such as `accounting`.
-
-    For steps that a change of the code changes, though none of their settings did.
-    """
-    found = hashlib.sha256()
-    for part in parts:
-        files = sorted((Path(uedp.__file__).parent / part).rglob("*.py"))
-        assert files, f"no part {part}"
-        for path in files:
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+def source_digest(*modules: str) -> str:
+    """A short digest of the source files of modules and packages, such as `uedp.accounting`."""
+    state = hashlib.sha256()
+    for module in modules:
+        spec = find_spec(module)
+        assert spec is not None, f"no module {module}"
+        assert spec.origin is not None, f"no source file for {module}"
+        package = spec.submodule_search_locations is not None
+        origin = Path(spec.origin)
+        for path in sorted(origin.parent.rglob("*.py")) if package else [origin]:
+            state.update(path.read_bytes())
+    return state.hexdigest()[:16]
 
 
 def _write(path: Path, content: Result) -> None:
     from uedp.files import write_atomically
 
-    lines = json.dumps(content, indent=1)
-    # a list of numbers on a line of its own: easier to read, and to compare with another version
-    lines = re.sub(r'\[\n[^][{}"]*\]', lambda found: " ".join(found[0].split()), lines)
-    write_atomically(path, lines + "\n")
+    text = json.dumps(content, indent=1)
+    # a list of numbers on one line: easier to read and to compare with another version
+    text = re.sub(r'\[\n[^][{}"]*\]', lambda match: " ".join(match[0].split()), text)
+    write_atomically(path, text + "\n")

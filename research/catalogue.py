@@ -1,4 +1,4 @@
-"""The experiments by name. One is imported when it is run, so that listing them costs nothing."""
+"""The experiments by name; their modules are imported when one is run."""
 
 import importlib
 from collections.abc import Callable, Mapping
@@ -8,9 +8,10 @@ from typing import Any
 from research.base import Experiment
 
 
-def _later(module: str, function: str) -> Callable[..., Any]:
+def _lazy(module: str, function: str) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
-        return getattr(importlib.import_module(f"research.{module}"), function)(*arguments)
+        loaded = importlib.import_module(f"research.experiments.{module}")
+        return getattr(loaded, function)(*arguments)
 
     return call
 
@@ -18,10 +19,10 @@ def _later(module: str, function: str) -> Callable[..., Any]:
 def _experiment(name: str, title: str, module: str, measure: str = "measure") -> Experiment:
     """An experiment whose `measure`, `draw` and `table` are functions of a module.
 
-    Several experiments of one module differ in the function that measures.
+    Experiments that share a module differ in their `measure`.
     """
     return Experiment(
-        name, title, _later(module, measure), _later(module, "draw"), _later(module, "table")
+        name, title, _lazy(module, measure), _lazy(module, "draw"), _lazy(module, "table")
     )
 
 
@@ -30,9 +31,9 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
         experiment.name: experiment
         for experiment in (
             _experiment(
-                "breakdown", "The data sets: users, sentences, what is sensitive", "breakdown"
+                "breakdown", "The data sets: users, sentences, sensitive sentences", "breakdown"
             ),
-            _experiment("integrity", "How much of what people marked is detected", "integrity"),
+            _experiment("integrity", "Coverage of human marks by detectors", "integrity"),
             _experiment("budget", "Epsilon against rounds, published and proven", "budget"),
             _experiment(
                 "next-word-gpt",
@@ -42,19 +43,19 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
             ),
             _experiment(
                 "next-word-lstm",
-                "Perplexity against epsilon, AWD-LSTM from nothing",
+                "Perplexity against epsilon, AWD-LSTM from scratch",
                 "next_word",
                 "measure_lstm",
             ),
             _experiment(
                 "extended-rate",
-                "How often sentences without entities are used, measured and predicted",
+                "The sampling rate of sentences without entities, measured and predicted",
                 "extended_rate",
             ),
             _experiment(
                 "classification", "Error rate against epsilon, AG's topics", "classification"
             ),
-            _experiment("estimators", "f_E, f_E+ and user-level DP in utility", "estimators"),
+            _experiment("estimators", "Utility of f_E, f_E+ and user-level DP", "estimators"),
             _experiment("local-dp", "Local DP: DPNR, its budget published and proven", "local_dp"),
         )
     }

@@ -1,4 +1,4 @@
-"""The paper's data sets as detected corpora, made once and kept."""
+"""The paper's data sets as detected corpora, each built once."""
 
 import hashlib
 from pathlib import Path
@@ -16,31 +16,33 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 
 QUICK_SENTENCES = 400
+_SOURCES = ("uedp.corpus", "uedp.entities", "uedp.incidence", "research.corpora")
 
 
-def detected(name: str, options: Options, protected: bool = True) -> Corpus:
-    """A data set with its entities: people's marks, or what the pipeline `ner` and patterns find.
+def detected_corpus(name: str, options: Options, protected: bool = True) -> Corpus:
+    """A data set with its entities: human marks, or the hits of the pipeline `ner` and patterns.
 
-    As it is protected, every mention of what was found once counts, and what `public.py` declares
-    public does not. With `protected=False`, hits count as the detectors give them.
+    By default hits are propagated to every mention, and public words (`public.py`) are not
+    entities: this is what training protects. With `protected=False` only the hits count.
 
     Guarantees:
-      - made once: a corpus of the same file, detectors, lists and size is opened, not made again
+      - built once: a corpus of the same file, detectors, lists, size and code is opened again
     """
     data_set = DATA_SETS[name]
     path = data_set_file(options, data_set.file("train"))
-    detectors = ("labels",) if data_set.marked else (f"spacy:{pipeline(options)}", "patterns")
+    pipeline = None if data_set.marked else ner_pipeline(options)
+    detectors = ("labels",) if pipeline is None else (f"spacy:{pipeline}", "patterns")
     lists = Lists(public=public_words(data_set.public) if protected else {})
     propagate = protected and not data_set.marked
-    what = {
+    key = {
         "file": file_hash(path),
         "detectors": [detector.partition(":")[0] for detector in detectors],
-        "pipeline": None if data_set.marked else file_hash(Path(pipeline(options)) / "meta.json"),
+        "pipeline": None if pipeline is None else file_hash(Path(pipeline) / "meta.json"),
         "propagate": propagate,
         "quick": options.quick,
         **({"public": dict(lists.public)} if lists.public else {}),
     }
-    folder = options.common / f"{name}-{digest(what)}"
+    folder = options.common / f"{name}-{digest(key, _SOURCES)}"
     if not folder.exists():
         most = QUICK_SENTENCES if options.quick else None
         sentences = data_set.sentences(options.data, "train", most)
@@ -54,11 +56,11 @@ def detected(name: str, options: Options, protected: bool = True) -> Corpus:
     return Corpus(folder)
 
 
-def protecting(corpus: Corpus, categories: tuple[str, ...]) -> Incidence:
+def restrict_to_categories(corpus: Corpus, categories: tuple[str, ...]) -> Incidence:
     """The incidence when only these categories are sensitive; other names are ordinary words.
 
     Guarantees:
-      - users and sentences are those of the corpus; entities are those with a mention that counts
+      - users and sentences are those of the corpus; entities are those mentioned in a category
     """
     whole = corpus.incidence
     chosen = expand_categories(categories)
@@ -75,11 +77,11 @@ def protecting(corpus: Corpus, categories: tuple[str, ...]) -> Incidence:
     )
 
 
-def pipeline(options: Options) -> str:
-    """The saved spaCy pipeline, which whoever detects needs."""
+def ner_pipeline(options: Options) -> str:
+    """The folder of the saved spaCy pipeline."""
     folder = options.models.get("ner")
     if folder is None:
-        raise UserError("--model ner=FOLDER: missing; name a saved spaCy pipeline to detect with")
+        raise UserError("--model ner=FOLDER: missing; give a saved spaCy pipeline")
     if not (Path(folder) / "meta.json").is_file():
         raise UserError(f"--model ner={folder}: not a saved spaCy pipeline (no meta.json)")
     return folder

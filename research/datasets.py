@@ -1,11 +1,11 @@
-"""Data sets as plain files, which a machine without Arrow or detectors can train on.
+"""Data sets prepared as plain files: training on them needs neither Arrow nor detectors.
 
 FOLDER/
   train.json.gz, validation.json.gz, test.json.gz    texts and labels
-  deidentified.json.gz                               the training texts without names
-  incidence/                                         of all categories
-  incidence-CATEGORY/                                the same corpus, this category protected
-  about.json                                         what was detected, and how much
+  deidentified.json.gz                               the training texts, de-identified
+  incidence/                                         all categories protected
+  incidence-CATEGORY/                                one category protected
+  about.json                                         detectors, and counts per category
 """
 
 import gzip
@@ -25,19 +25,22 @@ if TYPE_CHECKING:
     from uedp.corpus.sentence import Sentence
     from uedp.corpus.store import Corpus
 
-_HELD_OUT = 10  # one user in so many is kept for validation where no part is set aside for it
-# Names, not numbers and dates: those would leave no AG article and few clauses without an entity.
+_HELD_OUT = 10  # one user in ten is the validation part of a data set that has none
+# Numbers and dates would leave no AG article and few clauses without an entity.
 _NAMES = frozenset({"person", "loc", "org", "misc", "gpe", "norp", "contact"})
 
 
-def prepare(
+def prepare_dataset(
     name: str, data: Path, out: Path, ner: str | None = None, most: int | None = None
 ) -> None:
-    """Read, detect, and write the plain files of a data set into a folder; a part of it if asked.
+    """Read a data set, detect entities, and write the plain files into a folder.
 
-    CoNLL's entities are its human marks. For the others they are what the spaCy pipeline `ner` and
-    the patterns find; AG's users are drawn at random as in the paper, and one user in ten is held
-    out before detection, so that no entity is linked across.
+    CoNLL's entities are its human marks; those of the others are the hits of the spaCy pipeline
+    `ner` and of the patterns. AG's users are random groups, as in the paper. Users are held out
+    before detection, so that no entity is linked between training and validation.
+
+    Args:
+        most: read only so many sentences of each part.
     """
     import uedp
     from uedp.entities.lists import Lists
@@ -49,7 +52,7 @@ def prepare(
     if data_set.marked:
         detectors: tuple[str, ...] = ("labels",)
     elif ner is None:
-        raise UserError(f"{name}: name a spaCy pipeline with --model ner=PATH")
+        raise UserError(f"{name}: give a spaCy pipeline with --model ner=PATH")
     else:
         detectors = (f"spacy:{ner}", "patterns")
     lists = Lists(public=public_words(data_set.public))
@@ -67,62 +70,60 @@ def prepare(
         shutil.rmtree(out / f"corpus-{part}")
 
 
-def texts(folder: Path, part: str, most: int | None = None) -> Texts:
-    """What `prepare` wrote of a part."""
+def load_texts(folder: Path, part: str, most: int | None = None) -> Texts:
+    """The texts and labels of a part."""
     with gzip.open(folder / f"{part}.json.gz", "rt", encoding="utf-8") as file:
-        found = json.load(file)
-    return Texts(found["texts"][:most], found["labels"][:most])
+        content = json.load(file)
+    return Texts(content["texts"][:most], content["labels"][:most])
 
 
-def incidence(folder: Path, category: str = "all") -> Incidence:
-    """Who mentions what, as far as a category is protected."""
+def load_incidence(folder: Path, category: str = "all") -> Incidence:
+    """The incidence of all entities, or of one protected category."""
     return Incidence.load(folder / ("incidence" if category == "all" else f"incidence-{category}"))
 
 
 def _parts(data_set: DataSet, data: Path, most: int | None) -> dict[str, list["Sentence"]]:
-    found = {part: data_set.sentences(data, part, most) for part in data_set.files}
-    if "validation" in found:
-        return found
-    whole = found["train"]
+    parts = {part: data_set.sentences(data, part, most) for part in data_set.files}
+    if "validation" in parts:
+        return parts
+    whole = parts["train"]
     held_out = set(sorted({sentence.user for sentence in whole})[::_HELD_OUT])
     return {
         "train": [s for s in whole if s.user not in held_out],
         "validation": [s for s in whole if s.user in held_out],
-        "test": found["test"],
+        "test": parts["test"],
     }
 
 
 def _write_plain(
     data_set: DataSet, corpora: dict[str, "Corpus"], out: Path, detectors: Sequence[str]
 ) -> None:
-    from research.corpora import protecting
+    from research.corpora import restrict_to_categories
     from uedp.entities.deidentify import deidentified_texts
 
     for part, corpus in corpora.items():
-        write_texts(out, part, (s.text for s in corpus), (s.label for s in corpus))
+        save_texts(out, part, (s.text for s in corpus), (s.label for s in corpus))
     train = corpora["train"]
-    write_texts(out, "deidentified", deidentified_texts(train), (s.label for s in train))
+    save_texts(out, "deidentified", deidentified_texts(train), (s.label for s in train))
     whole = train.incidence
     incidences = {"all": whole} | {
-        category: protecting(train, (category,)) for category in data_set.categories
+        category: restrict_to_categories(train, (category,)) for category in data_set.categories
     }
     about = {"detectors": [d.split(":")[0] for d in detectors], "users": whole.users}
-    for category, found in incidences.items():
+    for category, incidence in incidences.items():
         folder = out / ("incidence" if category == "all" else f"incidence-{category}")
         shutil.rmtree(folder, ignore_errors=True)
-        found.save(folder)
+        incidence.save(folder)
         about[category] = {
-            "sentences": found.sentences,
-            "sensitive": int((~found.extended).sum()),
-            "entities": found.entities,
-            "most holders": int(found.holders.counts.max(initial=0)),
+            "sentences": incidence.sentences,
+            "sensitive": int((~incidence.extended).sum()),
+            "entities": incidence.entities,
+            "most holders": int(incidence.holders.counts.max(initial=0)),
         }
     (out / "about.json").write_text(json.dumps(about, indent=2) + "\n")
 
 
-def write_texts(
-    folder: Path, part: str, found: Iterable[str], labels: Iterable[str | None]
-) -> None:
-    """What `texts` reads."""
+def save_texts(folder: Path, part: str, texts: Iterable[str], labels: Iterable[str | None]) -> None:
+    """Write a part as `load_texts` reads it."""
     with gzip.open(folder / f"{part}.json.gz", "wt", encoding="utf-8") as file:
-        json.dump({"texts": list(found), "labels": list(labels)}, file)
+        json.dump({"texts": list(texts), "labels": list(labels)}, file)

@@ -1,4 +1,4 @@
-"""Named jobs, each a process of its own, several at once; each leaves one JSON file and a log."""
+"""A pool of named processes; each writes a JSON file and a log."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ from typing import Any
 Process = subprocess.Popen[bytes]
 
 
-def start(name: str, command: Sequence[str], out: Path) -> Process:
-    """A process that writes what it says to the end of NAME.log."""
+def start_process(name: str, command: Sequence[str], out: Path) -> Process:
+    """Start a process whose output is appended to NAME.log."""
     with (out / f"{name}.log").open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
 
@@ -19,27 +19,27 @@ def start(name: str, command: Sequence[str], out: Path) -> Process:
 def run_processes(
     jobs: Mapping[str, Callable[[], Process]],
     out: Path,
-    at_once: int = 1,
+    limit: int = 1,
     deadline: float = float("inf"),
     say: Callable[[str], None] = lambda line: None,
     ended: Callable[[], None] = lambda: None,
 ) -> list[str]:
-    """Start the jobs in turn, wait for all, and give those that failed with their last words.
+    """Run all jobs in order and wait for them. Returns the failed ones, each with its last line.
 
     Guarantees:
-      - at most `at_once` are running
-      - none is begun when `deadline` seconds have passed; those left are named to `say`
-      - the last line of a job's log is told to `say` when it ends
-      - whoever interrupts this ends the jobs that are running
+      - at most `limit` jobs run at the same time
+      - no job starts after `deadline` seconds; the remaining ones are named to `say`
+      - the last line of a job's log goes to `say` when the job ends
+      - an interrupt terminates the running jobs
     """
-    began, waiting, failed = time.monotonic(), dict(jobs), []
+    start, waiting, failed = time.monotonic(), dict(jobs), []
     running: dict[str, Process] = {}
     try:
         while waiting or running:
-            if waiting and time.monotonic() - began > deadline:
-                say(f"not begun: {', '.join(waiting)}")
+            if waiting and time.monotonic() - start > deadline:
+                say(f"not started: {', '.join(waiting)}")
                 waiting.clear()
-            while waiting and len(running) < at_once:
+            while waiting and len(running) < limit:
                 name = next(iter(waiting))
                 running[name] = waiting.pop(name)()
             for name, process in list(running.items()):
@@ -47,7 +47,7 @@ def run_processes(
                     del running[name]
                     ended()
                     last = _last_line(out, name)
-                    say(f"[{time.monotonic() - began:.0f} s] {last}")
+                    say(f"[{time.monotonic() - start:.0f} s] {last}")
                     if process.returncode:
                         failed.append(f"{name}: {last}")
             time.sleep(0.2)
@@ -57,12 +57,12 @@ def run_processes(
     return failed
 
 
-def results(names: Iterable[str], out: Path) -> dict[str, Any]:
-    """What jobs have left, by name."""
+def read_results(names: Iterable[str], out: Path) -> dict[str, Any]:
+    """The results of finished jobs, by name."""
     paths = {name: out / f"{name}.json" for name in names}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def _last_line(out: Path, name: str) -> str:
     lines = (out / f"{name}.log").read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"{name}: no word"
+    return lines[-1] if lines else f"{name}: no output"

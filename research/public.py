@@ -1,8 +1,8 @@
-"""Words that a pipeline trained on news takes for names elsewhere, declared public by hand.
+"""Words that the NER pipeline mistakes for names, declared public by hand.
 
-Contract language capitalises its own terms, and AG's articles carry remnants of markup and the
-names of the agencies that sent them. What stands in `public_words` is not protected as an entity;
-it is still protected as part of its sentence and of its user's texts.
+Contracts capitalise their own terms; AG's articles contain remnants of markup and the names of news
+agencies. A public word is not protected as an entity. It is still protected as part of its sentence
+and of its user's texts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ _REASONS = {
 
 
 def public_words(lists: Iterable[str]) -> Mapping[str, str]:
-    """What some lists declare public, one phrase a line, and why."""
+    """The phrases of some lists, one per line of a file, each with the reason it is public."""
     return {
         phrase: _REASONS[name]
         for name in lists

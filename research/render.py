@@ -1,15 +1,15 @@
-"""How an experiment that trains is told: paper, as published, proven; then the claims."""
+"""Renders an experiment that trains: a table (paper, as published, proven), then the claims."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
 from research import markdown
 from research.base import Result
-from research.select_results import Row, chosen, not_run, score
+from research.select_results import Row, best_setting, mean_test, names_not_run
 
 NOT_RUN = "not run"
-MOST_NAMED = 12
-NEAR = 0.05  # a change of the measure that is told as none
-WITHIN = 1.1  # of user-level DP, which the project asks of rotation at equal epsilon
+_MOST_NAMES = 12
+_NO_CHANGE = 0.05  # a relative change of the measure that counts as none
+_WITHIN = 1.1  # of user-level DP: the target for rotation at equal epsilon
 _ORDER = ("all", "person", "org", "loc", "misc", "gpe", "pii")
 _OTHERS = {
     "user-level": "user-level DP",
@@ -19,20 +19,20 @@ _OTHERS = {
 
 
 def page(result: Result) -> str:
-    """A table, and what it says."""
-    return "\n\n".join([main_table(result), claims(result)])
+    """The table and the conclusions."""
+    return "\n\n".join([main_table(result), conclusions(result)])
 
 
-def claims(result: Result) -> str:
-    """What the rows say of the paper's claims, and which were not run."""
-    return markdown.bullets(*account(result), *missing(result["rows"]))
+def conclusions(result: Result) -> str:
+    """What the rows imply for the paper's claims, and the trials that were not run."""
+    return markdown.bullets(*_claims(result), *not_run_note(result["rows"]))
 
 
 def main_table(result: Result) -> str:
     header = (
         f"{result['measure']} on the test part",
         "paper (published epsilon)",
-        "as published, honestly noised",
+        "as published, with the stated noise",
         "proven",
     )
     rows = [line for panel in result["panels"] for line in _panel(result, panel)]
@@ -48,7 +48,7 @@ def _panel(result: Result, panel: str) -> Iterator[list[str]]:
             name = "all entities" if category == "all" else category
             yield [
                 f"{title}, UeDP: {name}",
-                printed(paper.get(category), result["measure"]),
+                format_printed(paper.get(category), result["measure"]),
                 _alg(own, category, result["measure"]),
                 _at_each(own, "rotation", category, result["measure"]),
             ]
@@ -59,31 +59,34 @@ def _panel(result: Result, panel: str) -> Iterator[list[str]]:
         ours = _at_each(own, method, "all", result["measure"])
         yield [
             f"{title}, {name}",
-            printed(paper.get(method), result["measure"]),
+            format_printed(paper.get(method), result["measure"]),
             "-",
             ours if method == "user-level" or ours in (NOT_RUN, "-") else f"{ours} (no guarantee)",
         ]
 
 
-def printed(values: Mapping[str, float] | None, measure: str) -> str:
+def format_printed(values: Mapping[str, float] | None, measure: str) -> str:
     if not values:
         return "-"
-    return "; ".join(f"{shown(v, measure)}{f' ({at})' if at else ''}" for at, v in values.items())
+    return "; ".join(
+        f"{format_measure(v, measure)}{f' ({at})' if at else ''}" for at, v in values.items()
+    )
 
 
-def shown(value: float, measure: str) -> str:
+def format_measure(value: float, measure: str) -> str:
     if measure == "error rate":
         return f"{value:.1%}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def spread(rows: Sequence[Row], measure: str) -> str:
-    """The mean of repeats, and how far they lie apart."""
+def format_repeats(rows: Sequence[Row], measure: str) -> str:
+    """The mean of repeats, and their range."""
     tests = [row["test"] for row in rows]
-    told = shown(sum(tests) / len(tests), measure)
-    if len(tests) == 1:
-        return told
-    return f"{told} ({shown(min(tests), measure)} to {shown(max(tests), measure)})"
+    average, low, high = (
+        format_measure(value, measure)
+        for value in (sum(tests) / len(tests), min(tests), max(tests))
+    )
+    return average if len(tests) == 1 else f"{average} ({low} to {high})"
 
 
 def _alg(rows: Sequence[Row], category: str, measure: str) -> str:
@@ -92,113 +95,115 @@ def _alg(rows: Sequence[Row], category: str, measure: str) -> str:
     planned = [row for row in planned if row["extended_rate"]]
     if not planned:
         return "-"
-    if not (found := chosen(planned)):
+    if not (best := best_setting(planned)):
         return NOT_RUN
-    one = found[0]
+    one = best[0]
     published = "" if one["published"] is None else f"published {one['published']:.2f}, "
-    return f"{spread(found, measure)} ({published}proven {markdown.epsilon(one['epsilon'])})"
+    return f"{format_repeats(best, measure)} ({published}proven {markdown.epsilon(one['epsilon'])})"
 
 
 def _at_each(rows: Sequence[Row], method: str, category: str, measure: str) -> str:
-    """At each epsilon that was asked for, the largest first."""
+    """The best setting at each target epsilon, the largest first."""
     planned = [row for row in rows if (row["method"], row["category"]) == (method, category)]
     planned = [row for row in planned if row["extended_rate"] == 1.0]
-    if planned and not chosen(planned):
+    if planned and not best_setting(planned):
         return NOT_RUN
     parts = []
     for target in dict.fromkeys(row["target"] for row in planned):
-        found = chosen(planned, target=target)
-        told = spread(found, measure) if found else NOT_RUN
-        parts.append(told if target is None else f"{told} at {target:g}")
+        best = best_setting(planned, target=target)
+        value = format_repeats(best, measure) if best else NOT_RUN
+        parts.append(value if target is None else f"{value} at {target:g}")
     return "; ".join(parts) or "-"
 
 
-def missing(rows: Sequence[Row]) -> Iterator[str]:
-    if left := not_run(rows):
-        begun = {row["setting"] for row in rows if row["test"] is not None}
-        never = [row["setting"] for row in rows if row["test"] is None]
-        names = [name for name in dict.fromkeys(never) if name not in begun]
-        named = ", ".join(f"`{name}`" for name in names[:MOST_NAMED])
-        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        told = f"; never: {named}{more}" if names else ""
-        yield f"Not run: {len(left)} of {len(rows)} trials{told}."
+def not_run_note(rows: Sequence[Row]) -> Iterator[str]:
+    if not_run := names_not_run(rows):
+        run_once = {row["setting"] for row in rows if row["test"] is not None}
+        open_settings = dict.fromkeys(row["setting"] for row in rows if row["test"] is None)
+        names = [name for name in open_settings if name not in run_once]
+        named = ", ".join(f"`{name}`" for name in names[:_MOST_NAMES])
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        settings = f"; settings without any run: {named}{more}" if names else ""
+        yield f"Not run: {len(not_run)} of {len(rows)} trials{settings}."
 
 
-# --- what it says of the claims ------------------------------------------------------------------
+# --- the claims ----------------------------------------------------------------------------------
 
 
-def account(result: Result) -> Iterator[str]:
+def _claims(result: Result) -> Iterator[str]:
     for panel, title in result["panels"].items():
         own = [row for row in result["rows"] if row["panel"] == panel]
         yield from _against_user_level(own, title, result["measure"])
         yield from _against_deidentified(own, title, result["measure"])
-        yield from _honestly_noised(own, title, result["measure"])
+        yield from _as_published(own, title, result["measure"])
 
 
 def _rotations(rows: Sequence[Row]) -> Iterator[tuple[float, list[Row]]]:
     own = [row for row in rows if row["method"] == "rotation" and row["extended_rate"] == 1.0]
     for target in dict.fromkeys(row["target"] for row in own):
-        if found := chosen(own, target=target, category="all"):
-            yield target, found
+        if best := best_setting(own, target=target, category="all"):
+            yield target, best
 
 
 def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
-    for target, found in _rotations(rows):
-        user = chosen(rows, method="user-level", target=target)
-        ours, theirs = score(found), score(user)
+    for target, rotation in _rotations(rows):
+        user = best_setting(rows, method="user-level", target=target)
+        ours, theirs = mean_test(rotation), mean_test(user)
         if ours is None or theirs is None:
             continue
-        verdict = "within" if ours <= WITHIN * theirs else "not within"
-        idle = [name for name, own in (("the first", found), ("the second", user)) if _idle(own)]
-        nothing = f" But {' and '.join(idle)} learned next to nothing." if idle else ""
-        open_ = not_run(
+        verdict = "within" if ours <= _WITHIN * theirs else "not within"
+        both = (("rotation", rotation), ("user-level DP", user))
+        unchanged = [name for name, own in both if _unchanged(own)]
+        nothing = f" But {' and '.join(unchanged)} learned almost nothing." if unchanged else ""
+        open_ = names_not_run(
             row
             for row in rows
             if row["method"] in ("rotation", "user-level")
             and (row["target"], row["category"], row["extended_rate"]) == (target, "all", 1.0)
             and row["name"] == row["setting"]
         )
-        so_far = f" So far: {', '.join(f'`{n}`' for n in open_)} not run." if open_ else ""
+        so_far = f" Preliminary: {', '.join(f'`{n}`' for n in open_)} not run." if open_ else ""
         yield (
-            f"{title}, proven epsilon {target:g}: users with entities {shown(ours, measure)}, "
-            f"users alone {shown(theirs, measure)}: {ours / theirs:.2f} times, {verdict} 10%."
+            f"{title}, proven epsilon {target:g}: rotation (users and entities) "
+            f"{format_measure(ours, measure)}, user-level DP {format_measure(theirs, measure)}: "
+            f"a factor of {ours / theirs:.2f}, {verdict} 10%."
             f"{nothing}{so_far}"
         )
 
 
-def _idle(rows: Sequence[Row]) -> bool:
-    """Whether the measure is about what it was before training."""
-    return all(abs(row["validation"] / row["before"] - 1) <= NEAR for row in rows)
+def _unchanged(rows: Sequence[Row]) -> bool:
+    """Whether the measure is about the same as before training."""
+    return all(abs(row["validation"] / row["before"] - 1) <= _NO_CHANGE for row in rows)
 
 
 def _against_deidentified(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
-    plain = score(chosen(rows, method="deidentified"))
+    plain = mean_test(best_setting(rows, method="deidentified"))
     if plain is None:
         return
-    for target, found in _rotations(rows):
-        ours = score(found)
+    for target, rotation in _rotations(rows):
+        ours = mean_test(rotation)
         assert ours is not None
         side = "below" if ours < plain else "not below"
         yield (
-            f"{title}, proven epsilon {target:g}: {shown(ours, measure)} is {side} "
-            f"de-identification ({shown(plain, measure)}), which has no guarantee."
+            f"{title}, proven epsilon {target:g}: {format_measure(ours, measure)} is {side} "
+            f"de-identification ({format_measure(plain, measure)}), which has no guarantee."
         )
 
 
-def _honestly_noised(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
+def _as_published(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
     used = [row for row in rows if row["extended_rate"]]
-    found = chosen(used, method="uedp-alg", category="all")
-    if not found:
+    best = best_setting(used, method="uedp-alg", category="all")
+    if not best:
         return
-    one, test = found[0], score(found)
+    one, test = best[0], mean_test(best)
     assert test is not None
     before = one["before"]
     better = "improves on" if one["validation"] < before else "is worse than"
-    verb = "stays near" if _idle(found) else better
+    verb = "stays near" if _unchanged(best) else better
     published = "" if one["published"] is None else f"{one['published']:.2f} published, "
     yield (
         f"{title}: UeDP-Alg with the noise its text describes ({one['rounds']} rounds; {published}"
-        f"{markdown.epsilon(one['epsilon'])} proven for the most common entity) {verb} the model "
-        f"it began with: {shown(one['validation'], measure)} on the validation part after "
-        f"{shown(before, measure)}; test {shown(test, measure)}."
+        f"{markdown.epsilon(one['epsilon'])} proven for the most common entity) {verb} the initial "
+        f"model: {format_measure(one['validation'], measure)} on the validation part, from "
+        f"{format_measure(before, measure)} before training; test {format_measure(test, measure)}."
     )

@@ -1,7 +1,7 @@
-"""The results page: prose from a template, every number of ours from the JSON of an experiment.
+"""The results page: prose from a template, all our numbers from the JSON files of experiments.
 
-In the template, `{{ NAME }}` on a line of its own becomes the tables and the plot of an experiment,
-and `{{ NAME.key.key:format }}` within a line a value of its result.
+In the template, a line `{{ NAME }}` is replaced by the tables and the plot of an experiment, and
+`{{ NAME.key.key:format }}` within a line by a value of its result.
 """
 
 import json
@@ -22,11 +22,11 @@ _VALUE = re.compile(r"\{\{ *([a-z0-9-]+)\.([^:{}]+?)(?::([^{}]*?))? *\}\}")
 
 
 def write_page(results: Path, out: Path) -> list[str]:
-    """Write the page; the names of experiments in it that have not been run.
+    """Write the page. Returns the names of the experiments that were not run.
 
     Guarantees:
-      - a page, or a UserError that says which file or place is wrong: never a page in part
-      - what was measured with `--quick` is marked as such
+      - writes a complete page, or raises a UserError that names the faulty file or placeholder
+      - results of `--quick` are marked as such
     """
     if not results.is_dir():
         raise UserError(f"--results {results}: no such folder")
@@ -37,37 +37,37 @@ def write_page(results: Path, out: Path) -> list[str]:
 
 
 def render_page(template: str, results: Path, beside: Path) -> tuple[str, list[str]]:
-    """The page that a template makes, with links that hold in the folder `beside`."""
-    found: dict[str, Result | None] = {}
+    """Render a template; links are relative to the folder `beside`."""
+    loaded: dict[str, Result | None] = {}
 
-    def result(name: str) -> Result | None:
-        if name not in found:
-            found[name] = _load(results / f"{name}.json")
-        return found[name]
+    def load(name: str) -> Result | None:
+        if name not in loaded:
+            loaded[name] = _load(results / f"{name}.json")
+        return loaded[name]
 
     def section(match: re.Match[str]) -> str:
         name = match[1]
-        if (measured := result(name)) is None:
+        if (result := load(name)) is None:
             return f"*{NOT_RUN}: `python -m research {name} --data DIR --out {results.name}`*"
         if name not in EXPERIMENTS:
             raise UserError(f"{results / name}.json: no such experiment; rename or remove it")
         link = Path(os.path.relpath(results, beside), f"{name}.png").as_posix()
         quick = "*Measured with `--quick`: on a small part of the data.*\n\n"
         try:
-            told = EXPERIMENTS[name].table(measured)
+            tables = EXPERIMENTS[name].table(result)
         except (KeyError, IndexError, TypeError, ValueError):
             raise UserError(
-                f"{results / name}.json: not as this version writes it; run the experiment again"
+                f"{results / name}.json: not in the current format; run the experiment again"
             ) from None
-        return f"{quick if measured.get('quick') else ''}{told}\n\n![{name}]({link})"
+        return f"{quick if result.get('quick') else ''}{tables}\n\n![{name}]({link})"
 
     def value(match: re.Match[str]) -> str:
-        if (measured := result(match[1])) is None:
+        if (result := load(match[1])) is None:
             return NOT_RUN
-        return format(_at(measured, match[1], match[2].strip()), match[3] or "")
+        return format(_value_at(result, match[1], match[2].strip()), match[3] or "")
 
     page = _VALUE.sub(value, _SECTION.sub(section, template))
-    return page, [name for name, measured in found.items() if measured is None]
+    return page, [name for name, result in loaded.items() if result is None]
 
 
 def _load(path: Path) -> Result | None:
@@ -82,11 +82,11 @@ def _load(path: Path) -> Result | None:
     return content
 
 
-def _at(result: Result, name: str, keys: str) -> Any:
-    place: Any = result
+def _value_at(result: Result, name: str, keys: str) -> Any:
+    value: Any = result
     for key in keys.split("."):
         try:
-            place = place[key] if isinstance(place, Mapping) else place[int(key)]
+            value = value[key] if isinstance(value, Mapping) else value[int(key)]
         except (KeyError, IndexError, TypeError, ValueError):
             raise UserError(f"results template: {name}.json has no {keys!r}") from None
-    return place
+    return value

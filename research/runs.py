@@ -1,8 +1,8 @@
-"""Many training runs, several at once, through the same loop as `uedp train`.
+"""Training runs in parallel processes, through the same loop as `uedp train`.
 
-A trial is a config on prepared material. Each runs in a process of its own and leaves one JSON
-file; what is there is not run again. The held-out part is measured as training goes; the test part
-once, at the end, and nothing is decided by it.
+A trial is a config on a prepared data set. Each runs in its own process and writes one JSON file; a
+trial with a result is not run again. The validation part is evaluated during training. The test
+part is evaluated once at the end and decides nothing.
 """
 
 import json
@@ -16,19 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from research import processes
-from research.base import code_of
+from research.base import source_digest
 from uedp.errors import UserError
 from uedp.progress import SILENT, Progress
 
 Config = Mapping[str, Mapping[str, Any]]
-DRY_SENTENCES = 50  # evaluated where a trial is only tried out
+DRY_SENTENCES = 50  # evaluated in a dry run
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its name, the material it is on, which category is protected, and its config.
+    """One training run: name, data set, config, and protected category.
 
-    `config` names the model by its part (`gpt`, `bert`) or kind (`awd-lstm`), and no data.
+    `config` names the model by its part (`gpt`, `bert`) or kind (`awd-lstm`), and has no data.
     """
 
     name: str
@@ -38,13 +38,14 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where trials read and write. `models` gives each part's folder, `words` a tokenizer's.
+class Workspace:
+    """Where trials read and write.
 
-    `out` is for runs and logs; results go to `results`, or without it to `out` as well.
+    `datasets` holds the prepared data sets. `models` maps each part to its folder, and `words` to a
+    tokenizer. Runs and logs are written to `out`, results to `results` (by default `out`).
     """
 
-    materials: Path
+    datasets: Path
     models: Mapping[str, str]
     out: Path
     dry_rounds: int | None = None
@@ -54,8 +55,8 @@ class Place:
         return (self.results or self.out) / f"{trial.name}.json"
 
 
-def changed(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
-    """A config after changes, each given as section__field."""
+def override(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
+    """A config with some fields replaced, each given as section__field."""
     config = {section: dict(fields) for section, fields in base.items()}
     for path, value in changes.items():
         section, field = path.split("__")
@@ -65,97 +66,97 @@ def changed(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
 
 def run_trials(
     trials: Sequence[Trial],
-    place: Place,
+    workspace: Workspace,
     jobs: int = 1,
     deadline: float = float("inf"),
     progress: Progress = SILENT,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Run what has no result yet, and give all results by name.
+    """Run the trials that have no result yet. Returns all results by name.
 
-    No trial is begun when `deadline` seconds have passed. A trial that fails is named, with the end
-    of its log, when the others are done.
+    No trial starts after `deadline` seconds. A failed trial is reported, with the last line of its
+    log, when the others have finished.
     """
-    results = place.results or place.out
-    for folder in (place.out, results):
+    results = workspace.results or workspace.out
+    for folder in (workspace.out, results):
         folder.mkdir(parents=True, exist_ok=True)
     waiting = {
-        trial.name: partial(_start, trial, place)
+        trial.name: partial(_start, trial, workspace)
         for trial in trials
-        if not place.result(trial).exists()
+        if not workspace.result(trial).exists()
     }
     finished = len(trials) - len(waiting)
     with progress.stage("training", len(trials), "runs") as meter:
         meter.advance(finished, finished)
         failed = processes.run_processes(
-            waiting, place.out, jobs, deadline, say, ended=lambda: meter.advance(1)
+            waiting, workspace.out, jobs, deadline, say, ended=lambda: meter.advance(1)
         )
     if failed:
-        raise UserError(f"{len(failed)} runs failed; {failed[0]}; the logs are in {place.out}")
-    return processes.results((trial.name for trial in trials), results)
+        raise UserError(f"{len(failed)} runs failed; {failed[0]}; the logs are in {workspace.out}")
+    return processes.read_results((trial.name for trial in trials), results)
 
 
-def _start(trial: Trial, place: Place) -> processes.Process:
-    asked = place.out / f"{trial.name}.trial"
-    asked.write_text(json.dumps({"trial": asdict(trial), "place": asdict(place)}, default=str))
-    command = [sys.executable, "-W", "ignore", "-m", __name__, str(asked)]
-    return processes.start(trial.name, command, place.out)
+def _start(trial: Trial, workspace: Workspace) -> processes.Process:
+    request = workspace.out / f"{trial.name}.trial"
+    content = {"trial": asdict(trial), "workspace": asdict(workspace)}
+    request.write_text(json.dumps(content, default=str))
+    command = [sys.executable, "-W", "ignore", "-m", __name__, str(request)]
+    return processes.start_process(trial.name, command, workspace.out)
 
 
-def resolved(trial: Trial, place: Place) -> dict[str, dict[str, Any]]:
-    """The whole config of a trial: with its data, and models by folder."""
-    folder = str(place.materials / trial.data)
-    config = changed(trial.config, data__train=folder, data__evaluate=folder)
+def resolve_config(trial: Trial, workspace: Workspace) -> dict[str, dict[str, Any]]:
+    """The complete config of a trial: with its data, and models by folder."""
+    folder = str(workspace.datasets / trial.data)
+    config = override(trial.config, data__train=folder, data__evaluate=folder)
     name = config["model"]["name"]
-    if name in place.models:
-        config["model"]["name"] = place.models[name]
+    if name in workspace.models:
+        config["model"]["name"] = workspace.models[name]
     if config.get("vocabulary", {}).get("source") == "public":
-        config["vocabulary"]["path"] = place.models["words"]
+        config["vocabulary"]["path"] = workspace.models["words"]
     if config["model"].get("train") == "probe":  # all trials read the same texts
-        config.setdefault("run", {})["vectors"] = str(place.materials / "vectors")
-    if place.dry_rounds:
-        config["privacy"]["rounds"] = place.dry_rounds
+        config.setdefault("run", {})["vectors"] = str(workspace.datasets / "vectors")
+    if workspace.dry_rounds:
+        config["privacy"]["rounds"] = workspace.dry_rounds
     return config
 
 
-def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
-    """One trial, in this process; its result is written last. Its weights go, or else are kept."""
+def run(trial: Trial, workspace: Workspace, keep_weights: bool = False) -> dict[str, Any]:
+    """Run one trial in this process. The result is written last; the weights are then removed."""
     import torch
 
-    from research.datasets import incidence, texts
+    from research.datasets import load_incidence, load_texts
     from uedp.files import write_atomically
+    from uedp.methods import method_named
     from uedp.models.load import load_model
-    from uedp.training import loop, tasks
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training import loop
+    from uedp.training.build import task_of_run
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
+    from uedp.training.run_dir import CONFIG
 
-    began, most = time.time(), DRY_SENTENCES if place.dry_rounds else None
-    config = parse(resolved(trial, place))
-    material, folder = place.materials / trial.data, place.out / trial.name
-    ledger = place.out / f"{trial.name}.corpus"  # of its own: these runs do not add up to one
+    start, most = time.time(), DRY_SENTENCES if workspace.dry_rounds else None
+    config = parse_config(resolve_config(trial, workspace))
+    data, folder = workspace.datasets / trial.data, workspace.out / trial.name
+    ledger = workspace.out / f"{trial.name}.corpus"  # its own: trials are not composed
     ledger.mkdir(parents=True, exist_ok=True)
-    source = "deidentified" if config.privacy.method == "deidentified" else "train"
-    held = Material(
-        texts(material, source),
-        incidence(material, trial.category),
+    deidentified = method_named(config.privacy.method).deidentifies
+    source = "deidentified" if deidentified else "train"
+    training_data = TrainingData(
+        load_texts(data, source),
+        load_incidence(data, trial.category),
         ledger,
-        texts(material, "validation", most),
+        load_texts(data, "validation", most),
     )
-    found = loop.run(
+    outcome = loop.run(
         config,
         folder,
-        material=held,
-        resume=(folder / loop.CONFIG).exists(),
+        data=training_data,
+        resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
     )
     trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    names = list(trained.model.config.id2label.values())
-    part, longest = texts(material, "test", most), min(config.model.max_tokens, trained.max_tokens)
-    encode = tasks.encode_for(trained.model, trained.tokenizer, longest, config.run.vectors)
-    test = tasks.build(
-        config.task.kind, part.texts, part.labels, names, trained.tokenizer, longest, encode
-    )
+    test = task_of_run(config, trained, load_texts(data, "test", most))
     measured = test.evaluate(trained.model, lambda: torch.autocast("cpu", enabled=False), 1 << 14)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measure = next(iter(measured))
@@ -173,34 +174,34 @@ def run(trial: Trial, place: Place, keep: bool = False) -> dict[str, Any]:
             },
         ),
         "model": trial.config["model"]["name"],
-        "epsilon": None if found.certificate is None else found.certificate.epsilon,
-        "noise": None if found.certificate is None else found.certificate.parameters["noise"],
+        "epsilon": None if outcome.certificate is None else outcome.certificate.epsilon,
+        "noise": None if outcome.certificate is None else outcome.certificate.parameters["noise"],
         "measure": measure,
-        "before": found.before,
-        "validation": found.after,
+        "before": outcome.before,
+        "validation": outcome.after,
         "test": measured,
         "rounds": len(rows),
         "sentences": sum(row["sentences"] for row in rows),
         "mean_update": sum(row["mean_update"] for row in rows) / len(rows),
         "curve": [[row["round"], row[measure]] for row in rows if measure in row],
-        "seconds": time.time() - began,
-        "mechanism": code_of("mechanism"),
+        "seconds": time.time() - start,
+        "mechanism": source_digest("uedp.mechanism"),
     }
-    write_atomically(place.result(trial), json.dumps(result, indent=2) + "\n")
-    for bulky in () if keep else ("model.safetensors", "checkpoints"):
+    write_atomically(workspace.result(trial), json.dumps(result, indent=2) + "\n")
+    for bulky in () if keep_weights else ("model.safetensors", "checkpoints"):
         path = folder / bulky
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     print(f"{trial.name}: test {measure} {measured[measure]:.4g}", flush=True)
     return result
 
 
-def finished(folder: Path) -> list[dict[str, Any]]:
-    """The results in a folder, by name."""
+def load_results(folder: Path) -> list[dict[str, Any]]:
+    """The results in a folder, sorted by name."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
 
 
-def table(results: Iterable[Mapping[str, Any]]) -> str:
-    """The results, a line each."""
+def results_table(results: Iterable[Mapping[str, Any]]) -> str:
+    """One line for each result."""
     lines = [
         f"{'run':30} {'data':6} {'epsilon':>7} {'noise':>6} {'rate':>5} {'rounds':>6} {'share':>5} "
         f"{'sentences':>9} {'clip used':>9} {'before':>8} {'validation':>10} {'test':>8} "
@@ -221,16 +222,16 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
 
 
 def main() -> None:
-    asked = json.loads(Path(sys.argv[1]).read_text())
-    where = asked["place"]
-    place = Place(
-        Path(where["materials"]),
-        where["models"],
-        Path(where["out"]),
-        where["dry_rounds"],
-        Path(where["results"]) if where["results"] else None,
+    request = json.loads(Path(sys.argv[1]).read_text())
+    given = request["workspace"]
+    workspace = Workspace(
+        Path(given["datasets"]),
+        given["models"],
+        Path(given["out"]),
+        given["dry_rounds"],
+        Path(given["results"]) if given["results"] else None,
     )
-    run(Trial(**asked["trial"]), place)
+    run(Trial(**request["trial"]), workspace)
 
 
 if __name__ == "__main__":

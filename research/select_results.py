@@ -1,4 +1,4 @@
-"""Rows of an experiment that trains: which of several settings to tell, and what came of it."""
+"""Selecting the rows of an experiment that trains: the best of several settings, by validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
@@ -8,13 +8,13 @@ Row = Mapping[str, Any]
 REPEAT = "-repeat-"  # in a trial's name, before the number of the repeat
 
 
-def chosen(rows: Iterable[Row], **wanted: Any) -> list[Row]:
-    """Of the rows with these values, those of the setting that did best on the validation part.
+def best_setting(rows: Iterable[Row], **wanted: Any) -> list[Row]:
+    """The rows, among those with the given values, of the setting with the best validation mean.
 
     A setting is a trial with its repeats.
 
     Guarantees:
-      - trials that were not run are left out
+      - trials that were not run are ignored
       - the test part decides nothing
     """
     ran = (
@@ -22,22 +22,22 @@ def chosen(rows: Iterable[Row], **wanted: Any) -> list[Row]:
         for row in rows
         if row["test"] is not None and all(row[key] == value for key, value in wanted.items())
     )
-    settings = by_setting(ran)
+    settings = group_by_setting(ran)
     return min(settings, key=lambda own: mean(r["validation"] for r in own), default=[])
 
 
-def by_setting(rows: Iterable[Row]) -> list[list[Row]]:
-    """Each trial with its repeats, in the order of the first of them."""
+def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:
+    """Each trial with its repeats, in the order of first occurrence."""
     settings: dict[str, list[Row]] = {}
     for row in rows:
         settings.setdefault(row["setting"], []).append(row)
     return list(settings.values())
 
 
-def score(rows: Sequence[Row]) -> float | None:
-    """The mean of the test measure, where there is any."""
+def mean_test(rows: Sequence[Row]) -> float | None:
+    """The mean of the test measure; None without rows."""
     return mean(row["test"] for row in rows) if rows else None
 
 
-def not_run(rows: Iterable[Row]) -> list[str]:
+def names_not_run(rows: Iterable[Row]) -> list[str]:
     return [row["name"] for row in rows if row["test"] is None]

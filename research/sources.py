@@ -1,6 +1,6 @@
-"""The paper's three data sets: where they lie, who their users are, what is protected in them.
+"""The paper's three data sets: their files, their users, and the protected categories.
 
-Plain facts, which a machine without Arrow or detectors can read as well.
+Imports neither Arrow nor detectors, which a machine that only trains may lack.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Its files by part, its users, and the categories of two uses.
+    """Files by part, users, and protected categories.
 
-    `paper_categories` are those whose union the paper protects: counts and epsilons beside the
-    paper's are of them. `categories` are protected one at a time in training, beside all of them.
+    `paper_categories` are those whose union the paper protects; counts and epsilons that stand
+    beside the paper's refer to them. `categories` are those that training protects one at a time.
     """
 
     title: str
@@ -27,28 +27,28 @@ class DataSet:
     reader: str
     paper_categories: tuple[str, ...]
     categories: tuple[str, ...] = ("person", "org", "loc", "pii")
-    public: tuple[str, ...] = ()  # lists of what is declared public in it
-    marked: bool = False  # by people: then their marks are the entities
-    # mean and spread of users' sizes and the seed, where users are random groups
+    public: tuple[str, ...] = ()  # lists of public words
+    marked: bool = False  # human marks are the entities
+    # users are random groups: mean and standard deviation of their sizes, and the seed
     groups: tuple[float, float, int] | None = None
 
     def file(self, part: str) -> str:
-        """Of a part, as it lies under --data."""
+        """The path of a part, relative to the data folder."""
         return f"{self.folder}/{self.files[part]}"
 
     def sentences(self, data: Path, part: str, most: int | None = None) -> list["Sentence"]:
-        """The first of a part, or all.
+        """The first `most` sentences of a part, or all.
 
         Guarantees:
-          - random groups are users of the training part alone, the same every time
+          - random groups are formed in the training part only, and are the same every time
         """
         from uedp.corpus.readers import read_sentences
         from uedp.corpus.users import assign_users, random_groups
 
-        found = list(islice(read_sentences(data / self.file(part), self.reader), most))
+        sentences = list(islice(read_sentences(data / self.file(part), self.reader), most))
         if part == "train" and self.groups is not None:
-            found = list(assign_users(found, random_groups(len(found), *self.groups)))
-        return found
+            sentences = list(assign_users(sentences, random_groups(len(sentences), *self.groups)))
+        return sentences
 
 
 DATA_SETS = {

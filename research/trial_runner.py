@@ -1,11 +1,11 @@
-"""Experiments that train: many runs on prepared material, each known by its name.
+"""The trials of an experiment: prepare the data, run what has no result yet, collect the rows.
 
-**On a machine with an accelerator.** Give the same command there; it needs the data, the models and
-nothing else. What a run leaves is one file, `OUT/trials/NAME.json`. Copy those files into
-the same folder here and give the command again: what is there is not run again. With
-`--finished-only` nothing is run at all, and what is missing is told as such. A file that was made
-with other settings than the trial of its name has now is refused. Prepared data
-(`OUT/.work/common/materials`) may be copied as well, in either direction.
+**On a machine with an accelerator.** Run the same command there; it needs only the data and the
+models. Each run writes one file, `OUT/trials/NAME.json`. Copy these files into the same folder here
+and run the command again: a trial with a result is not run again. With `--finished-only` nothing is
+trained, and trials without a result are reported as not run. A result whose settings differ from
+those of the trial of the same name is refused. Prepared data sets (`OUT/.work/common/datasets`) may
+be copied as well, in either direction.
 """
 
 import json
@@ -18,9 +18,9 @@ from typing import Any
 
 from research import runs
 from research.base import Options, Result
-from research.breakdown import PAPER as COUNTS
-from research.datasets import prepare
-from research.runs import Place, Trial, changed
+from research.datasets import prepare_dataset
+from research.paper import COUNTS
+from research.runs import Trial, Workspace, override
 from research.select_results import REPEAT, Row
 from research.sources import DATA_SETS
 from uedp.accounting import published
@@ -28,61 +28,61 @@ from uedp.accounting.published import PublishedMethod, PublishedSetting
 from uedp.errors import UserError
 
 QUICK_ROUNDS = 2
-QUICK_SENTENCES = 400  # read of each part
-_QUICK_USERS = 0.6  # of the few users there are then
+QUICK_SENTENCES = 400  # of each part
+_QUICK_USER_RATE = 0.6  # the data are small
 _QUICK_SIZES = {"embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 2}
 
 
 def repeats(trials: Iterable[Trial], times: int) -> Iterator[Trial]:
-    """The second of each trial, then the third: other first weights, and all else drawn anew."""
-    found = list(trials)
+    """The second run of each trial, then the third: with other initial weights and randomness."""
+    first = list(trials)
     for number in range(2, times + 1):
-        for trial in found:
-            again = changed(trial.config, model__seed=number - 1)
+        for trial in first:
+            again = override(trial.config, model__seed=number - 1)
             yield replace(trial, name=f"{trial.name}{REPEAT}{number}", config=again)
 
 
-def measured(trials: Iterable[Trial], options: Options) -> list[Result]:
-    """A row for each trial: what it was, and what came of it, or that it was not run.
+def measure_trials(trials: Iterable[Trial], options: Options) -> list[Result]:
+    """Run trials. Returns a row for each: its settings and results, or that it was not run.
 
     Guarantees:
-      - a trial that has a result, here or in another experiment of the same folder, is not run
-      - a result made with other settings than the trial's is refused
+      - a trial with a result, from this or another experiment of the same folder, is not run again
+      - a result whose settings differ from the trial's is refused
       - with `finished_only`, nothing is trained, and trials without a result have `test` None
     """
-    found = list(trials)
-    assert len({trial.name for trial in found}) == len(found), "a name for each trial"
+    planned = list(trials)
+    assert len({trial.name for trial in planned}) == len(planned), "trial names must be unique"
     if options.quick:
-        found = [replace(trial, config=_small(trial.config)) for trial in found]
-    place = _place(options)
-    _refuse_others(found, place)
+        planned = [replace(trial, config=_small(trial.config)) for trial in planned]
+    workspace = _workspace(options)
+    _refuse_other_settings(planned, workspace)
     if not options.finished_only:
-        _check_models(found, options.models)
-        for data in {trial.data: None for trial in found}:
-            material(data, options)
-        _clear_finished(found, place)
+        _check_models(planned, options.models)
+        for data in {trial.data: None for trial in planned}:
+            prepared_data(data, options)
+        _clear_finished(planned, workspace)
     deadline = -1.0 if options.finished_only else float("inf")
     results = runs.run_trials(
-        found, place, options.jobs, deadline=deadline, progress=options.progress
+        planned, workspace, options.jobs, deadline=deadline, progress=options.progress
     )
-    return [_row(trial, results.get(trial.name), place) for trial in found]
+    return [_row(trial, results.get(trial.name), workspace) for trial in planned]
 
 
-def material(data: str, options: Options) -> Path:
-    """The folder of a data set as plain files, prepared if it is not there."""
-    folder = _place(options).materials / data
+def prepared_data(data: str, options: Options) -> Path:
+    """The folder of a prepared data set; prepares it if need be."""
+    folder = _workspace(options).datasets / data
     if not (folder / "about.json").exists():
         for part in DATA_SETS[data].files:
             if not (path := options.data / DATA_SETS[data].file(part)).is_file():
                 raise UserError(f"{path}: no such file; --data must hold it")
         most = QUICK_SENTENCES if options.quick else None
-        prepare(data, options.data, folder, options.models.get("ner"), most)
+        prepare_dataset(data, options.data, folder, options.models.get("ner"), most)
     return folder
 
 
-def _place(options: Options) -> Place:
-    return Place(
-        options.common / ("materials-quick" if options.quick else "materials"),
+def _workspace(options: Options) -> Workspace:
+    return Workspace(
+        options.common / ("datasets-quick" if options.quick else "datasets"),
         dict(options.models),
         options.common / ("trials-quick" if options.quick else "trials"),
         QUICK_ROUNDS if options.quick else None,
@@ -91,7 +91,7 @@ def _place(options: Options) -> Place:
 
 
 def _small(config: runs.Config) -> dict[str, dict[str, Any]]:
-    small = changed(config, privacy__user_rate=_QUICK_USERS, model__max_tokens=32)
+    small = override(config, privacy__user_rate=_QUICK_USER_RATE, model__max_tokens=32)
     if "sizes" in small["model"]:
         small["model"]["sizes"] = _QUICK_SIZES
     return small
@@ -107,52 +107,64 @@ def _check_models(trials: Sequence[Trial], models: Mapping[str, str]) -> None:
             raise UserError(f"--model {part}=PATH: missing; {trial.name} needs {kind}")
 
 
-def _refuse_others(trials: Sequence[Trial], place: Place) -> None:
+def _refuse_other_settings(trials: Sequence[Trial], workspace: Workspace) -> None:
     for trial in trials:
-        path = place.result(trial)
-        if path.exists() and not _same(trial, _read(path), place):
+        path = workspace.result(trial)
+        if path.exists() and not _same(trial, _read(path), workspace):
             raise UserError(
-                f"{path}: made with other settings than {trial.name} has now; remove it to run it "
-                "again"
+                f"{path}: made with other settings than those of {trial.name}; remove the file to "
+                "run it again"
             )
 
 
-def _clear_finished(trials: Sequence[Trial], place: Place) -> None:
-    """Away with runs whose result was removed: they were finished, and their weights are gone."""
+def _clear_finished(trials: Sequence[Trial], workspace: Workspace) -> None:
+    """Remove finished runs whose result was deleted: without weights they cannot be resumed."""
     for trial in trials:
-        folder = place.out / trial.name
+        folder = workspace.out / trial.name
         if (
-            not place.result(trial).exists()
+            not workspace.result(trial).exists()
             and (folder / "result.json").exists()
             and not (folder / "model.safetensors").exists()
         ):
             shutil.rmtree(folder)
-            shutil.rmtree(place.out / f"{trial.name}.corpus", ignore_errors=True)
+            shutil.rmtree(workspace.out / f"{trial.name}.corpus", ignore_errors=True)
 
 
 def _read(path: Path) -> Result:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        return {key: result[key] for key in (*_KEPT, "config", "data", "category", "model")}
+        return {key: result[key] for key in (*_FROM_RESULT, "config", "data", "category", "model")}
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not the result of a run; remove it to run it again") from None
 
 
-_KEPT = ("epsilon", "noise", "sentences", "seconds", "measure", "before", "validation", "test")
+_FROM_RESULT = (
+    "epsilon",
+    "noise",
+    "sentences",
+    "seconds",
+    "measure",
+    "before",
+    "validation",
+    "test",
+)
 
 
-def _same(trial: Trial, result: Row, place: Place) -> bool:
-    """Whether a result is the trial's: all settings but of the machine it ran on."""
-    from uedp.training.config import parse
+def _same(trial: Trial, result: Row, workspace: Workspace) -> bool:
+    """Whether the settings of a result are the trial's, except for those of the machine."""
+    from uedp.training.config import parse_config
 
-    of_the_data = {"train": ".", "evaluate": "."}
-    theirs = changed(result["config"], model__name=result["model"])
+    no_data = {"train": ".", "evaluate": "."}
+    theirs = override(result["config"], model__name=result["model"])
+    own = theirs.pop("alg", {})  # what older results call the options of uedp-alg
+    if theirs["privacy"]["method"] == "uedp-alg":
+        theirs.setdefault("method_options", own)
     if theirs.get("vocabulary", {}).get("source") == "public":
         theirs["vocabulary"]["path"] = "words"
-    named = replace(place, models={"words": "words"})
-    ours = runs.resolved(trial, named)
+    named = replace(workspace, models={"words": "words"})
+    ours = runs.resolve_config(trial, named)
     both = [
-        parse({**config, "data": of_the_data}, trial.name).model_dump(exclude={"run"})
+        parse_config({**config, "data": no_data}, trial.name).model_dump(exclude={"run"})
         for config in (ours, theirs)
     ]
     return both[0] == both[1] and (trial.data, trial.category) == (
@@ -161,9 +173,9 @@ def _same(trial: Trial, result: Row, place: Place) -> bool:
     )
 
 
-def _row(trial: Trial, result: Row | None, place: Place) -> Result:
-    """What tables and plots need of a trial."""
-    config = runs.resolved(trial, replace(place, models={"words": "words"}))
+def _row(trial: Trial, result: Row | None, workspace: Workspace) -> Result:
+    """The settings and results of a trial that tables and plots show."""
+    config = runs.resolve_config(trial, replace(workspace, models={"words": "words"}))
     privacy = config["privacy"]
     row: Result = {
         "name": trial.name,
@@ -173,7 +185,7 @@ def _row(trial: Trial, result: Row | None, place: Place) -> Result:
         "train": config["model"]["train"],
         "category": trial.category,
         "method": privacy["method"],
-        "estimator": config.get("alg", {}).get("estimator", "f_E+"),
+        "estimator": config.get("method_options", config.get("alg", {})).get("estimator", "f_E+"),
         "target": privacy.get("epsilon"),
         "rate": config["optimiser"]["rate"],
         "user_rate": privacy["user_rate"],
@@ -182,16 +194,16 @@ def _row(trial: Trial, result: Row | None, place: Place) -> Result:
         "extended_rate": privacy.get("extended_rate", 1.0),
     }
     if result is None:
-        return row | dict.fromkeys(("published", *_KEPT))
-    row |= {key: result[key] for key in _KEPT}
+        return row | dict.fromkeys(("published", *_FROM_RESULT))
+    row |= {key: result[key] for key in _FROM_RESULT}
     if row["epsilon"] is not None and not math.isfinite(row["epsilon"]):
-        row["epsilon"] = None  # without noise there is none
+        row["epsilon"] = None  # no noise, no finite epsilon
     row |= {part: result[part][result["measure"]] for part in ("before", "validation", "test")}
     return row | {"published": _published(row, privacy)}
 
 
 def _published(row: Row, privacy: Row) -> float | None:
-    """By the paper's accountant; sensitive sentences, which it counts, as in the paper's data."""
+    """Epsilon by the paper's accountant, with the counts of the paper's data."""
     if row["method"] not in ("uedp-alg", "user-level") or not row["noise"]:
         return None
     if row["method"] == "user-level":

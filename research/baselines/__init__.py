@@ -1,1 +1,1 @@
-"""Other people's protections, as described and with the budget that holds for them."""
+"""Other published mechanisms, as described, with their published and proven budgets."""

@@ -7,23 +7,23 @@ from uedp.accounting.divergence import Floats
 
 Ints = npt.NDArray[np.int64]
 
-_LEAST = 1e-9  # of shrinking, so that the covariance can be inverted
+_LEAST = 1e-9  # shrinkage, so that the covariance is invertible
 
 
 class Discriminant:
-    """Gaussian classes, equally frequent, with one covariance, shrunk as by Ledoit and Wolf (2004).
+    """Linear discriminant analysis: balanced classes, covariance shrunk by Ledoit and Wolf (2004).
 
-    Nothing is tuned, so that runs at different noise can be compared.
+    Nothing is tuned, so runs at different noise are comparable.
     """
 
     def __init__(self, rows: Floats, labels: Ints) -> None:
         count, width = rows.shape
         means = np.stack([rows[labels == c].mean(0) for c in range(int(labels.max()) + 1)])
-        rest = rows - means[labels]
-        covariance = rest.T @ rest / count
-        scale = np.trace(covariance) / width or 1.0  # of classes that are points, the nearest
+        residuals = rows - means[labels]
+        covariance = residuals.T @ residuals / count
+        scale = np.trace(covariance) / width or 1.0  # classes that are points: nearest mean
         sphere = scale * np.eye(width)
-        spread = np.square(np.square(rest).sum(1)).sum() / count**2
+        spread = np.square(np.square(residuals).sum(1)).sum() / count**2
         spread -= np.square(covariance).sum() / count
         distance = np.square(covariance - sphere).sum()
         share = min(1.0, max(spread / distance, _LEAST)) if distance > 0 else 1.0
@@ -33,5 +33,5 @@ class Discriminant:
 
     def __call__(self, rows: Floats) -> Ints:
         """The class of each row."""
-        found: Ints = (rows @ self._weights + self._offsets).argmax(1)
-        return found
+        classes: Ints = (rows @ self._weights + self._offsets).argmax(1)
+        return classes

@@ -1,1 +1,1 @@
-"""Plots of experiments."""
+"""Figures of the experiments."""

@@ -1,4 +1,4 @@
-"""Figures of experiments. Each is drawn from an experiment's result alone."""
+"""Figures of the experiments that train nothing, drawn from their results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,56 +6,33 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from research.plots.style import BLUE, GREEN, GREY, ORANGE, RED, label_axes, save
 from uedp.report.plots import new_figure
 
-if TYPE_CHECKING:  # Matplotlib takes a second to import; only a plot should pay for it
+if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Result = Mapping[str, Any]
 
-BLUE, RED, GREEN, GREY, ORANGE = "#3b6ea5", "#c0504d", "#6a9a3b", "#7f7f7f", "#d08c2f"
-_DOTS = 100  # per inch
-
-
-def save(figure: Any, path: Path) -> None:
-    """The same figure gives the same file, without a date in it; text in SVG stays text."""
-    import matplotlib
-    from PIL import Image
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": path.stem}):
-        dated = {"Date": None} if path.suffix.lower() == ".svg" else {}
-        figure.savefig(path, dpi=_DOTS, metadata=dated)
-    if path.suffix.lower() == ".png":  # few colours in a plot: a third of the bytes
-        with Image.open(path) as image:
-            few = image.convert("RGB").quantize(128, dither=Image.Dither.NONE)
-        few.save(path, optimize=True)
-
 
 def breakdown_histograms(data: Result, path: Path) -> None:
-    """Sentences per user, as in the paper, and users per entity; a column for each data set."""
+    """Sentences per user, as in the paper, and users per entity; one column per data set."""
     figure, axes = new_figure(path, 2, len(data))
-    for column, found in enumerate(data.values()):
+    for column, own in enumerate(data.values()):
         upper, lower = axes[0][column], axes[1][column]
-        upper.set_title(found["title"])
-        values, times = _pairs(found["histograms"]["sentences_per_user"])
+        upper.set_title(own["title"])
+        values, times = _pairs(own["histograms"]["sentences_per_user"])
         width = max(1, int(values.max(initial=1)) // 60)
         edges = np.arange(0.5, values.max(initial=1) + width + 0.5, width)
         upper.hist(values, bins=edges, weights=times, color=BLUE)
-        name_axes(upper, "sentences per user", "users")
-        values, times = _pairs(found["histograms"]["holders"])
+        label_axes(upper, "sentences per user", "users")
+        values, times = _pairs(own["histograms"]["holders"])
         # edges between integers, so that no bin is empty by rounding
         edges = np.unique(np.round(np.geomspace(1, values.max(initial=1) + 1, 40))) - 0.5
         lower.hist(values, bins=edges, weights=times, color=BLUE)
         lower.set(xscale="log", yscale="log")
-        name_axes(lower, "users who mention an entity", "entities")
+        label_axes(lower, "users who mention an entity", "entities")
     save(figure, path)
-
-
-def name_axes(axes: "Axes", over: str, of: str) -> None:
-    axes.set_xlabel(over)
-    axes.set_ylabel(of)
-    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _pairs(histogram: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +41,7 @@ def _pairs(histogram: Mapping[str, int]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def coverage_bars(gold: Result, claimed: float, path: Path) -> None:
-    """Marked words that are covered, by a detector's hits and by every mention of what was hit."""
+    """Marked words covered by a detector's hits, and by every mention of them."""
     figure, axes = new_figure(path, 1, len(gold))
     for panel, (title, detectors) in zip(np.atleast_1d(axes), gold.items(), strict=True):
         at = np.arange(len(detectors))
@@ -72,7 +49,7 @@ def coverage_bars(gold: Result, claimed: float, path: Path) -> None:
             ("hits", "hits", -0.2, GREY),
             ("every_mention", "every mention of them", 0.2, BLUE),
         ):
-            rows = [found[key]["all"] for found in detectors.values()]
+            rows = [own[key]["all"] for own in detectors.values()]
             rates = [row["words_covered"] / max(row["words"], 1) for row in rows]
             panel.barh(at + offset, rates, height=0.38, color=colour, label=name)
         panel.axvline(
@@ -80,7 +57,7 @@ def coverage_bars(gold: Result, claimed: float, path: Path) -> None:
         )
         panel.set(yticks=at, yticklabels=list(detectors), xlim=(0, 1), title=title)
         panel.invert_yaxis()
-        name_axes(panel, "marked words covered", "")
+        label_axes(panel, "marked words covered", "")
     figure.legend(
         *np.atleast_1d(axes)[0].get_legend_handles_labels(),
         ncols=3,
@@ -91,55 +68,60 @@ def coverage_bars(gold: Result, claimed: float, path: Path) -> None:
 
 
 def budget_panels(result: Result, path: Path) -> None:
-    """Epsilon against rounds: above, the published accountant; below, on the same scale, proven."""
+    """Epsilon against rounds: published above, proven below, on the same scale."""
     figure, axes = new_figure(path, 2, len(result["data"]))
     rounds = result["rounds"]
-    for column, found in enumerate(result["data"].values()):
+    for column, own in enumerate(result["data"].values()):
         upper, lower = axes[0][column], axes[1][column]
-        _published_panel(upper, rounds, found["published"])
-        _proven_panel(lower, rounds, found["proven"])
-        upper.set_title(f"{found['title']}, published: NOT A GUARANTEE", color=RED, size=10)
-        every = found["proven"]["categories"]["all"]
-        who = f"most common: {every['most_holders']} users, median: {every['median_holders']}"
-        lower.set_title(f"{found['title']}, proven ({who})", color=BLUE, size=10)
+        _published_panel(upper, rounds, own["published"])
+        _proven_panel(lower, rounds, own["proven"])
+        upper.set_title(f"{own['title']}, published: NOT A GUARANTEE", color=RED, size=10)
+        every = own["proven"]["categories"]["all"]
+        holders = f"most common: {every['most_holders']} users, median: {every['median_holders']}"
+        lower.set_title(f"{own['title']}, proven ({holders})", color=BLUE, size=10)
         for panel in (upper, lower):
             panel.set(yscale="log", ylim=(1e-3, 1e3), xlim=(0, 1.13 * rounds[-1]))
-            name_axes(panel, "rounds", f"epsilon at delta {result['delta']:g}")
+            label_axes(panel, "rounds", f"epsilon at delta {result['delta']:g}")
     for row, place in ((0, "outside upper center"), (1, "outside lower center")):
         handles, names = axes[row][0].get_legend_handles_labels()
         figure.legend(handles, names, loc=place, ncols=len(names), frameon=False, fontsize=9)
     save(figure, path)
 
 
-def _published_panel(axes: "Axes", rounds: Sequence[int], found: Result) -> None:
+def _published_panel(axes: "Axes", rounds: Sequence[int], curves: Result) -> None:
     for name, key, colour in (("user-level", "user", GREY), ("f_E", "f_e", ORANGE)):
-        axes.plot(rounds, found[key], color=colour, linestyle="--", linewidth=1.2, label=name)
-    every = found["f_e_plus"]["all"]
+        axes.plot(rounds, curves[key], color=colour, linestyle="--", linewidth=1.2, label=name)
+    every = curves["f_e_plus"]["all"]
     axes.plot(rounds, every, color=RED, linestyle="--", linewidth=1.8, label="f_E+, all entities")
-    _each_category(axes, rounds, found["f_e_plus"], RED, "--", "f_E+, each category")
-    at, values = zip(*((row["rounds"], row["printed"]) for row in found["printed"]), strict=True)
+    _each_category(axes, rounds, curves["f_e_plus"], RED, "--", "f_E+, each category")
+    at, values = zip(*((row["rounds"], row["printed"]) for row in curves["printed"]), strict=True)
     axes.plot(at, values, "x", markersize=5, color="black", label="printed in the paper")
 
 
-def _proven_panel(axes: "Axes", rounds: Sequence[int], found: Result) -> None:
-    every = found["categories"]["all"]
+def _proven_panel(axes: "Axes", rounds: Sequence[int], curves: Result) -> None:
+    every = curves["categories"]["all"]
     for name, values, colour, width in (
-        ("UeDP-Alg, an entity everybody mentions", found["everybody"], RED, 1.2),
+        ("UeDP-Alg, an entity that everybody mentions", curves["everybody"], RED, 1.2),
         ("the most common one", every["most"], ORANGE, 1.8),
         ("the median one", every["median"], GREEN, 1.2),
-        ("a user alone", found["user_alone"], GREY, 1.2),
-        ("rotation, any entity, equal noise-to-signal", found["rotation"]["epsilon"], BLUE, 1.8),
+        ("user level", curves["user_alone"], GREY, 1.2),
+        (
+            "rotation, any entity, equal noise-to-signal ratio",
+            curves["rotation"]["epsilon"],
+            BLUE,
+            1.8,
+        ),
     ):
         if values is not None:
             axes.plot(rounds, values, color=colour, linewidth=width, label=name)
-    each = {category: here["most"] for category, here in found["categories"].items()}
+    each = {category: here["most"] for category, here in curves["categories"].items()}
     _each_category(axes, rounds, each, ORANGE, "-", "the most common of each category")
 
 
 def _each_category(
     axes: "Axes", rounds: Sequence[int], curves: Result, colour: str, style: str, name: str
 ) -> None:
-    """A thin line for each category, named at its end; names keep clear of each other."""
+    """A thin line for each category, with its name at the end; names do not overlap."""
     drawn = {c: values for c, values in curves.items() if c != "all" and values is not None}
     floor = 0.0
     for number, category in enumerate(sorted(drawn, key=lambda c: float(drawn[c][-1]))):

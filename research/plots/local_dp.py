@@ -4,22 +4,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uedp.report.plots import new_figure, save
+from research.plots.style import BLUE, GREEN, GREY, RED, save
+from uedp.report.plots import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_BLUE, _GREEN, _RED, _GREY = "#3b6ea5", "#6a9a3b", "#c0504d", "#777777"
 _WAYS = {
-    ("once", False): ("noise once per article", _BLUE, "o"),
+    ("once", False): ("noise once per article", BLUE, "o"),
     ("once", True): ("the same after dropout", "#8fb3d9", "s"),
-    ("every_visit", False): ("new noise at every visit", _GREEN, "^"),
-    ("one_value", False): ("one value per article\n(protects nothing)", _RED, "x"),
+    ("every_visit", False): ("fresh noise at every visit", GREEN, "^"),
+    ("one_value", False): ("one value per article\n(protects nothing)", RED, "x"),
 }
 
 
 def local_dp(result: Mapping[str, Any], path: Path) -> None:
-    """Error against epsilon, published below and proven above; proven epsilon against visits."""
+    """Error against epsilon (bottom published, top proven), and proven epsilon against visits."""
     figure, (left, right) = new_figure(path, 1, 2)
     _errors(left, result)
     _visits(right, result)
@@ -33,26 +33,26 @@ def _errors(axes: "Axes", result: Mapping[str, Any]) -> None:
         if not rows:
             continue
         epsilons = [row["epsilon"] for row in rows]
-        found = [row["errors"][way] for row in rows]
-        means = [sum(each) / len(each) for each in found]
+        errors = [row["errors"][way] for row in rows]
+        means = [sum(each) / len(each) for each in errors]
         axes.plot(epsilons, means, marker=marker, markersize=4, color=colour, label=label)
-        low, high = list(map(min, found)), list(map(max, found))
+        low, high = list(map(min, errors)), list(map(max, errors))
         axes.fill_between(epsilons, low, high, color=colour, alpha=0.2, linewidth=0)
     least = result["out_of_reach"]
     axes.fill_between(
         least["epsilons"],
         least["least_error"],
-        step="pre",  # between two points the lower one holds
-        color=_GREY,
+        step="pre",  # the bound between two points is the lower one
+        color=GREY,
         alpha=0.25,
         linewidth=0,
-        label="out of reach of\nindependent noise",
+        label="impossible with\nindependent noise",
     )
     for row in result["rows"]:
         if row["epsilon"] is None and not row["dropout"]:
-            errors = row["errors"]["noiseless"]
-            axes.axhline(sum(errors) / len(errors), color=_GREY, linestyle="--", label="no noise")
-    axes.axhline(1 - 1 / result["classes"], color=_GREY, linestyle=":", label="guessing")
+            own = row["errors"]["noiseless"]
+            axes.axhline(sum(own) / len(own), color=GREY, linestyle="--", label="no noise")
+    axes.axhline(1 - 1 / result["classes"], color=GREY, linestyle=":", label="guessing")
     axes.set_xscale("log")
     axes.set_ylim(0, 1.25)
     axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
@@ -75,17 +75,17 @@ def _proven_above(axes: "Axes", dimensions: int) -> None:
 
 
 def _visits(axes: "Axes", result: Mapping[str, Any]) -> None:
-    found = result["over_visits"]
-    flat = [found["published"]] * len(found["visits"])
+    visits = result["over_visits"]
+    flat = [visits["published"]] * len(visits["visits"])
     for label, values, colour in (
-        ("proven", found["proven"], _BLUE),
-        (f"proven, delta {result['delta']:g}", found["proven_at_delta"], _GREEN),
-        ("published (not a guarantee)", flat, _RED),
+        ("proven", visits["proven"], BLUE),
+        (f"proven, delta {result['delta']:g}", visits["proven_at_delta"], GREEN),
+        ("published (not a guarantee)", flat, RED),
     ):
-        axes.plot(found["visits"], values, marker="o", markersize=3, color=colour, label=label)
+        axes.plot(visits["visits"], values, marker="o", markersize=3, color=colour, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("visits of an article, each with new noise")
-    axes.set_ylabel(f"epsilon, where {found['published']:g} is published")
+    axes.set_xlabel("visits of an article, each with fresh noise")
+    axes.set_ylabel(f"epsilon, where {visits['published']:g} is published")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=7)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from uedp.report.plots import new_figure, save
+from research.plots.style import GREY, save
+from uedp.report.plots import new_figure
 
 COLOURS = ("#3b6ea5", "#c0504d", "#6a9a3b", "#8064a2", "#d08a2e", "#4bacc6", "#7f7f7f")
-GREY = "#9a9a9a"
 
 
 def membership_figure(

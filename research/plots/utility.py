@@ -1,4 +1,4 @@
-"""Figures of the experiments that train. Each is drawn from an experiment's result alone."""
+"""Figures of the experiments that train, drawn from their results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from research.plots.experiments import BLUE, GREEN, GREY, ORANGE, RED, name_axes, save
-from research.select_results import chosen
+from research.plots.style import BLUE, GREEN, GREY, ORANGE, RED, label_axes, save
+from research.select_results import best_setting
 from uedp.report.plots import new_figure
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ Row = Mapping[str, Any]
 
 
 def against_epsilon(result: Result, path: Path) -> None:
-    """The measure against epsilon, a panel for each data set or model.
+    """The measure against epsilon, one panel per data set or model.
 
-    Epsilon has two axes of one scale: below what is proven, above, for hollow marks, where the
-    paper's accountant has the same run.
+    The bottom axis shows the proven epsilon, the top axis, on the same scale, the epsilon of the
+    paper's accountant for the same run (hollow marks).
     """
     figure, axes = new_figure(path, 1, len(result["panels"]))
     for panel, (key, title) in zip(np.atleast_1d(axes), result["panels"].items(), strict=True):
@@ -31,7 +31,7 @@ def against_epsilon(result: Result, path: Path) -> None:
         _epsilon_panel(panel, rows)
         panel.set_title(title)
         _logarithmic(panel, result["measure"] != "error rate")
-        name_axes(panel, "epsilon, proven", result["measure"])
+        label_axes(panel, "epsilon, proven", result["measure"])
         if any(row["published"] is not None for row in rows):
             _published_axis(panel)
         if panel.get_legend_handles_labels()[0]:
@@ -44,40 +44,40 @@ def against_epsilon(result: Result, path: Path) -> None:
 def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
     whole = [row for row in rows if row["extended_rate"] == 1.0]
     for method, name, colour, mark in (
-        ("rotation", "rotation: users with entities", BLUE, "o"),
-        ("user-level", "user-level: users alone", ORANGE, "s"),
+        ("rotation", "rotation: users and entities", BLUE, "o"),
+        ("user-level", "user-level: users", ORANGE, "s"),
     ):
         own = [row for row in whole if row["method"] == method]
         targets = sorted({row["target"] for row in own if row["target"] is not None})
-        points = [found for t in targets if (found := chosen(own, target=t, category="all"))]
+        points = [best for t in targets if (best := best_setting(own, target=t, category="all"))]
         if points:
             _line(axes, points, name, colour, mark)
         for target in targets:
             _categories(axes, [row for row in own if row["target"] == target], colour)
     used = [row for row in rows if row["extended_rate"]]
-    _alg(axes, chosen(used, method="uedp-alg", category="all"))
+    _alg(axes, best_setting(used, method="uedp-alg", category="all"))
     for method, name, style in (
         ("deidentified", "de-identified", "--"),
         ("noiseless", "noiseless", ":"),
     ):
-        if found := chosen(whole, method=method):
+        if best := best_setting(whole, method=method):
             colour = GREEN if method == "deidentified" else GREY
-            level = mean(row["test"] for row in found)
+            level = mean(row["test"] for row in best)
             axes.axhline(level, color=colour, linestyle=style, label=f"{name} (no guarantee)")
 
 
 def _categories(axes: "Axes", rows: Sequence[Row], colour: str) -> None:
-    """A dot for the mean of each category, and beside them their names, the highest first."""
+    """A dot for the mean of each category, and their names beside them, highest first."""
     names = sorted({row["category"] for row in rows} - {"all"})
-    means = {name: mean(r["test"] for r in chosen(rows, category=name)) for name in names}
+    means = {name: mean(r["test"] for r in best_setting(rows, category=name)) for name in names}
     if not means:
         return
     at = rows[0]["epsilon"]
     for level in means.values():
         axes.plot(at, level, ".", color=colour, alpha=0.5)
-    middle, told = (at, mean(means.values())), "\n".join(sorted(means, key=lambda n: -means[n]))
+    middle, label = (at, mean(means.values())), "\n".join(sorted(means, key=lambda n: -means[n]))
     axes.annotate(
-        told, middle, size=6, color=colour, xytext=(6, 0), textcoords="offset points", va="center"
+        label, middle, size=6, color=colour, xytext=(6, 0), textcoords="offset points", va="center"
     )
 
 
@@ -88,15 +88,15 @@ def _published_axis(axes: "Axes") -> None:
     above.tick_params(labelsize=7)
 
 
-def _logarithmic(axes: "Axes", upwards_too: bool) -> None:
-    """Epsilon, and perplexity too, by ratio."""
-    axes.set(xscale="log", yscale="log" if upwards_too else "linear")
-    for axis in (axes.xaxis, axes.yaxis) if upwards_too else (axes.xaxis,):
+def _logarithmic(axes: "Axes", both: bool) -> None:
+    """Logarithmic epsilon, and perplexity."""
+    axes.set(xscale="log", yscale="log" if both else "linear")
+    for axis in (axes.xaxis, axes.yaxis) if both else (axes.xaxis,):
         _plain_numbers(axis)
 
 
 def _plain_numbers(axis: "Axis") -> None:
-    """At the ticks of a logarithmic axis."""
+    """Plain numbers at the ticks of a logarithmic axis."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
@@ -105,9 +105,9 @@ def _plain_numbers(axis: "Axis") -> None:
 
 
 def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str, mark: str) -> None:
-    """Means, with bars from the least to the most where a run was repeated."""
-    at = [found[0]["epsilon"] for found in points]
-    capsize = 3 if any(len(found) > 1 for found in points) else 0
+    """Means, with bars over the range of repeats."""
+    at = [rows[0]["epsilon"] for rows in points]
+    capsize = 3 if any(len(rows) > 1 for rows in points) else 0
     means, below, above = _bars(points)
     axes.errorbar(
         at,
@@ -119,24 +119,24 @@ def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str,
         capsize=capsize,
         label=name,
     )
-    both = [(f[0]["published"], m) for f, m in zip(points, means, strict=True)]
-    hollow = [(at, level) for at, level in both if at is not None]
+    published = [(rows[0]["published"], m) for rows, m in zip(points, means, strict=True)]
+    hollow = [(epsilon, level) for epsilon, level in published if epsilon is not None]
     if hollow:
         axes.plot(*zip(*hollow, strict=True), mark, color=colour, markersize=4, fillstyle="none")
 
 
 def _bars(points: Sequence[Sequence[Row]]) -> tuple[list[float], list[float], list[float]]:
-    tests = [[row["test"] for row in found] for found in points]
+    tests = [[row["test"] for row in rows] for rows in points]
     means = [mean(values) for values in tests]
     below = [m - min(values) for m, values in zip(means, tests, strict=True)]
     above = [max(values) - m for m, values in zip(means, tests, strict=True)]
     return means, below, above
 
 
-def _alg(axes: "Axes", found: Sequence[Row]) -> None:
-    if not found:
+def _alg(axes: "Axes", rows: Sequence[Row]) -> None:
+    if not rows:
         return
-    one, level = found[0], mean(row["test"] for row in found)
+    one, level = rows[0], mean(row["test"] for row in rows)
     label = "UeDP-Alg, the paper's noise"
     axes.plot(one["epsilon"], level, "D", color=RED, markersize=5, label=label)
     if one["published"] is not None:
@@ -145,22 +145,22 @@ def _alg(axes: "Axes", found: Sequence[Row]) -> None:
 
 
 def against_extended_rate(result: Result, path: Path) -> None:
-    """Above, the measure against the rate; below, against what was predicted of all options."""
+    """The measure against the rate (top) and against the predicted merit (bottom)."""
     figure, axes = new_figure(path, 2, len(result["series"]))
-    for column, series in enumerate(result["series"].values()):
-        rows = series["rows"]
+    for column, sweep in enumerate(result["series"].values()):
+        rows = sweep["rows"]
         base = next(row for row in rows if row["extended_rate"] == 1)
         swept = [row for row in rows if all(row[k] == base[k] for k in _SAME)]
         _measured(
             axes[0][column], sorted(swept, key=lambda row: row["extended_rate"]), "extended_rate"
         )
         axes[0][column].set_xlim(-0.05, 1.05)
-        name_axes(axes[0][column], "rate of extended entities, q_s", series["measure"])
-        axes[0][column].set_title(series["title"])
+        label_axes(axes[0][column], "rate of extended entities, q_s", sweep["measure"])
+        axes[0][column].set_title(sweep["title"])
         top = max(row["predicted"]["merit"] for row in rows)
         merits = [{**row, "merit": row["predicted"]["merit"] / top} for row in rows]
         _measured(axes[1][column], merits, "merit", joined=False)
-        name_axes(axes[1][column], "predicted signal to noise, of the best", series["measure"])
+        label_axes(axes[1][column], "predicted merit relative to the best", sweep["measure"])
     save(figure, path)
 
 
@@ -182,14 +182,14 @@ def _measured(axes: "Axes", rows: Sequence[Row], over: str, joined: bool = True)
 
 
 def estimator_bars(result: Result, path: Path) -> None:
-    """Error rates of the estimators, without noise and with the noise of their text."""
-    from research.estimators import by_estimator
+    """Error rates of the estimators, without noise and with the stated noise."""
+    from research.experiments.estimators import by_estimator
 
     figure, axes = new_figure(path, 1, 1)
     named = list(by_estimator(result))
     for offset, which, name, colour in (
         (-0.2, 1, "without noise", GREY),
-        (0.2, 0, "with the noise of its text", BLUE),
+        (0.2, 0, "with the stated noise", BLUE),
     ):
         for place, (_, *parts) in enumerate(named):
             tests = [row["test"] for row in parts[which]]
@@ -200,7 +200,7 @@ def estimator_bars(result: Result, path: Path) -> None:
                 axes.text(place + offset, 0.02, "not run", rotation=90, size=7, ha="center")
         axes.bar(0, 0, color=colour, label=name)
     axes.axhline(result["guessing"], color=RED, linestyle="--", linewidth=1, label="guessing")
-    axes.set(xticks=range(len(named)), xticklabels=[found[0] for found in named], ylim=(0, 1))
-    name_axes(axes, "", "error rate")
+    axes.set(xticks=range(len(named)), xticklabels=[name for name, *_ in named], ylim=(0, 1))
+    label_axes(axes, "", "error rate")
     axes.legend(frameon=False, fontsize=7, ncols=3)
     save(figure, path)

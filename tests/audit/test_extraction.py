@@ -41,7 +41,7 @@ from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
 from uedp.report.extraction_plots import extraction_figure
-from uedp.training.config import parse
+from uedp.training.config import parse_config
 from uedp.training.loop import run
 
 TOKENIZER = byte_tokenizer()
@@ -545,7 +545,7 @@ def test_the_benchmark_plants_a_thousand_and_leaves_enough_out() -> None:
     epsilons = {}
     for name, values in benchmark["RUNS"].items():
         if values is not None:
-            config = parse({**values, "data": {"train": "corpus"}})
+            config = parse_config({**values, "data": {"train": "corpus"}})
             assert name.startswith(config.privacy.method)
             assert config.privacy.seed is None  # a fixed seed has no certificate
             epsilons[name] = config.privacy.epsilon
@@ -573,7 +573,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, saved: Path) -> tuple[Path
     )
     uedp.detect(sentences, folder / "corpus", uedp.Detection(("labels",)))
     for method, epsilon in METHODS.items():
-        config = parse(
+        config = parse_config(
             {
                 "privacy": {"method": method, "rounds": 50, "user_rate": 0.5, "seed": 1}
                 | ({} if epsilon is None else {"epsilon": epsilon}),

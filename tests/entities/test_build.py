@@ -40,11 +40,10 @@ def files_of(corpus: Corpus) -> dict[str, bytes]:
         for path in sorted(corpus.folder.rglob("*"))
         if path.is_file() and path.name != "corpus.json"
     }
-    origin = {key: value for key, value in corpus.info["source"].items() if key not in NAMES}
+    origin = {
+        key: value for key, value in corpus.info["source"].items() if key not in ("file", "reader")
+    }
     return {**found, "corpus.json": json.dumps({**corpus.info, "source": origin}).encode()}
-
-
-NAMES = ("file", "reader")
 
 
 @pytest.fixture

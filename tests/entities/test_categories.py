@@ -1,5 +1,6 @@
 import pytest
 
+from uedp.corpus.store import CATEGORIES
 from uedp.entities.categories import (
     BASE,
     LABELS,
@@ -30,6 +31,10 @@ PAPER = {
 def test_the_papers_twenty_are_there():
     assert len(PAPER) == 20
     assert set(NAMES).issuperset(PAPER)
+
+
+def test_the_order_is_that_of_the_stored_numbers():
+    assert tuple(BASE) == CATEGORIES
 
 
 def test_tables_agree_and_name_known_categories():

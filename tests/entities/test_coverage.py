@@ -10,6 +10,7 @@ from uedp.corpus.store import Corpus
 from uedp.entities.categories import category_of
 from uedp.entities.coverage import _compare, _Extents, _Mentions, coverage
 from uedp.entities.detection import Detection, detect
+from uedp.entities.detectors import register_detector
 from uedp.entities.words import words
 from uedp.errors import UserError
 
@@ -22,12 +23,12 @@ class Fixed:
     def __init__(self, spans):
         self._spans = iter(spans)
 
-    def detect(self, sentences):
-        return (next(self._spans) for _ in sentences)
+    def detect(self, texts):
+        return (next(self._spans) for _ in texts)
 
 
 @pytest.fixture
-def corpus(tmp_path, monkeypatch) -> Corpus:
+def corpus(tmp_path) -> Corpus:
     sentences = [
         marked("a", "Ann Lee met Bob in Rome", ("Ann Lee", "PER"), ("Bob", "PER"), ("Rome", "LOC")),
         marked("a", "Rome again", ("Rome", "LOC")),
@@ -38,7 +39,7 @@ def corpus(tmp_path, monkeypatch) -> Corpus:
         [],
         [Span(0, 2, "ORG")],
     ]
-    monkeypatch.setattr("uedp.entities.parallel.load", lambda name: Fixed(found))
+    register_detector("fixed")(lambda argument: Fixed(found))
     return detect(sentences, tmp_path / "c", Detection(("fixed",)))
 
 
@@ -66,8 +67,8 @@ def test_counts_by_hand(corpus):
     assert (result["mentions"], result["extra"]) == (3, 1)
 
 
-def test_part_of_a_mark_is_not_all_of_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("uedp.entities.parallel.load", lambda name: Fixed([[Span(0, 3, "PER")]]))
+def test_part_of_a_mark_is_not_all_of_it(tmp_path):
+    register_detector("fixed")(lambda argument: Fixed([[Span(0, 3, "PER")]]))
     sentence = marked("a", "Ann Lee", ("Ann Lee", "PER"))
     person = coverage(detect([sentence], tmp_path / "c", Detection(("fixed",))))["categories"][
         "person"
@@ -76,11 +77,11 @@ def test_part_of_a_mark_is_not_all_of_it(tmp_path, monkeypatch):
     assert person["sentences_complete"] == 0
 
 
-def test_many_marks_in_one_sentence_take_no_time(tmp_path, monkeypatch):
+def test_many_marks_in_one_sentence_take_no_time(tmp_path):
     count = 20_000
     text = "Ann " * count
     marks = tuple(Span(4 * i, 4 * i + 3, "PER") for i in range(count))
-    monkeypatch.setattr("uedp.entities.parallel.load", lambda name: Fixed([marks[::2]]))
+    register_detector("fixed")(lambda argument: Fixed([marks[::2]]))
     corpus = detect([Sentence("a", text, None, marks)], tmp_path / "c", Detection(("fixed",)))
     began = time.monotonic()
     person = coverage(corpus)["categories"]["person"]

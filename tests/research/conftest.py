@@ -1,17 +1,19 @@
-"""The data sets in small, in their own formats, and a pipeline that knows three names."""
+"""Small data sets in their own formats, a pipeline that knows three names, and trained results."""
 
 import gzip
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from research.__main__ import main
-from research.base import Options
+from research.base import Options, Result
+from research.catalogue import EXPERIMENTS
 from tests.conftest import Run, command_runner
+from tests.research import trained
 
 Make = Callable[[str], Options]
 
@@ -103,9 +105,39 @@ def ner(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def trained_options(tmp_path_factory: pytest.TempPathFactory, ner: Path) -> Make:
+    """Options of the experiments that train; all share one folder of data, models and results."""
+    folder = tmp_path_factory.mktemp("trained")
+    data, models = trained.data(folder / "data"), trained.models(folder / "models", ner)
+    return lambda name: Options(data, folder / "out" / ".work" / name, quick=True, models=models)
+
+
+@pytest.fixture(scope="session")
+def gpt_options(trained_options: Make) -> Options:
+    return trained_options("next-word-gpt")
+
+
+@pytest.fixture(scope="session")
+def gpt_result(gpt_options: Options) -> Result:
+    return trained.run_in_process(EXPERIMENTS["next-word-gpt"], gpt_options)
+
+
+@pytest.fixture
+def trial_results(trained_options: Make) -> Iterator[Path]:
+    """The folder of the trials' results; restored after the test."""
+    folder = trained_options("any").common / "trials-quick"
+    before = {path: path.read_bytes() for path in folder.glob("*.json")}
+    yield folder
+    for path in folder.glob("*.json"):
+        path.unlink()
+    for path, content in before.items():
+        path.write_bytes(content)
+
+
 @pytest.fixture
 def options(data: Path, ner: Path, tmp_path: Path) -> Make:
-    """Options of an experiment, as the command makes them."""
+    """Options of an experiment, as the command creates them."""
 
     def of(name: str) -> Options:
         work = tmp_path / "out" / ".work" / name
@@ -121,7 +153,7 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shared(options: Make, together: Path) -> Make:
-    """The same with one folder for all tests: what one has measured, the next reads back."""
+    """Options with one folder for all tests, in which finished steps are reused."""
     return lambda name: replace(options(name), work=together / ".work" / name)
 
 

@@ -1,4 +1,4 @@
-"""Jobs in processes of their own."""
+"""The pool of processes."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from research.processes import Process, results, run_processes, start
+from research.processes import Process, read_results, run_processes, start_process
 
 Job = Callable[[], Process]
 WRITES = """
@@ -22,16 +22,16 @@ WAITS = "import time; time.sleep(60)"
 
 def job(name: str, script: str, out: Path) -> Job:
     command = [sys.executable, "-S", "-c", script, name, str(out / f"{name}.json")]
-    return partial(start, name, command, out)
+    return partial(start_process, name, command, out)
 
 
-def test_results_are_what_jobs_left(tmp_path: Path) -> None:
+def test_results_are_read_by_name(tmp_path: Path) -> None:
     said: list[str] = []
     ended: list[int] = []
     jobs = {name: job(name, WRITES, tmp_path) for name in ("one", "two")}
     failed = run_processes(jobs, tmp_path, 2, say=said.append, ended=lambda: ended.append(1))
     assert failed == []
-    assert results(("two", "one", "three"), tmp_path) == {
+    assert read_results(("two", "one", "three"), tmp_path) == {
         "two": {"name": "two"},
         "one": {"name": "one"},
     }
@@ -39,18 +39,18 @@ def test_results_are_what_jobs_left(tmp_path: Path) -> None:
     assert len(ended) == 2
 
 
-def test_a_job_that_fails_is_named_with_its_last_words_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_job_is_named_with_its_last_line_and_the_others_run(tmp_path: Path) -> None:
     jobs = {
         "bad": job("bad", "import sys; print('first'); sys.exit('no room')", tmp_path),
         "mute": job("mute", "import sys; sys.exit(3)", tmp_path),
         "good": job("good", WRITES, tmp_path),
     }
-    assert run_processes(jobs, tmp_path) == ["bad: no room", "mute: mute: no word"]
-    assert results(jobs, tmp_path) == {"good": {"name": "good"}}
+    assert run_processes(jobs, tmp_path) == ["bad: no room", "mute: mute: no output"]
+    assert read_results(jobs, tmp_path) == {"good": {"name": "good"}}
 
 
 class Counted:
-    """A job that ends when it is asked for the third time, and how many were running at once."""
+    """A job that ends at its third poll, and counts of the jobs that run at the same time."""
 
     running = most = 0
     order: tuple[str, ...] = ()
@@ -71,20 +71,20 @@ class Counted:
         return 0
 
 
-@pytest.mark.parametrize("at_once", [1, 2, 3])
-def test_no_more_than_asked_for_run_at_once_and_in_turn(
-    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_jobs_start_in_order_and_at_most_limit_run_at_a_time(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     monkeypatch.setattr(Counted, "most", 0)
     monkeypatch.setattr(Counted, "order", ())
     jobs: dict[str, Any] = {name: partial(Counted, name, tmp_path) for name in "cabde"}
-    assert run_processes(jobs, tmp_path, at_once) == []
-    assert Counted.most == at_once
+    assert run_processes(jobs, tmp_path, limit) == []
+    assert Counted.most == limit
     assert Counted.order == tuple("cabde")
 
 
-def test_none_is_begun_after_the_deadline_and_those_left_are_named(
+def test_no_job_starts_after_the_deadline_and_the_rest_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = iter(range(100))
@@ -95,28 +95,30 @@ def test_none_is_begun_after_the_deadline_and_those_left_are_named(
     jobs: dict[str, Any] = {name: partial(Counted, name, tmp_path) for name in ("a", "b", "c")}
     assert run_processes(jobs, tmp_path, deadline=2, say=said.append) == []
     assert Counted.order == ("a",)
-    assert said[0] == "not begun: b, c"
-    assert len(said) == 2  # a goes on to its end, and nothing is said twice
+    assert said[0] == "not started: b, c"
+    assert len(said) == 2  # a runs to its end, and nothing is said twice
 
 
-def test_an_interrupt_ends_what_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_terminates_running_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    begun: list[Process] = []
+    started: list[Process] = []
 
-    def begin() -> Process:
-        begun.append(job("long", WAITS, tmp_path)())
-        return begun[0]
+    def start() -> Process:
+        started.append(job("long", WAITS, tmp_path)())
+        return started[0]
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run_processes({"long": begin}, tmp_path)
-    assert begun[0].wait(timeout=30) < 0
+            run_processes({"long": start}, tmp_path)
+    assert started[0].wait(timeout=30) < 0
 
 
-def test_a_log_is_added_to(tmp_path: Path) -> None:
+def test_logs_are_appended_to(tmp_path: Path) -> None:
     for _ in range(2):
         run_processes({"one": job("one", WRITES, tmp_path)}, tmp_path)
     assert (tmp_path / "one.log").read_text().count("done one") == 2

@@ -1,22 +1,21 @@
-"""Small data and models for the experiments that train, and runs without a process of their own."""
+"""Small data and models for the experiments that train, and training in this process."""
 
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from research import runs
 from research.base import Experiment, Options, Result, run_experiment
-from research.runs import Place, Trial
+from research.runs import Trial, Workspace
 from tests.models import tiny
 
 USERS = 14
 
 
 def data(folder: Path) -> Path:
-    """The three data sets, of 14 users each; some sentences name somebody, some nobody."""
+    """The three data sets, 14 users each; some sentences mention an entity, some do not."""
     for part, users in (("train", USERS), ("testa", 3), ("testb", 3)):
         lines = []
         for user in range(users):
@@ -51,18 +50,8 @@ def models(folder: Path, ner: Path) -> dict[str, str]:
     }
 
 
-def options(folder: Path, ner: Path, name: str, **changes: Any) -> Options:
-    return Options(
-        data(folder / "data"),
-        folder / "out" / ".work" / name,
-        quick=True,
-        models=models(folder / "models", ner),
-        **changes,
-    )
-
-
-class Here:
-    """Stands in for `runs._start`: the same run in this process, and which were asked for."""
+class InProcess:
+    """Replaces `runs._start`: trains in this process, and records the names of the trials."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -72,19 +61,25 @@ class Here:
     def poll(self) -> int:
         return 0
 
-    def __call__(self, trial: Trial, place: Place) -> "Here":
+    def __call__(self, trial: Trial, workspace: Workspace) -> "InProcess":
         self.names.append(trial.name)
-        (place.out / f"{trial.name}.log").touch()
-        runs.run(trial, place)
+        (workspace.out / f"{trial.name}.log").touch()
+        runs.run(trial, workspace)
         return self
 
 
-def carried_out(experiment: Experiment, options: Options) -> tuple[Result, Here]:
+def run_in_process(experiment: Experiment, options: Options) -> Result:
+    """Run an experiment; trains exactly the trials that have no result yet, in their order."""
+    results = options.common / "trials-quick"
+    before = {path.stem for path in results.glob("*.json")}
     with pytest.MonkeyPatch.context() as patch:
-        here = Here()
-        patch.setattr(runs, "_start", here)
+        trained = InProcess()
+        patch.setattr(runs, "_start", trained)
         patch.setattr("time.sleep", lambda _: None)
-        return run_experiment(experiment, options, options.work.parent.parent), here
+        result = run_experiment(experiment, options, options.work.parent.parent)
+    after = {path.stem for path in results.glob("*.json")}
+    assert set(trained.names) == after - before
+    return result
 
 
 def _packed(path: Path, text: str) -> None:

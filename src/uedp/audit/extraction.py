@@ -17,14 +17,14 @@ import torch
 from uedp.accounting.divergence import Floats
 from uedp.audit.gaps import ENTITIES, OTHERS, Gap, entity_gaps
 from uedp.audit.ranks import Ranked, rank, summary
-from uedp.audit.scoring import Completions, Floats, Scorer
+from uedp.audit.scoring import Completions, Scorer
 from uedp.audit.secrets import Secret, mask_size, sample_mask
 from uedp.errors import UserError
 from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
-from uedp.training.config import PRIVATE, Config
-from uedp.training.config import load as load_config
-from uedp.training.loop import CONFIG, RESULT, read_result
+from uedp.training.config import Config, load_config
+from uedp.training.outcome import read_result
+from uedp.training.run_dir import CONFIG, RESULT
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ def _gaps(
 def _epsilon(run: Path, config: Config) -> float | None:
     from uedp.accounting import certificate
 
-    return certificate.load_certificate(run).epsilon if config.privacy.method in PRIVATE else None
+    return certificate.load_certificate(run).epsilon if config.private else None
 
 
 def _scorer(loaded: LoadedModel) -> Scorer:

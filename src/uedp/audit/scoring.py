@@ -13,7 +13,8 @@ from torch import Tensor
 from uedp.accounting.divergence import Floats
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.training.tasks import Precision, unmasked
+from uedp.methods import Autocast
+from uedp.training.tasks import unmasked
 
 _MANY = 64  # endings of one prefix, from which on caching its keys and values pays
 _MAX_TOKENS = {"cuda": 1 << 14, "cpu": 1 << 12}  # scored at a time
@@ -49,7 +50,7 @@ class Question:
 
 @torch.no_grad()
 def likelihoods(
-    model: Any, questions: Sequence[Question], precision: Precision, max_tokens: int
+    model: Any, questions: Sequence[Question], autocast: Autocast, max_tokens: int
 ) -> list[Floats]:
     """For each question, the log-likelihood of each ending after the prefix.
 
@@ -64,19 +65,19 @@ def likelihoods(
     with unmasked(model):
         for number, question in enumerate(questions):
             if has_cache and len(question.endings.contexts) >= _MANY:
-                answers[number] = _after_one_prefix(model, question, precision, max_tokens)
+                answers[number] = _after_one_prefix(model, question, autocast, max_tokens)
         rest = [number for number in range(len(questions)) if number not in answers]
         if rest:
-            side_by_side = _side_by_side(model, [questions[i] for i in rest], precision, max_tokens)
+            side_by_side = _side_by_side(model, [questions[i] for i in rest], autocast, max_tokens)
             answers |= zip(rest, side_by_side, strict=True)
     return [answers[number] for number in range(len(questions))]
 
 
 def _after_one_prefix(
-    model: Any, question: Question, precision: Precision, max_tokens: int
+    model: Any, question: Question, autocast: Autocast, max_tokens: int
 ) -> Floats:
     device = next(model.parameters()).device
-    with precision():
+    with autocast():
         read = model(input_ids=torch.tensor([list(question.prefix)], device=device), use_cache=True)
     endings = question.endings
     lengths = np.array([len(context) for context in endings.contexts])
@@ -89,7 +90,7 @@ def _after_one_prefix(
         if ids.shape[1]:
             own = copy.deepcopy(read.past_key_values)
             own.batch_repeat_interleave(len(contexts))
-            with precision():
+            with autocast():
                 more = model(input_ids=ids, past_key_values=own, use_cache=True).logits.float()
             logits = torch.cat([logits, more], 1)
         low, high = np.searchsorted(endings.place[order], [begin, end])
@@ -101,7 +102,7 @@ def _after_one_prefix(
 
 
 def _side_by_side(
-    model: Any, questions: Sequence[Question], precision: Precision, max_tokens: int
+    model: Any, questions: Sequence[Question], autocast: Autocast, max_tokens: int
 ) -> list[Floats]:
     device = next(model.parameters()).device
     rows = [(*q.prefix, *context) for q in questions for context in q.endings.contexts]
@@ -120,7 +121,7 @@ def _side_by_side(
         some = slice(begin, end)
         ids = torch.from_numpy(_padded(rows[some])).to(device)
         kept = ids.shape[1] - int(starts[some].min()) + 1
-        with precision():
+        with autocast():
             logits = _last_logits(model, ids, kept)
         mine = turn[slice(*np.searchsorted(place[turn], [begin, end]))]
         offset = ids.shape[1] - kept
@@ -184,12 +185,12 @@ class Scorer:
         model: Any,
         tokenizer: Any,
         max_tokens: int,
-        precision: Precision = torch.no_grad,
+        autocast: Autocast = torch.no_grad,
         batch_tokens: int | None = None,
     ) -> None:
         self._model, self._tokenizer, self._longest = model, tokenizer, max_tokens
         self._device = next(model.parameters()).device
-        self._precision = precision
+        self._autocast = autocast
         self._max_tokens = batch_tokens or _MAX_TOKENS.get(self._device.type, _MAX_TOKENS["cpu"])
         starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
         start = next((token for token in starts if token is not None), None)
@@ -204,7 +205,7 @@ class Scorer:
 
     def answer(self, questions: Sequence[Question]) -> list[Floats]:
         """The log-likelihood of each ending, less a constant for each question."""
-        return likelihoods(self._model, questions, self._precision, self._max_tokens)
+        return likelihoods(self._model, questions, self._autocast, self._max_tokens)
 
     def split(self, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """The tokens that all texts begin with, and the remaining tokens of each."""
@@ -247,7 +248,7 @@ class Scorer:
         held = ids[:, None]
         scores = torch.zeros(prompts, 1, device=ids.device)
         for _ in range(tokens):
-            with self._precision(), unmasked(self._model):
+            with self._autocast(), unmasked(self._model):
                 logits = _last_logits(self._model, held.flatten(0, 1), 1)[:, 0]
             steps = logits.log_softmax(-1).view(prompts, held.shape[1], -1)
             every = (scores[:, :, None] + steps).flatten(1)

@@ -151,8 +151,8 @@ def audit_mechanism(
 def _show_mechanism(
     found: Sequence["MechanismAudit"], measured: Sequence["Sensitivity"], verdict: Sequence[str]
 ) -> None:
-    from uedp.accounting.certificate import rounded
     from uedp.accounting.published import NOT_A_GUARANTEE
+    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
 
     def sides(one: "MechanismAudit", bound: str) -> str:
         """A lower bound is rounded down."""
@@ -170,7 +170,7 @@ def _show_mechanism(
             sides(one, "threshold"),
             sides(one, "gaussian"),
             "" if one.curve is None else rounded(one.curve.epsilon, 3, down=True),
-            "none that is finite" if one.proven is None else rounded(one.proven, 4),
+            NO_FINITE_EPSILON if one.proven is None else rounded(one.proven, 4),
             "" if one.published is None else f"{one.published:.2f}",
         )
     first = found[0]
@@ -245,13 +245,13 @@ def audit_train(
     """
     from uedp.audit import training
     from uedp.report.audit_training_plots import score_histograms
-    from uedp.training.config import load
+    from uedp.training.config import load_config
 
     if resume and out is None:
         raise UserError("audit train: say what to resume with --out")
     with tempfile.TemporaryDirectory(prefix="uedp-audit-") as scratch:
         found = training.audit(
-            load(config, changes),
+            load_config(config, changes),
             out or Path(scratch) / "audit",
             users=users,
             entities=entities,
@@ -278,7 +278,7 @@ def audit_train(
 
 
 def _show_training(found: "TrainingAudit") -> None:
-    from uedp.accounting.certificate import rounded
+    from uedp.accounting.statement import rounded
 
     shown = table("kind", "score", "canaries", "guesses", "correct", "lower bound", "if all right")
     shown.add_column("proven", justify="right")
@@ -384,7 +384,7 @@ def audit_extract(
 
 
 def _show_extraction(found: Sequence["Extraction"]) -> None:
-    from uedp.accounting.certificate import rounded
+    from uedp.accounting.statement import rounded
     from uedp.audit.ranks import FALSE_POSITIVES, summary
 
     summaries = [summary(one.ranked) for one in found]

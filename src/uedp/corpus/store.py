@@ -32,7 +32,6 @@ from uedp import files
 from uedp.corpus.digest import TextDigest
 from uedp.corpus.records import user_name
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.categories import BASE
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.signals import deferred
@@ -42,6 +41,15 @@ FORMAT = 2
 BATCH = 8192  # rows per record batch: large enough to amortise, small enough to hold many
 CHARACTERS = 1 << 24  # and characters, since a row may be a whole document
 _MARK_CHARACTERS = 64  # what a mark weighs against them
+
+# The `category` of a mention is an index into this: append, never reorder.
+# fmt: off
+CATEGORIES = (
+    "person", "loc", "org", "misc", "gpe", "date", "norp", "fac", "product", "event", "law",
+    "language", "work_of_art", "time", "percent", "money", "quantity", "ordinal", "cardinal",
+    "contact",
+)
+# fmt: on
 
 LEDGERS = "ledger*"  # files of a corpus that stay when it is replaced
 
@@ -239,7 +247,7 @@ class Corpus:
         for batch in table.to_batches():
             for column, count in (
                 ("sentence", len(self)),
-                ("category", len(BASE)),
+                ("category", len(CATEGORIES)),
                 ("entity", int(self.info["entities"])),
             ):
                 _check_ids(path, batch, column, count)

@@ -20,6 +20,7 @@ import uedp
 from uedp.corpus.normalise import normalise
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import (
+    CATEGORIES,
     ENTITIES,
     MENTIONS,
     SENTENCES,
@@ -43,7 +44,7 @@ from uedp.errors import UserError
 from uedp.incidence import FOLDER, Incidence
 from uedp.progress import SILENT, Meter, Progress
 
-_CATEGORY_NUMBER = {name: number for number, name in enumerate(BASE)}
+_CATEGORY_NUMBER = {name: number for number, name in enumerate(CATEGORIES)}
 _HITS = pa.schema([MENTIONS.field(name) for name in ("sentence", "start", "end", "label")])
 _LINKED = pa.schema([*list(MENTIONS)[:-1], *ENTITIES])
 

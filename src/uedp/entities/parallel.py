@@ -14,7 +14,7 @@ from multiprocessing import connection
 from typing import NamedTuple
 
 from uedp.corpus.sentence import Sentence, Span
-from uedp.entities.detectors import Detector, load_detector, own_detectors, register_detector
+from uedp.entities.detectors import Detector, load_detector, own_loaders, register_detector
 from uedp.entities.detectors.labels import Labels
 from uedp.signals import deferred
 
@@ -139,7 +139,7 @@ def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecuto
         workers,
         multiprocessing.get_context("spawn"),
         initializer=_begin,
-        initargs=(detectors, own_detectors()),
+        initargs=(detectors, own_loaders(detectors)),
     )
     try:
         yield pool

@@ -79,4 +79,10 @@ def test_unknown_detector_and_needless_argument():
 def test_a_name_that_could_not_be_told_apart_is_refused(kind):
     with pytest.raises(ValueError, match=re.escape(repr(kind))):
         register_detector(kind)(lambda argument: load_detector("labels"))
-    assert kind not in detectors.own_detectors()
+
+
+def test_a_detector_that_workers_cannot_import_is_refused(tmp_path, shouting):
+    register_detector("local")(lambda argument: load_detector("labels"))
+    with pytest.raises(UserError, match=r"'local': workers cannot import it.*`workers=1`"):
+        detect([Sentence("u", "x")], tmp_path / "c", Detection(("local",), workers=2))
+    assert len(detect([Sentence("u", "x")], tmp_path / "c", Detection(("local",)))) == 1

@@ -6,8 +6,9 @@ to write one.
 """
 
 import importlib.util
+import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -85,13 +86,21 @@ def detector_version(name: str) -> str:
     return registration.version(argument)
 
 
-def own_detectors() -> Mapping[str, Callable[[str | None], Detector]]:
-    """The loaders that this process registered by imports, for its workers to import too."""
-    return {
-        kind: entry.load
-        for kind, entry in _registry.items()
-        if kind not in BUILT_IN and not entry.load.__module__.startswith(_FILE)
-    }
+def own_loaders(names: Iterable[str]) -> dict[str, Callable[[str | None], Detector]]:
+    """The loaders that worker processes must be given: of `names`, those registered by imports."""
+    loaders = {}
+    for name in names:
+        kind = name.partition(":")[0]
+        if kind in _registry and kind not in BUILT_IN:
+            loaders[kind] = _registry[kind].load
+            try:
+                pickle.dumps(loaders[kind])
+            except (AttributeError, TypeError, pickle.PicklingError) as error:
+                raise UserError(
+                    f"detector {name!r}: workers cannot import it ({error}); move it to the top "
+                    "level of a module, or use `workers=1`"
+                ) from None
+    return loaders
 
 
 def package_version(name: str) -> str:

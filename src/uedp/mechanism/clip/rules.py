@@ -1,9 +1,9 @@
-"""What each kind of layer contributes to gradients: inner products between sentences, and sums.
+"""Clip rules: inner products between the gradients of a user's sentences, and one weighted sum.
 
 A layer's recorded inputs and output gradients determine its weight's gradient for every sentence.
-A rule gives two things from them without ever forming those gradients one by one where they are
-large: the inner products between the gradients of a user's sentences, and one weighted sum. With
-the products it says how far rounding may have taken them from what the sum will hold.
+A rule gives two things without forming these gradients one by one where they are large: the inner
+products between the gradients of a user's sentences, and one weighted sum. With the products it
+states how far rounding may have taken them from the gradients in the sum.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,35 +14,61 @@ from torch import Tensor, nn
 
 from uedp.mechanism.clip.kernels import scaled_rows
 from uedp.mechanism.clip.layout import Grams, Layout
+from uedp.mechanism.clip.records import Record
 from uedp.mechanism.clip.rounding import (
-    OF_SCALING,
+    SCALING_ERROR,
     SLICE,
     block_sums,
     masses,
-    of_sum,
     squared_norms,
+    sum_error,
 )
 
 Gradients = Mapping[nn.Parameter, Tensor]
-BySentence = Callable[[Tensor], Tensor]  # adds up values of rows that are parts of sentences
+BySentence = Callable[[Tensor], Tensor]  # adds up the rows of each sentence
 
 
-class Rule:
-    """How one parameter, or several, get their gradients."""
+class ClipRule:
+    """The gradients of one parameter, or of several, in one pass."""
 
     def add_products(self, grams: Grams) -> None:
         """Add the inner products of the sentences' gradients, and allow for their rounding."""
         raise NotImplementedError
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
-        """Add what this rule left out of the products to the users' squared norms: nothing."""
+        """Add to the users' squared norms whatever `add_products` left out; by default nothing."""
 
     def weighted(self, weights: Tensor) -> Gradients:
         """The gradients, summed over sentences with a weight each, in float32."""
         raise NotImplementedError
 
 
-class Explicit(Rule):
+class SentenceGradients(NamedTuple):
+    """A small parameter with its gradient for every sentence: (sentences, *shape), float32."""
+
+    parameter: nn.Parameter
+    gradients: Tensor
+
+
+class MatrixWeight(NamedTuple):
+    """A weight matrix of a linear map, with the record of its layer.
+
+    `inputs_first` if the matrix is stored as (inputs, outputs).
+    """
+
+    parameter: nn.Parameter
+    record: Record
+    inputs_first: bool = False
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.record.inputs.shape[-1], self.record.grads.shape[-1]
+
+
+Contribution = ClipRule | SentenceGradients | MatrixWeight
+
+
+class Explicit(ClipRule):
     """Parameters so small that a gradient per sentence is cheaper than anything clever.
 
     There are many of them (biases, norms, adapters), so they are laid side by side in few wide
@@ -84,7 +110,9 @@ class Explicit(Rule):
         for _, block in self._blocks:
             squares = squared_norms(block)
             grams.squares.add_(squares)
-            grams.allow(slice(None), squares.sqrt(), squares=of_sum(SLICE), norms=of_sum(sentences))
+            grams.allow(
+                slice(None), squares.sqrt(), squares=sum_error(SLICE), norms=sum_error(sentences)
+            )
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         for bucket, owner in zip(layout.buckets, self._owners, strict=True):
@@ -105,11 +133,10 @@ class Explicit(Rule):
         return total
 
 
-class Weight(NamedTuple):
-    """A weight matrix and the gradients of what its layer put out.
+class OutputGradients(NamedTuple):
+    """A weight matrix and the gradients of its layer's output.
 
-    Its gradient is `sum over tokens of grads_t (x) inputs_t`, transposed for `Conv1D`, which
-    keeps inputs first.
+    Its gradient is `sum over tokens of grads_t (x) inputs_t`, transposed if `inputs_first`.
     """
 
     parameter: nn.Parameter
@@ -117,14 +144,14 @@ class Weight(NamedTuple):
     inputs_first: bool
 
 
-class MatrixProducts(Rule):
+class MatrixProducts(ClipRule):
     """Weights of linear layers that read the same input.
 
     Inner products by token Grams: `<g_i, g_j> = sum_{t in i, t' in j} <x_t, x_t'> <o_t, o_t'>`.
     The inputs' Gram serves all of them, and the outputs' add up before the two are multiplied.
     """
 
-    def __init__(self, inputs: Tensor, weights: Sequence[Weight]) -> None:
+    def __init__(self, inputs: Tensor, weights: Sequence[OutputGradients]) -> None:
         self.inputs, self.weights = inputs, weights
         self.overlaps = False  # with another rule's gradient of the same weight
 
@@ -167,7 +194,7 @@ class MatrixProducts(Rule):
             into.add(weight.parameter, part.transpose(1, 2) if weight.inputs_first else part)
 
 
-class StackedProducts(Rule):
+class StackedProducts(ClipRule):
     """The products of several layers alike, computed together: few operations, each of them large.
 
     What a deep, narrow model costs on an accelerator is mostly to start its operations.
@@ -248,7 +275,7 @@ class ProductsByUser(MatrixProducts):
                 squares[user] += squared_norms(_formed(weight.grads[rows], inputs, rows).flatten())
 
 
-class Lookup(Rule):
+class Lookup(ClipRule):
     """An embedding's weight: the gradient of a token goes to its row."""
 
     def __init__(self, parameter: nn.Parameter, ids: Tensor, grads: Tensor) -> None:
@@ -274,7 +301,7 @@ class Lookup(Rule):
         return total.index_add_(0, self.ids.flatten(), scaled.flatten(0, 1).to(total.dtype))
 
 
-class TiedLookup(Rule):
+class TiedLookup(ClipRule):
     """An embedding whose weight is also the output head's: both parts, and how they overlap."""
 
     def __init__(self, lookup: Lookup, head: MatrixProducts) -> None:
@@ -311,6 +338,17 @@ def token_squares(tokens: Tensor) -> Tensor:
     return norms.square_().float()
 
 
+def allow_products(grams: Grams, inputs: Tensor, grads: Tensor, terms: int = 1) -> None:
+    """Allow for rounding where the products of token Grams are added up.
+
+    Args:
+        inputs: (sentences, tokens, features), as are the output gradients `grads`.
+        terms: how many such products are added up in one place by this rule.
+    """
+    features = inputs.shape[-1] + grads.shape[-1] + terms
+    _allow_products(grams, token_squares(inputs), token_squares(grads), features)
+
+
 def _allow_products(
     grams: Grams, inputs: Tensor, outputs: Tensor, features: int, overlaps: bool = False
 ) -> None:
@@ -329,8 +367,8 @@ def _allow_products(
         slice(None),
         masses(inputs, outputs, features).sum(-1),
         # features; tokens, in slices; layers in one place; squares of what is formed, in slices
-        squares=times * of_sum(features + 2 * SLICE + grams.layers),
-        norms=times * (OF_SCALING + of_sum(added_up)),
+        squares=times * sum_error(features + 2 * SLICE + grams.layers),
+        norms=times * (SCALING_ERROR + sum_error(added_up)),
     )
 
 

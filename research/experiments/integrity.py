@@ -1,8 +1,8 @@
-"""How much of what people marked the detectors find; the paper says spaCy covers over 94%.
+"""How much of the human marks detectors cover; the paper reports over 94% for spaCy.
 
-The paper's marks, by workers it hired, are not public. Here are two other kinds of gold: the
-people's marks in the parts of CoNLL-2003 that the pipeline was not trained on, and the spans that
-presidio-research knows of because it made the texts up.
+The paper's marks, by hired workers, are not public. Two other gold standards stand in for them: the
+human marks in the parts of CoNLL-2003 that the pipeline was not trained on, and the spans of
+presidio-research, whose texts are synthetic.
 """
 
 from itertools import islice
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from research import markdown
-from research.base import Options, Result, kept
-from research.corpora import QUICK_SENTENCES, data_set_file, file_hash, pipeline
+from research.base import Options, Result, cached
+from research.corpora import QUICK_SENTENCES, data_set_file, file_hash, ner_pipeline
+from research.paper import COVERAGE
 from research.sources import DATA_SETS
 from uedp.corpus.readers import read_sentences
 from uedp.entities.categories import NAMES
@@ -21,17 +22,16 @@ from uedp.entities.detectors import load_detector
 from uedp.errors import UserError
 from uedp.files import scratch_dir
 
-PAPER = 0.94  # "the results from spaCy cover over 94% of sensitive information"
-
 _CONLL = DATA_SETS["conll"]
 
-# title: (file, reader). CoNLL's training file is left out: the pipeline learned from it.
+# title: (file, reader). Without CoNLL's training file, from which the pipeline learned.
 GOLD = {
     "CoNLL-2003 testa": (_CONLL.file("validation"), _CONLL.reader),
     "CoNLL-2003 testb": (_CONLL.file("test"), _CONLL.reader),
     "presidio v2": ("presidio_synth/synth_dataset_v2.json.gz", "presidio-research"),
     "presidio large": ("presidio_synth/generated_large.json.gz", "presidio-research"),
 }
+_SOURCES = ("uedp.corpus", "uedp.entities", "research.experiments.integrity")
 _COUNTS = (
     "marks",
     "exact",
@@ -45,18 +45,20 @@ _COUNTS = (
 
 
 def measure(options: Options) -> Result:
-    """Every detector that is at hand, against every gold: its own hits, and every mention of them.
+    """Every available detector against every gold standard: its hits, and every mention of them.
 
-    Beside the pipeline `ner` (alone, under Presidio, with patterns), `--model stanza=LANG` and
-    `--model transformers=PATH` are measured if given.
+    The pipeline `ner` is measured by itself, under Presidio, and with patterns; Stanza and
+    Transformers if `--model stanza=LANG` and `--model transformers=PATH` are given.
     """
-    loaded, missing = _at_hand(options)
+    available, missing = _available_detectors(options)
     return {
         "quick": options.quick,
-        "paper": PAPER,
+        "paper": COVERAGE,
         "not_at_hand": missing,
         "gold": {
-            title: {detector: _compared(options, gold, names) for detector, names in loaded.items()}
+            title: {
+                detector: _compare(options, gold, names) for detector, names in available.items()
+            }
             for title, gold in GOLD.items()
         },
     }
@@ -71,14 +73,14 @@ def draw(result: Result, path: Path) -> None:
 def table(result: Result) -> str:
     rows = []
     for gold, detectors in result["gold"].items():
-        for detector, found in detectors.items():
-            alone, wide = found["hits"]["all"], found["every_mention"]["all"]
+        for detector, coverages in detectors.items():
+            hits, wide = coverages["hits"]["all"], coverages["every_mention"]["all"]
             rows.append(
                 [
                     f"{gold}, {detector}",
-                    markdown.count(alone["marks"]),
-                    markdown.share(alone["covered"], alone["marks"]),
-                    markdown.share(alone["words_covered"], alone["words"]),
+                    markdown.count(hits["marks"]),
+                    markdown.share(hits["covered"], hits["marks"]),
+                    markdown.share(hits["words_covered"], hits["words"]),
                     markdown.share(wide["covered"], wide["marks"]),
                     markdown.share(wide["words_covered"], wide["words"]),
                     markdown.share(wide["sentences_found"], wide["sentences"]),
@@ -100,7 +102,7 @@ def table(result: Result) -> str:
             markdown.table(header, rows),
             "Marks covered by every mention, in each category:",
             _each_category(result),
-            markdown.bullets(*_account(result)),
+            markdown.bullets(*_conclusions(result)),
         ]
     )
 
@@ -109,20 +111,22 @@ def _each_category(result: Result) -> str:
     names = [
         name
         for name in NAMES
-        if any(name in d["hits"] for found in result["gold"].values() for d in found.values())
+        if any(name in d["hits"] for each in result["gold"].values() for d in each.values())
     ]
     rows = []
     for gold, detectors in result["gold"].items():
-        for detector, found in detectors.items():
-            each = (found["every_mention"].get(name) for name in names)
+        for detector, coverages in detectors.items():
+            each = (coverages["every_mention"].get(name) for name in names)
             cells = (markdown.share(c["covered"], c["marks"]) if c else "-" for c in each)
             rows.append([f"{gold}, {detector}", *cells])
     return markdown.table(("gold, detector", *names), rows)
 
 
-def _at_hand(options: Options) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Detectors that load, and why others do not."""
-    ner = pipeline(options)
+def _available_detectors(
+    options: Options,
+) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The detectors that load, and the reasons why others do not."""
+    ner = ner_pipeline(options)
     single = {"patterns": "patterns", "spacy": f"spacy:{ner}", "presidio": f"presidio:{ner}"}
     for kind in ("stanza", "transformers"):
         if kind in options.models:
@@ -136,15 +140,15 @@ def _at_hand(options: Options) -> tuple[dict[str, tuple[str, ...]], dict[str, st
         except UserError as error:
             missing[kind] = str(error).replace(ner, Path(ner).name)
             del single[kind]
-    united: dict[str, tuple[str, ...]] = {
+    combined: dict[str, tuple[str, ...]] = {
         f"{kind} + patterns": (name, "patterns")
         for kind, name in single.items()
         if kind != "patterns"
     }
-    return {**{kind: (name,) for kind, name in single.items()}, **united}, missing
+    return {**{kind: (name,) for kind, name in single.items()}, **combined}, missing
 
 
-def _compared(options: Options, gold: tuple[str, str], detectors: tuple[str, ...]) -> Result:
+def _compare(options: Options, gold: tuple[str, str], detectors: tuple[str, ...]) -> Result:
     file, reader = gold
     path = data_set_file(options, file)
     kinds = [name.partition(":")[0] for name in detectors]
@@ -153,7 +157,7 @@ def _compared(options: Options, gold: tuple[str, str], detectors: tuple[str, ...
         sentences = list(
             islice(read_sentences(path, reader), QUICK_SENTENCES if options.quick else None)
         )
-        with scratch_dir(options.work / "found") as folder:
+        with scratch_dir(options.work / "corpus") as folder:
             corpus = detect(
                 sentences,
                 folder / "corpus",
@@ -163,29 +167,29 @@ def _compared(options: Options, gold: tuple[str, str], detectors: tuple[str, ...
             )
             return _trimmed(coverage(corpus, options.progress))
 
-    def remembered(propagate: bool) -> Result:
-        what = {
+    def measure_once(propagate: bool) -> Result:
+        key = {
             "file": file_hash(path),
             "detectors": list(detectors),
-            "pipeline": file_hash(Path(pipeline(options)) / "meta.json"),
+            "pipeline": file_hash(Path(ner_pipeline(options)) / "meta.json"),
             "propagate": propagate,
             "quick": options.quick,
         }
-        return kept(options.work, what, lambda: compute(propagate))
+        return cached(options.work, key, _SOURCES, lambda: compute(propagate))
 
-    hits = remembered(False)
-    # patterns find the same form wherever it stands: they have no mentions beside their hits
-    return {"hits": hits, "every_mention": hits if kinds == ["patterns"] else remembered(True)}
+    hits = measure_once(False)
+    # patterns hit a form wherever it occurs: every mention is a hit
+    return {"hits": hits, "every_mention": hits if kinds == ["patterns"] else measure_once(True)}
 
 
-def _trimmed(found: dict[str, Any]) -> Result:
+def _trimmed(coverage: dict[str, Any]) -> Result:
     categories = {
-        name: {key: row[key] for key in _COUNTS} for name, row in found["categories"].items()
+        name: {key: row[key] for key in _COUNTS} for name, row in coverage["categories"].items()
     }
-    return {**categories, "mentions": found["mentions"], "extra": found["extra"]}
+    return {**categories, "mentions": coverage["mentions"], "extra": coverage["extra"]}
 
 
-def _account(result: Result) -> list[str]:
+def _conclusions(result: Result) -> list[str]:
     lines = []
     for gold, detectors in result["gold"].items():
         if "spacy" not in detectors:
@@ -194,7 +198,7 @@ def _account(result: Result) -> list[str]:
         rate = hits["words_covered"] / max(hits["words"], 1)
         holds = "reaches" if rate > result["paper"] else "does not reach"
         lines.append(
-            f"{gold}: spaCy alone covers {rate:.1%} of the marked words and "
+            f"{gold}: spaCy by itself covers {rate:.1%} of the marked words and "
             f"{markdown.share(hits['covered'], hits['marks'])} of the marks, which {holds} the "
             f"paper's {result['paper']:.0%}."
         )

@@ -1,10 +1,10 @@
-"""One table of the data sets, for those who count and those who train."""
+"""The table of data sets, and the tables of the paper's numbers that use its keys."""
 
 from pathlib import Path
 
 import pytest
 
-from research import breakdown, budget, next_word, settings
+from research import paper, settings
 from research.public import public_words
 from research.sources import DATA_SETS
 from tests.research import trained
@@ -19,15 +19,20 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained.data(tmp_path_factory.mktemp("data"))
 
 
-def test_every_table_of_the_experiments_has_its_keys() -> None:
-    tables = (breakdown.PAPER, budget.USERS_PER_ROUND, next_word.PRINTED, settings.CORPORA)
+def test_all_tables_have_the_same_keys() -> None:
+    tables = (
+        paper.COUNTS,
+        paper.USERS_PER_ROUND,
+        paper.PERPLEXITIES,
+        settings.DATA_SETTINGS,
+    )
     assert all(table.keys() == DATA_SETS.keys() for table in tables)
-    assert {name for name, *_ in budget.PRINTED} == DATA_SETS.keys()
+    assert {name for name, *_ in paper.EPSILONS} == DATA_SETS.keys()
 
 
 def test_the_papers_categories_are_those_it_counts() -> None:
     for name, data_set in DATA_SETS.items():
-        counted = breakdown.PAPER[name]["sensitive"].keys()
+        counted = paper.COUNTS[name]["sensitive"].keys()
         assert {*data_set.paper_categories, "all"} == counted
 
 
@@ -37,25 +42,25 @@ def test_categories_exist() -> None:
             assert expand_categories([category])
 
 
-def test_each_reads_all_its_parts(data: Path) -> None:
+def test_all_parts_are_read(data: Path) -> None:
     for data_set in DATA_SETS.values():
         for part in data_set.files:
-            found = data_set.sentences(data, part)
-            assert len(found) > 5
-            assert data_set.sentences(data, part, 5)[-1].text == found[4].text
+            sentences = data_set.sentences(data, part)
+            assert len(sentences) > 5
+            assert data_set.sentences(data, part, 5)[-1].text == sentences[4].text
 
 
-def test_random_groups_are_users_of_the_training_part_alone(data: Path) -> None:
+def test_random_groups_are_formed_in_the_training_part_only(data: Path) -> None:
     ag = DATA_SETS["ag"]
     users = [s.user for s in ag.sentences(data, "train")]
     drawn = random_groups(AG_ARTICLES, 15, 2, seed=0)
-    # who is with whom, whatever they are called
+    # the same partition, whatever the names
     assert len({*zip(users, drawn, strict=True)}) == len({*users}) == len({*drawn}) > 2
     assert users == [s.user for s in ag.sentences(data, "train")]
     assert {s.user for s in ag.sentences(data, "test")} == {""}  # as they were read
 
 
-def test_only_what_no_people_marked_has_public_words() -> None:
+def test_only_data_sets_without_human_marks_have_public_words() -> None:
     for data_set in DATA_SETS.values():
         assert bool(public_words(data_set.public)) != data_set.marked
     edgar = public_words(DATA_SETS["edgar"].public)

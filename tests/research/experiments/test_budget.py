@@ -1,10 +1,13 @@
+"""The budget experiment on small data."""
+
 from typing import cast
 
 import numpy as np
 import pytest
 
-from research import budget
 from research.base import Result
+from research.experiments import budget
+from research.paper import EPSILONS
 from tests.research.conftest import Make
 from uedp.accounting import published
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
@@ -16,7 +19,7 @@ def result(shared: Make) -> Result:
     return budget.measure(shared("budget"))
 
 
-def test_every_epsilon_the_paper_prints_is_met(result: Result) -> None:
+def test_every_printed_epsilon_is_reproduced(result: Result) -> None:
     rows = [row for found in result["data"].values() for row in found["published"]["printed"]]
     assert len(rows) == 15
     for row in rows:
@@ -95,13 +98,11 @@ def test_rotation_has_the_noise_to_signal_of_the_mechanism(result: Result) -> No
 @pytest.mark.parametrize(
     ("claimed", "within"), [(1.0, 5), (1e-9, -1), (1e6, 11)], ids=["some", "none", "all"]
 )
-def test_for_whom_the_claim_is_proven(
+def test_the_number_of_holders_within_the_claim(
     claimed: float, within: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A made-up accountant that counts holders: the search must find where it passes the claim."""
-    monkeypatch.setitem(
-        budget.PRINTED, ("edgar", published.PublishedMethod.f_e_plus, "all", 50), claimed
-    )
+    """With an accountant that counts holders, the search finds where it exceeds the claim."""
+    monkeypatch.setitem(EPSILONS, ("edgar", published.PublishedMethod.f_e_plus, "all", 50), claimed)
     monkeypatch.setattr(budget, "noise_for", lambda *arguments: 1.0)
     # user i has a sentence of its own for each entity from i on: entity e has e + 1 holders
     pairs = [(user, entity) for user in range(12) for entity in range(user, 12)]
@@ -129,7 +130,7 @@ def test_the_noise_for_the_claim_proves_the_claim(result: Result) -> None:
     assert 0.5 < epsilon(profile, 50, 1e-5) <= 0.52
 
 
-def test_what_is_published_and_what_is_proven_never_share_a_column(result: Result) -> None:
+def test_published_and_proven_epsilons_never_share_a_column(result: Result) -> None:
     for line in budget.table(result).splitlines():
         if line.startswith("| data"):
             published_columns = [c for c in line.split("|") if "published" in c]
@@ -137,7 +138,7 @@ def test_what_is_published_and_what_is_proven_never_share_a_column(result: Resul
             assert not any("proven" in c for c in published_columns)
 
 
-def test_proving_is_not_done_twice(
+def test_a_finished_proof_is_reused(
     result: Result, shared: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budget, "epsilon", None)

@@ -1,10 +1,13 @@
+"""The breakdown experiment on small data, and its corpora."""
+
 import copy
 
 import pytest
 
-from research import breakdown, corpora
+from research import corpora
 from research.base import Result
-from research.corpora import detected, protecting
+from research.corpora import detected_corpus, restrict_to_categories
+from research.experiments import breakdown
 from research.sources import DATA_SETS
 from tests.research.conftest import AG_ARTICLES, Make
 from uedp.corpus.users import random_groups
@@ -45,43 +48,43 @@ def test_edgar_counts_only_the_papers_categories(result: Result) -> None:
     assert found["paper"]["sensitive"]["all"] == 2166
 
 
-def test_what_is_declared_public_is_no_entity_but_a_hit(
+def test_a_public_word_is_a_hit_but_not_an_entity(
     options: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = detected("ag", options("breakdown"))
+    before = detected_corpus("ag", options("breakdown"))
     monkeypatch.setattr(corpora, "public_words", lambda lists: {"acme": "a trade mark"})
-    protected = detected("ag", options("breakdown"))
+    protected = detected_corpus("ag", options("breakdown"))
     assert protected.folder != before.folder
     assert protected.info["mentions"] == 0
-    hits = detected("ag", options("breakdown"), protected=False)
+    hits = detected_corpus("ag", options("breakdown"), protected=False)
     assert hits.info["mentions"] == before.info["mentions"] == 30
 
 
 def test_a_corpus_is_detected_once_and_shared(
     shared: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = {name: detected(name, shared("breakdown")).folder for name in DATA_SETS}
+    first = {name: detected_corpus(name, shared("breakdown")).folder for name in DATA_SETS}
     monkeypatch.setattr(corpora, "detect", None)
-    assert {name: detected(name, shared("budget")).folder for name in DATA_SETS} == first
+    assert {name: detected_corpus(name, shared("budget")).folder for name in DATA_SETS} == first
 
 
-def test_protecting_a_category_leaves_the_rest_as_words(shared: Make) -> None:
-    corpus = detected("conll", shared("breakdown"))
-    places = protecting(corpus, ("loc",))
+def test_names_outside_the_categories_are_ordinary_words(shared: Make) -> None:
+    corpus = detected_corpus("conll", shared("breakdown"))
+    places = restrict_to_categories(corpus, ("loc",))
     assert (places.users, places.sentences, places.entities) == (3, 5, 3)
     assert places.extended.tolist() == [True, True, False, True, False]
-    everything = protecting(corpus, ("org", "loc", "person", "misc"))
+    everything = restrict_to_categories(corpus, ("org", "loc", "person", "misc"))
     assert everything.entities == 6
     assert sorted(everything.holders.counts) == [1, 1, 1, 1, 1, 2]
 
 
-def test_the_table_says_where_mentions_were_counted_as_sentences(result: Result) -> None:
-    result = copy.deepcopy(result)  # what the paper printed is the module's own
+def test_conclusions_name_mentions_counted_as_sentences(result: Result) -> None:
+    result = copy.deepcopy(result)  # the paper's counts belong to a module
     paper, here = (result["data"]["conll"][who] for who in ("paper", "here"))
     assert "equal the number of" not in breakdown.table(result)
     paper["sensitive"]["loc"] = here["mentions"]["loc"]
-    told = breakdown.table(result)
+    page = breakdown.table(result)
     assert (
-        "the paper's 3 sensitive sentences of category loc equal the number of loc mentions" in told
+        "the paper's 3 sensitive sentences of category loc equal the number of loc mentions" in page
     )
-    assert "the sentences that hold one are 2" in told
+    assert "2 sentences contain one" in page

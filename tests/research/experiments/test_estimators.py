@@ -4,27 +4,23 @@ from pathlib import Path
 
 import pytest
 
-from research import estimators
-from research.base import Options, Result
+from research.base import Result
 from research.catalogue import EXPERIMENTS
-from research.classification import trials as classification_trials
+from research.experiments import estimators
+from research.experiments.classification import trials as classification_trials
 from tests.research import trained
+from tests.research.conftest import Make
 from uedp.accounting import published
 
 NAME = "estimators"
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory, ner: Path) -> Options:
-    return trained.options(tmp_path_factory.mktemp("estimators"), ner, NAME)
+def result(trained_options: Make) -> Result:
+    return trained.run_in_process(EXPERIMENTS[NAME], trained_options(NAME))
 
 
-@pytest.fixture(scope="module")
-def result(options: Options) -> Result:
-    return trained.carried_out(EXPERIMENTS[NAME], options)[0]
-
-
-def test_trials_differ_in_estimator_and_noise_alone() -> None:
+def test_trials_differ_only_in_estimator_and_noise() -> None:
     trials = {trial.name: trial for trial in estimators.trials(quick=True)}
     assert len(trials) == 6
     assert len(list(estimators.trials())) == 3 * 6
@@ -34,11 +30,11 @@ def test_trials_differ_in_estimator_and_noise_alone() -> None:
         privacy = trial.config["privacy"]
         assert (privacy["rounds"], privacy["user_rate"]) == (100, 0.05)
         assert privacy["noise"] == (0.0 if trial.name.endswith("no-noise") else 2.5)
-    kinds = [t.config.get("alg", {}).get("estimator", "f_E+") for t in trials.values()]
+    kinds = [t.config.get("method_options", {}).get("estimator", "f_E+") for t in trials.values()]
     assert kinds.count("f_E") == 2
 
 
-def test_without_noise_there_is_no_epsilon(result: Result) -> None:
+def test_runs_without_noise_have_no_epsilon(result: Result) -> None:
     for name, noisy, clean in estimators.by_estimator(result):
         ((with_noise,), (without,)) = (noisy, clean)
         assert without["epsilon"] is None
@@ -56,28 +52,28 @@ def test_without_noise_there_is_no_epsilon(result: Result) -> None:
     assert user["published"] == published.epsilon(user["user_rate"], 2.5, user["rounds"], 1e-5)
 
 
-def test_the_verdict_follows_the_numbers(result: Result) -> None:
-    def told(plus: float, plain: float) -> str:
+def test_conclusions_follow_the_numbers(result: Result) -> None:
+    def page(plus: float, plain: float) -> str:
         errors = {"topics-uedp-alg": plus, "topics-uedp-alg-f_e": plain}
         rows = [{**row, "test": errors.get(row["name"], row["test"])} for row in result["rows"]]
         return EXPERIMENTS[NAME].table({**result, "rows": rows})
 
-    assert "With the noise of its text, f_E+ errs less often than f_E: 20.0% and 30.0%" in told(
+    assert "With the stated noise, f_E+ has a lower error than f_E: 20.0% and 30.0%" in page(
         0.2, 0.3
     )
-    assert "f_E+ errs no less often than f_E: 30.0% and 20.0%" in told(0.3, 0.2)
-    assert "neither f_E+ nor f_E learns anything: 74.0% and 80.0%" in told(0.74, 0.8)
+    assert "f_E+ has no lower error than f_E: 30.0% and 20.0%" in page(0.3, 0.2)
+    assert "neither f_E+ nor f_E learns anything: 74.0% and 80.0%" in page(0.74, 0.8)
 
 
-def test_told_and_drawn_where_some_was_not_run(result: Result, tmp_path: Path) -> None:
+def test_trials_not_run_appear_in_page_and_figure(result: Result, tmp_path: Path) -> None:
     rows = [
         {**row, "test": None} if row["name"] == "topics-user-paper" else row
         for row in result["rows"]
     ]
     some = {**result, "rows": rows}
-    told = EXPERIMENTS[NAME].table(some)
-    (line,) = [line for line in told.splitlines() if line.startswith("| user-level")]
+    page = EXPERIMENTS[NAME].table(some)
+    (line,) = [line for line in page.splitlines() if line.startswith("| user-level")]
     assert line.endswith("| not run |")
-    assert "Not run: 1 of 6 trials; never: `topics-user-paper`." in told
+    assert "Not run: 1 of 6 trials; settings without any run: `topics-user-paper`." in page
     estimators.draw(some, tmp_path / "x.svg")
     assert (tmp_path / "x.svg").read_text().count("not run") == 1

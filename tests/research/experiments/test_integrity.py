@@ -1,12 +1,14 @@
+"""The integrity experiment on small data."""
+
 import pytest
 
-from research import integrity
 from research.base import Result
+from research.experiments import integrity
 from tests.research.conftest import Make
 from uedp.entities import detectors
 from uedp.errors import UserError
 
-ALONE = ("patterns", "spacy", "presidio")
+SINGLE = ("patterns", "spacy", "presidio")
 
 
 @pytest.fixture
@@ -14,10 +16,10 @@ def result(shared: Make) -> Result:
     return integrity.measure(shared("integrity"))
 
 
-def test_every_detector_at_hand_against_every_gold(result: Result) -> None:
+def test_every_available_detector_against_every_gold_standard(result: Result) -> None:
     assert set(result["gold"]) == set(integrity.GOLD)
     for found in result["gold"].values():
-        assert set(found) == {*ALONE, "spacy + patterns", "presidio + patterns"}
+        assert set(found) == {*SINGLE, "spacy + patterns", "presidio + patterns"}
     assert result["not_at_hand"] == dict.fromkeys(("stanza", "transformers"), "no --model given")
 
 
@@ -34,14 +36,14 @@ def test_spacy_on_conll_by_hand(result: Result) -> None:
     assert (made_up["words"], made_up["words_covered"]) == (3, 2)
 
 
-def test_a_union_finds_at_least_what_its_parts_find(result: Result) -> None:
+def test_combined_detectors_cover_at_least_what_each_covers(result: Result) -> None:
     for found in result["gold"].values():
         for kind in ("spacy", "presidio"):
             united, alone = found[f"{kind} + patterns"]["hits"]["all"], found[kind]["hits"]["all"]
             assert united["words_covered"] >= alone["words_covered"]
 
 
-def test_a_finished_step_is_not_made_again(
+def test_a_finished_step_is_reused(
     result: Result, shared: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(integrity, "detect", None)
@@ -64,12 +66,12 @@ def test_a_detector_that_does_not_load_is_named_and_left_out(
     assert "Not measured: presidio" in integrity.table(result)
 
 
-def test_the_account_compares_with_the_paper(result: Result) -> None:
-    told = integrity.table(result)
-    assert "| gold, detector | person | loc | org | pii | all |" in told
-    assert "| CoNLL-2003 testa, spacy | 100.0% | 100.0% | 50.0% | 100.0% | 75.0% |" in told
-    assert "CoNLL-2003 testa: spaCy alone covers 66.7% of the marked words" in told
-    assert told.count("does not reach") == len(integrity.GOLD)
+def test_conclusions_compare_with_the_paper(result: Result) -> None:
+    page = integrity.table(result)
+    assert "| gold, detector | person | loc | org | pii | all |" in page
+    assert "| CoNLL-2003 testa, spacy | 100.0% | 100.0% | 50.0% | 100.0% | 75.0% |" in page
+    assert "CoNLL-2003 testa: spaCy by itself covers 66.7% of the marked words" in page
+    assert page.count("does not reach") == len(integrity.GOLD)
     every = result["gold"]["CoNLL-2003 testa"]["spacy"]["hits"]["all"]
     every["words_covered"] = every["words"]
     assert "which reaches the paper's 94%" in integrity.table(result)

