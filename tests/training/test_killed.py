@@ -14,7 +14,8 @@ from uedp.accounting.chain import read_chain
 from uedp.errors import UserError
 from uedp.training import checkpoint, loop
 from uedp.training.metrics import FILE, round_of
-from uedp.training.run_dir import IDENTITY
+from uedp.training.outcome import Outcome
+from uedp.training.run_dir import IDENTITY, RESULT
 
 
 def begun(folder: Path) -> bool:
@@ -44,8 +45,8 @@ def check(folder: Path, corpus: Path, rounds: int):
     assert numbers == sorted(set(numbers) - {0})  # some may be missing, none is there twice
 
 
-def finished(config, out: Path, corpus: Path) -> loop.Outcome:
-    return loop.run(config, out, material=worlds.material(corpus), resume=begun(out))
+def finished(config, out: Path, corpus: Path) -> Outcome:
+    return loop.run(config, out, data=worlds.training_data(corpus), resume=begun(out))
 
 
 @pytest.mark.parametrize("point", victim.POINTS)
@@ -64,7 +65,7 @@ def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
     killed = victim.process(config, out, corpus, False, point, 2 if often else 1)
     killed.join(60)
     assert killed.exitcode == -signal.SIGKILL
-    assert not (out / loop.RESULT).exists()
+    assert not (out / RESULT).exists()
     outcome = finished(config, out, corpus)
     assert outcome.finished
     check(out, corpus, 3)

@@ -19,10 +19,10 @@ def quick_certificates(monkeypatch):
 
 def trained(tmp_path, out, model="awd-lstm", **options):
     progress = {"progress": options.pop("progress")} if "progress" in options else {}
-    material = worlds.material(tmp_path / "corpus")
+    material = worlds.training_data(tmp_path / "corpus")
     resume = options.pop("resume", False)
     config = worlds.config(model, **options)
-    return loop.run(config, tmp_path / out, material=material, resume=resume, **progress)
+    return loop.run(config, tmp_path / out, data=material, resume=resume, **progress)
 
 
 def test_a_private_vocabulary_is_the_one_that_was_released(tmp_path):
