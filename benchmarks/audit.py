@@ -24,8 +24,8 @@ import torch
 from scipy import stats
 
 from research.audit_uedp_alg import USER_RATE, uedp_alg_cases, world_on
-from uedp.accounting.certificate import rounded
 from uedp.accounting.proven import UedpAlgProfile
+from uedp.accounting.statement import rounded
 from uedp.audit.bounds import Scores
 from uedp.audit.mechanism import Case, attack, cases
 from uedp.audit.plans import plan_of

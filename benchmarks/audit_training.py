@@ -35,16 +35,16 @@ def run(name: str, options: argparse.Namespace) -> None:
     from uedp.audit.training import audit
     from uedp.incidence import Incidence
     from uedp.mechanism import release
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
 
     values = {section: dict(fields) for section, fields in RUNS[name].items()}
     values["data"] = {"train": str(options.material)}
     values["model"]["name"] = options.model
     changes = [f"privacy.rounds={options.rounds}"] if options.rounds else []
-    config = parse(values, changes=changes)
+    config = parse_config(values, changes=changes)
     folder = options.out / name
-    natural = Material(
+    natural = TrainingData(
         load_texts(options.material, "train"),
         Incidence.load(options.material / "incidence"),
         options.out,  # not used: the audit keeps a ledger of its own
@@ -56,7 +56,7 @@ def run(name: str, options: argparse.Namespace) -> None:
         found = audit(
             config,
             folder,
-            material=natural,
+            data=natural,
             users=options.users,
             entities=options.entities,
             holders=options.holders,

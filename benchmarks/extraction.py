@@ -73,7 +73,7 @@ RUNS: dict[str, _Config | None] = {
 def prepare(options: argparse.Namespace) -> None:
     import uedp
     from uedp.audit.gaps import entity_gaps
-    from uedp.audit.secrets import plant, save
+    from uedp.audit.secrets import plant, save_secrets
     from uedp.entities.deidentify import deidentified_texts
     from uedp.entities.detectors.patterns import load_patterns
 
@@ -99,7 +99,7 @@ def prepare(options: argparse.Namespace) -> None:
         f"{len(planted)} secrets in {sum(s.repeats for s in planted)} of {len(sentences):,} "
         f"sentences, {len(secrets) - len(planted)} left out; the detector `patterns` finds {seen}"
     )
-    save(secrets, folder / "secrets.json")
+    save_secrets(secrets, folder / "secrets.json")
     with tempfile.TemporaryDirectory() as work:
         train, plain, validation = (
             uedp.detect(source, Path(work) / name, uedp.Detection(("labels",)))
@@ -155,8 +155,8 @@ def one(name: str, options: argparse.Namespace) -> None:
 def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str, Any]:
     """Train one model, or go on with it; what the certificate says stands beside the numbers."""
     from uedp.incidence import Incidence
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
     from uedp.training.loop import CONFIG, run
 
     folder, began = options.out / name, time.time()
@@ -169,10 +169,10 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     values["model"]["name"] = str(options.model)
     values["run"]["checkpoint_seconds"] = 60
     rounds = [f"privacy.rounds={options.rounds}"] if options.rounds else []
-    parsed = parse(values, changes=[*rounds, *options.set])
+    parsed = parse_config(values, changes=[*rounds, *options.set])
     ledger = options.out / f"{name}.corpus"  # of its own: these runs do not add up to one
     ledger.mkdir(parents=True, exist_ok=True)
-    material = Material(
+    data = TrainingData(
         load_texts(options.material, source),
         Incidence.load(options.material / "incidence"),
         ledger,
@@ -181,7 +181,7 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     found = run(
         parsed,
         folder,
-        material=material,
+        data=data,
         resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{name}: {line}", flush=True),
     )
@@ -227,12 +227,12 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
     """Attack the model in a folder; without one, the model before training."""
     import torch
 
-    from research.membership import membership
-    from uedp.audit.extraction import likelihood, rank_entities, rank_secrets, written
+    from research.membership import likelihood, membership
+    from uedp.audit.extraction import rank_entities, rank_secrets, written
     from uedp.audit.gaps import Gap
     from uedp.audit.ranks import Roc, summary
     from uedp.audit.scoring import Scorer
-    from uedp.audit.secrets import load as load_secrets
+    from uedp.audit.secrets import load_secrets
     from uedp.models.load import load_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

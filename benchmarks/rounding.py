@@ -129,8 +129,8 @@ def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
     empty = total("")
     moved = max(float((total(first) - empty).norm()) for first in texts.long())
     with (
-        mock.patch.object(rules, "of_sum", return_value=0.0),
-        mock.patch.object(rules, "OF_SCALING", 0.0),
+        mock.patch.object(rules, "sum_error", return_value=0.0),
+        mock.patch.object(rules, "SCALING_ERROR", 0.0),
     ):
         unbounded = total("")
     precision = "bfloat16" if half else "float32"

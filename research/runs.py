@@ -126,18 +126,22 @@ def run(trial: Trial, workspace: Workspace, keep_weights: bool = False) -> dict[
 
     from research.datasets import load_incidence, load_texts
     from uedp.files import write_atomically
+    from uedp.methods import method_named
     from uedp.models.load import load_model
-    from uedp.training import loop, tasks
-    from uedp.training.config import parse
-    from uedp.training.datasets import Material
+    from uedp.training import loop
+    from uedp.training.build import task_of_run
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import TrainingData
+    from uedp.training.run_dir import CONFIG
 
     start, most = time.time(), DRY_SENTENCES if workspace.dry_rounds else None
-    config = parse(resolve_config(trial, workspace))
+    config = parse_config(resolve_config(trial, workspace))
     data, folder = workspace.datasets / trial.data, workspace.out / trial.name
     ledger = workspace.out / f"{trial.name}.corpus"  # its own: trials are not composed
     ledger.mkdir(parents=True, exist_ok=True)
-    source = "deidentified" if config.privacy.method == "deidentified" else "train"
-    material = Material(
+    deidentified = method_named(config.privacy.method).deidentifies
+    source = "deidentified" if deidentified else "train"
+    training_data = TrainingData(
         load_texts(data, source),
         load_incidence(data, trial.category),
         ledger,
@@ -146,18 +150,13 @@ def run(trial: Trial, workspace: Workspace, keep_weights: bool = False) -> dict[
     outcome = loop.run(
         config,
         folder,
-        material=material,
-        resume=(folder / loop.CONFIG).exists(),
+        data=training_data,
+        resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
     )
     trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    names = list(trained.model.config.id2label.values())
-    part, longest = load_texts(data, "test", most), min(config.model.max_tokens, trained.max_tokens)
-    encode = tasks.encode_for(trained.model, trained.tokenizer, longest, config.run.vectors)
-    test = tasks.build(
-        config.task.kind, part.texts, part.labels, names, trained.tokenizer, longest, encode
-    )
+    test = task_of_run(config, trained, load_texts(data, "test", most))
     measured = test.evaluate(trained.model, lambda: torch.autocast("cpu", enabled=False), 1 << 14)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measure = next(iter(measured))

@@ -152,16 +152,19 @@ _FROM_RESULT = (
 
 def _same(trial: Trial, result: Row, workspace: Workspace) -> bool:
     """Whether the settings of a result are the trial's, except for those of the machine."""
-    from uedp.training.config import parse
+    from uedp.training.config import parse_config
 
     no_data = {"train": ".", "evaluate": "."}
     theirs = override(result["config"], model__name=result["model"])
+    own = theirs.pop("alg", {})  # what older results call the options of uedp-alg
+    if theirs["privacy"]["method"] == "uedp-alg":
+        theirs.setdefault("method_options", own)
     if theirs.get("vocabulary", {}).get("source") == "public":
         theirs["vocabulary"]["path"] = "words"
     named = replace(workspace, models={"words": "words"})
     ours = runs.resolve_config(trial, named)
     both = [
-        parse({**config, "data": no_data}, trial.name).model_dump(exclude={"run"})
+        parse_config({**config, "data": no_data}, trial.name).model_dump(exclude={"run"})
         for config in (ours, theirs)
     ]
     return both[0] == both[1] and (trial.data, trial.category) == (
@@ -182,7 +185,7 @@ def _row(trial: Trial, result: Row | None, workspace: Workspace) -> Result:
         "train": config["model"]["train"],
         "category": trial.category,
         "method": privacy["method"],
-        "estimator": config.get("alg", {}).get("estimator", "f_E+"),
+        "estimator": config.get("method_options", config.get("alg", {})).get("estimator", "f_E+"),
         "target": privacy.get("epsilon"),
         "rate": config["optimiser"]["rate"],
         "user_rate": privacy["user_rate"],

@@ -17,7 +17,7 @@ from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.clip.shared import SharedMask
 from uedp.training import lineage
-from uedp.training.plan import build
+from uedp.training.plan import build_plan
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text()
 QUOTED = [" ".join(line.split()) for line in re.findall(r"^    (.*)$", PAGE, re.MULTILINE)]
@@ -77,12 +77,12 @@ def unheld_mask(folder):
 
 
 def knows_already(folder):
-    before = (lineage.Learned("20260101-000000-abc", "noiseless", "digest"),)
+    before = (lineage.Ancestor("20260101-000000-abc", "noiseless", "digest"),)
     lineage.refuse_the_same(before, "digest", "my-run")
 
 
 def few_users(folder):
-    build(worlds.config("m", privacy__user_rate=0.01), worlds.incidence())
+    build_plan(worlds.config("m", privacy__user_rate=0.01), worlds.incidence())
 
 
 def budget(folder):
@@ -118,7 +118,7 @@ def unseeded(folder):
 
 
 def large_delta(folder):
-    build(worlds.config("m", privacy__delta=0.1), worlds.incidence())
+    build_plan(worlds.config("m", privacy__delta=0.1), worlds.incidence())
 
 
 def another_file(folder):

@@ -51,7 +51,7 @@ def _once() -> Iterator[Trial]:
     user = method_config(TOPICS_PROBE, "user-level", privacy__noise=NOISE["bert"])
     for name, own in (
         ("topics-uedp-alg", PUBLISHED_PROBE),
-        ("topics-uedp-alg-f_e", override(PUBLISHED_PROBE, alg__estimator="f_E")),
+        ("topics-uedp-alg-f_e", override(PUBLISHED_PROBE, method_options__estimator="f_E")),
         ("topics-user-paper", user),
     ):
         yield Trial(name, "ag", own)

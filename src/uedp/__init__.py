@@ -6,21 +6,29 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from uedp.corpus.readers import SkippedRecords, read_sentences
-    from uedp.corpus.records import Columns
-    from uedp.corpus.sentence import Sentence, Span
-    from uedp.corpus.source import Source
-    from uedp.corpus.store import Corpus
-    from uedp.entities.breakdown import breakdown
-    from uedp.entities.build import build_corpus
-    from uedp.entities.coverage import coverage
-    from uedp.entities.deidentify import deidentify
-    from uedp.entities.detection import Detection, detect
-    from uedp.entities.detectors import register_detector
-    from uedp.errors import UserError
-    from uedp.incidence import Incidence
-    from uedp.training.api import train
-    from uedp.training.config import Config
+    from uedp.accounting.certificate import verify as verify
+    from uedp.corpus.readers import SkippedRecords as SkippedRecords
+    from uedp.corpus.readers import read_sentences as read_sentences
+    from uedp.corpus.records import Columns as Columns
+    from uedp.corpus.sentence import Sentence as Sentence
+    from uedp.corpus.sentence import Span as Span
+    from uedp.corpus.source import Source as Source
+    from uedp.corpus.store import Corpus as Corpus
+    from uedp.entities.breakdown import breakdown as breakdown
+    from uedp.entities.build import build_corpus as build_corpus
+    from uedp.entities.coverage import coverage as coverage
+    from uedp.entities.deidentify import deidentify as deidentify
+    from uedp.entities.detection import Detection as Detection
+    from uedp.entities.detection import detect as detect
+    from uedp.entities.detectors import register_detector as register_detector
+    from uedp.errors import UserError as UserError
+    from uedp.incidence import Incidence as Incidence
+    from uedp.methods import register_method as register_method
+    from uedp.training.api import evaluate as evaluate
+    from uedp.training.api import generate as generate
+    from uedp.training.api import train as train
+    from uedp.training.config import Config as Config
+    from uedp.training.engine import PrivacyEngine as PrivacyEngine
 
 # Imported when first asked for: one part should not pay for the libraries of another.
 _HOME = {
@@ -29,44 +37,33 @@ _HOME = {
     "Corpus": "uedp.corpus.store",
     "Detection": "uedp.entities.detection",
     "Incidence": "uedp.incidence",
+    "PrivacyEngine": "uedp.training.engine",
     "Sentence": "uedp.corpus.sentence",
+    "SkippedRecords": "uedp.corpus.readers",
     "Source": "uedp.corpus.source",
     "Span": "uedp.corpus.sentence",
-    "SkippedRecords": "uedp.corpus.readers",
     "UserError": "uedp.errors",
-    "build_corpus": "uedp.entities.build",
     "breakdown": "uedp.entities.breakdown",
+    "build_corpus": "uedp.entities.build",
     "coverage": "uedp.entities.coverage",
     "deidentify": "uedp.entities.deidentify",
     "detect": "uedp.entities.detection",
-    "register_detector": "uedp.entities.detectors",
+    "evaluate": "uedp.training.api",
+    "generate": "uedp.training.api",
     "read_sentences": "uedp.corpus.readers",
+    "register_detector": "uedp.entities.detectors",
+    "register_method": "uedp.methods",
     "train": "uedp.training.api",
+    "verify": "uedp.accounting.certificate",
 }
-
-__all__ = [
-    "Columns",
-    "Config",
-    "Corpus",
-    "Detection",
-    "Incidence",
-    "Sentence",
-    "SkippedRecords",
-    "Source",
-    "Span",
-    "UserError",
-    "breakdown",
-    "build_corpus",
-    "coverage",
-    "deidentify",
-    "detect",
-    "read_sentences",
-    "register_detector",
-    "train",
-]
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'uedp' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -11,22 +11,18 @@ from typing import Any
 import pytest
 
 from tests.accounting.plans import planned
-from uedp.accounting import certificate as certificates
 from uedp.accounting import chain as chains
 from uedp.accounting.certificate import (
     CERTIFICATE,
-    NOT_PROTECTED,
     Certificate,
-    Shape,
     issue,
     load_certificate,
     not_checked,
-    rounded,
     schema,
     verify,
 )
 from uedp.accounting.chain import Chain
-from uedp.accounting.decisions import Coverage, Entities, EntityList, Setup
+from uedp.accounting.decisions import Coverage, Entities, EntityList, Setup, Shape
 from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, CorpusTotal, PlannedRun, RunLedger
 from uedp.accounting.missed import MISSED_CASES
 from uedp.accounting.model_files import model_files
@@ -44,6 +40,7 @@ from uedp.accounting.signature import (
     generate_key,
     sign_certificate,
 )
+from uedp.accounting.statement import NOT_PROTECTED, rounded
 from uedp.errors import UserError
 
 PROFILE = RotationProfile(20.0, 0.5, 0.33)
@@ -61,7 +58,7 @@ SETUP = {
     "texts": "t" * 64,
 }
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "adapter/adapter_model.bin": b"a"}
-TOTAL = CorpusTotal(3.5, 1e-5, 2, "one user", "f" * 64)
+TOTAL = CorpusTotal(epsilon=3.5, delta=1e-5, runs=2, unit="one user", seal="f" * 64)
 SCHEMA = Path(__file__).parents[2] / "docs" / "certificate.schema.json"
 
 
@@ -90,7 +87,7 @@ def plan_of(profile: Profile = PROFILE, rounds: int = 20, **options: Any) -> Pla
 def short_table() -> Iterator[None]:
     """Two rows of missed mentions instead of three: they take most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificates, "MISSED_CASES", ((1, 1), (1, None)))
+        patch.setattr("uedp.accounting.statement.MISSED_CASES", ((1, 1), (1, None)))
         yield
 
 
@@ -119,7 +116,7 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
 
 
 def test_issued_loaded_verified(tmp_path, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", MISSED_CASES)
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", MISSED_CASES)
     folder = make_run(tmp_path / "run", **SETUP)
     issue(folder)
     shown = load_certificate(folder)
@@ -143,7 +140,7 @@ def test_issued_loaded_verified(tmp_path, monkeypatch):
 
 
 def test_missed_sentences_stand_in_plain_words(tmp_path, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", MISSED_CASES)
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", MISSED_CASES)
     shown = issue(make_run(tmp_path / "run", **SETUP))
     one, five, whole = (rounded(row.epsilon) for row in shown.missed_mentions)
     assert shown.missed_line == (
@@ -457,7 +454,7 @@ def test_a_ledger_cut_by_whole_lines_is_found_by_its_seal(folder):
 def test_a_ledger_sealed_anew_is_found_by_its_seal(folder):
     """Whoever writes the whole chain again gets other seals."""
     path = folder / RUN_LEDGER
-    records, _ = chains.read(path)
+    records, _ = chains.read_chain(path)
     path.unlink()
     with Chain(path) as chain:
         for record in records[:-1]:
@@ -547,7 +544,7 @@ def test_a_stretch_of_rounds_with_another_setup_is_found(tmp_path):
     other = plan_of(**{**SETUP, "precision": "bfloat16"}).record()["setup"]
     with Chain(folder / RUN_LEDGER) as chain:
         chain.append({"kind": "resume", "spent": 5, "setup": other})
-    with pytest.raises(UserError, match=r"another setup than was planned: setup\.precision is"):
+    with pytest.raises(UserError, match=r"another setup than planned: setup\.precision is"):
         issue(folder)
 
 
@@ -654,6 +651,34 @@ def test_a_signature_covers_every_byte(folder, keys):
         verify(folder, public)
 
 
+def test_issuing_the_same_again_keeps_the_certificate_and_its_signature(folder, keys):
+    private, public = keys
+    sign_certificate(folder / CERTIFICATE, private)
+    before = (folder / CERTIFICATE).read_bytes()
+    assert issue(folder, pytest.fail) == load_certificate(folder)
+    assert (folder / CERTIFICATE).read_bytes() == before
+    verify(folder, public)
+
+
+def test_a_signature_under_a_replaced_certificate_is_removed_with_a_warning(folder, keys):
+    private, public = keys
+    sign_certificate(folder / CERTIFICATE, private)
+    with Chain(folder / RUN_LEDGER) as chain:
+        chain.append({"kind": "closed", "spent": 20})
+    with pytest.warns(UserWarning, match=r"certificate\.sig: removed, .* sign that one"):
+        issue(folder)
+    with pytest.raises(UserError, match="no signature"):
+        verify(folder, public)
+    heard: list[str] = []
+    issue(folder, heard.append)
+    assert heard == []  # it is not signed any more
+
+
+def test_a_damaged_certificate_is_issued_again(folder):
+    (folder / CERTIFICATE).write_text("{")
+    assert issue(folder) == verify(folder)
+
+
 def test_a_certificate_that_was_made_anew_is_not_signed(folder, keys):
     """The chain has no key: whoever writes all of it anew is consistent, and caught here."""
     private, public = keys
@@ -663,7 +688,7 @@ def test_a_certificate_that_was_made_anew_is_not_signed(folder, keys):
     with RunLedger.open(folder, plan_of(RotationProfile(40.0, 0.5, 0.33), **SETUP)) as ledger:
         ledger.spend(20)
         ledger.record_saved(model_files(folder))
-    issue(folder)
+    issue(folder, str)
     verify(folder)
     with pytest.raises(UserError, match="no signature"):
         verify(folder, public)
@@ -773,7 +798,7 @@ def test_what_was_not_checked_is_said(folder):
     shown = verify(folder)
     plain = not_checked(shown, signed=False, corpus=False)
     assert "anybody can write anew" in plain[0]
-    assert "--corpus" in plain[1]
+    assert "`corpus=...`" in plain[1]
     assert len(not_checked(shown, signed=True, corpus=True)) == len(plain) - 2
     assert any("code which ran" in text for text in plain)
 

@@ -23,7 +23,7 @@ from uedp.accounting.certificate import (
     load_certificate,
     verify,
 )
-from uedp.accounting.chain import read
+from uedp.accounting.chain import read_chain
 from uedp.accounting.ledger import RUN_LEDGER, Budget, CorpusLedger, RunLedger
 from uedp.accounting.proven import (
     RotationProfile,
@@ -357,12 +357,12 @@ def make_run(folder, profile=ROUNDS, vocabulary=RELEASE, **options):
 
 @pytest.fixture(autouse=True)
 def short_table(monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", ((1, None),))
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ((1, None),))
 
 
 def test_a_plan_without_a_vocabulary_is_recorded_as_ever(tmp_path):
     make_run(tmp_path / "run", vocabulary=None)
-    plan = read(tmp_path / "run" / RUN_LEDGER)[0][0]
+    plan = read_chain(tmp_path / "run" / RUN_LEDGER)[0][0]
     assert "vocabulary" not in plan
 
 

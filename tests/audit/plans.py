@@ -12,8 +12,8 @@ from uedp.audit.verdict import Claim
 from uedp.audit.worlds import World, _rotated, threats
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import Sampling
-from uedp.training.config import parse
-from uedp.training.plan import Plan, build
+from uedp.training.config import parse_config
+from uedp.training.plan import Plan, build_plan
 
 DELTA = 1e-5
 
@@ -36,9 +36,11 @@ def plan(profile: PrivacyEvent, **privacy) -> Plan:
         fields["method"] = "user-level" if isinstance(profile, UserLevelProfile) else "uedp-alg"
     if isinstance(profile, UedpAlgProfile):
         fields = {"entity_rate": 0.5, **fields}
-    config = parse({"privacy": fields, "data": {"train": "corpus"}, "model": {"name": "model"}})
+    config = parse_config(
+        {"privacy": fields, "data": {"train": "corpus"}, "model": {"name": "model"}}
+    )
     users, none = int(np.ceil(6 / profile.user_rate)), np.zeros(0, dtype=int)
-    return build(config, Incidence.build(np.arange(users), none, none, users, 0))
+    return build_plan(config, Incidence.build(np.arange(users), none, none, users, 0))
 
 
 def worlds(profile: PrivacyEvent, target: str, sampling: Sampling | None = None) -> list[World]:

@@ -34,10 +34,10 @@ from uedp.mechanism import release as releasing
 from uedp.mechanism import sampling as drawing
 from uedp.mechanism.clip import Engine, engine
 from uedp.mechanism.clip.rules import TiedLookup
-from uedp.methods import base as methods
+from uedp.methods import ClippedMethod, rotation
 from uedp.models.trainable import make_trainable
-from uedp.training import tasks
-from uedp.training.plan import build as build_plan
+from uedp.training import build, tasks
+from uedp.training.plan import build_plan
 
 # --- sabotages -----------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ def crowding_after_coins(patch) -> None:
         rows = drawing.grouped(users, place[heads], sentences[heads])
         return drawing.Participants(users, rows, drawing.crowding(mentions.where(heads)))
 
-    patch.setattr(methods, "draw", after)
+    patch.setattr(rotation, "draw", after)
 
 
 def lending_among_the_drawn(patch) -> None:
@@ -80,7 +80,7 @@ def lending_among_the_drawn(patch) -> None:
         )
         return original(incidence, sampling, rng, key, drawing.lend(seen, key))
 
-    patch.setattr(methods, "draw", among)
+    patch.setattr(rotation, "draw", among)
 
 
 def clipping_by_pieces(patch) -> None:
@@ -100,14 +100,14 @@ def clipping_by_pieces(patch) -> None:
 
 def division_by_the_drawn(patch) -> None:
     """A mean over who was drawn, instead of over who is drawn on average."""
-    original = methods.Clipped.round
+    original = ClippedMethod.round
 
     def mean(self, number):
         found = original(self, number)
-        scale = self._plan.expected_weight / max(found.stats.users, 1)
+        scale = self.settings.expected_users / max(found.stats.users, 1)
         return replace(found, values=[value * scale for value in found.values])
 
-    patch.setattr(methods.Clipped, "round", mean)
+    patch.setattr(ClippedMethod, "round", mean)
 
 
 def less_noise(patch) -> None:
@@ -161,7 +161,7 @@ def padding_predicting(patch) -> None:
 def padding_predicting_unchecked(patch) -> None:
     """The same where neither trial of the model sees it."""
     padding_predicting(patch)
-    patch.setattr(methods, "refuse_mixing", lambda model, task: None)
+    patch.setattr(build, "refuse_mixing", lambda model, task: None)
     patch.setattr(Engine, "check", lambda self, losses, sentences, half=False: None)
 
 
@@ -238,9 +238,9 @@ def _moved(model: torch.nn.Module) -> list[str]:
 
     def sums(texts: Sequence[str]) -> torch.Tensor:
         task = tasks.NextWord(texts, tiny.tokenizer(), 32)
-        method = methods.build(plan, worlds.incidence(), model, task, contextlib.nullcontext)
+        method = build.build_method(plan, worlds.incidence(), model, task, contextlib.nullcontext)
         found = torch.cat([value.flatten() for value in method.round(0).values])
-        return found * plan.expected_weight / plan.clips.update
+        return found * plan.expected_users / plan.clips.update
 
     try:
         full, others = sums(TEXTS), []
@@ -270,7 +270,7 @@ def model_tried() -> list[str]:
     """A private run begins: the model is tried with some of its sentences."""
     task = tasks.NextWord(TEXTS, tiny.tokenizer(), 32)
     try:
-        methods.build(_plan(), worlds.incidence(), Bigram(), task, contextlib.nullcontext)
+        build.build_method(_plan(), worlds.incidence(), Bigram(), task, contextlib.nullcontext)
     except UserError as refusal:
         return [str(refusal)]
     return []

@@ -13,7 +13,8 @@ from uedp.audit import sensitivity
 from uedp.audit.sensitivity import measure, relative_noise, stress_incidence
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.methods import base as methods
+from uedp.methods import clipped, rotation
+from uedp.methods.randomness import Randomness
 
 ROTATION = RotationProfile(1.0, 0.3, 0.3)
 SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
@@ -49,10 +50,10 @@ def test_it_is_the_round_that_training_plays(monkeypatch):
     """Guarantee of measure: every part of it is called, in pieces where a user is large."""
     called = set()
     for module, name in (
-        (methods, "draw"),
-        (methods, "lend"),
-        (methods, "release"),
-        (methods.Randomness, "of"),
+        (rotation, "draw"),
+        (rotation, "lend"),
+        (clipped, "release"),
+        (Randomness, "of_round"),
     ):
         original = getattr(module, name)
 
@@ -74,12 +75,12 @@ def test_it_is_the_round_that_training_plays(monkeypatch):
 )
 def test_rounds_with_wider_clips_than_are_claimed_are_reported(wrong, rule, monkeypatch):
     """Guarantee of measure: the method is built from a plan that its claims do not describe."""
-    build = sensitivity.build
+    build = sensitivity.build_method
 
     def other(plan, *arguments):
         return build(replace(plan, clips=replace(plan.clips, **wrong["clips"])), *arguments)
 
-    monkeypatch.setattr(sensitivity, "build", other)
+    monkeypatch.setattr(sensitivity, "build_method", other)
     assert any(rule in line for line in measure(plans.plan(ROTATION), **SMALL).broken)
 
 

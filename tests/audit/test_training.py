@@ -29,13 +29,14 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism import release
 from uedp.mechanism.clip import reference
-from uedp.methods import base as methods
+from uedp.methods import Gradient
+from uedp.methods.plain import Noiseless
 from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training import loop, tasks
 from uedp.training.config import Config
-from uedp.training.datasets import Material, Texts
-from uedp.training.plan import build as build_plan
+from uedp.training.datasets import Texts, TrainingData
+from uedp.training.plan import build_plan
 
 Saved = Callable[..., Path]
 COUNTS: dict[str, Any] = {"users": 60, "entities": 40, "seed": 2, "refresh": 2}
@@ -50,8 +51,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Saved:
 
 def planted(
     config: Config, folder: Path, seed: int = 0, **options: Any
-) -> tuple[Canaries, Material]:
-    natural = worlds.material(folder / "corpus", held_out=False)
+) -> tuple[Canaries, TrainingData]:
+    natural = worlds.training_data(folder / "corpus", held_out=False)
     counts = {"users": 10, "entities": 8, "holders": 3} | options
     canaries = draw(config, natural, **counts, rng=np.random.default_rng(seed))
     (folder / "ledger").mkdir(exist_ok=True)
@@ -70,7 +71,7 @@ def test_a_coin_is_one_step_of_adjacency(tmp_path: Path) -> None:
     """Guarantees of Canaries.plant."""
     config = worlds.config("m", privacy__entity_share=0.3)
     canaries, _ = planted(config, tmp_path)
-    natural = worlds.material(tmp_path / "corpus", held_out=False)
+    natural = worlds.training_data(tmp_path / "corpus", held_out=False)
     none = with_coins(canaries, np.zeros(18)).plant(natural, tmp_path)
     assert list(none.train.texts[: len(natural.train.texts)]) == list(natural.train.texts)
     assert not any(none.train.texts[len(natural.train.texts) :])
@@ -116,7 +117,7 @@ def test_coins_are_fair_and_texts_are_their_own(tmp_path: Path) -> None:
 def test_words_of_a_large_corpus_are_used(tmp_path: Path) -> None:
     texts = Texts([f"word{i} other{i}" for i in range(700)], [None] * 700)
     owners, none = np.repeat(np.arange(100), 7), np.zeros(0, dtype=np.int64)
-    natural = Material(texts, Incidence.build(owners, none, none, 100, 0), tmp_path)
+    natural = TrainingData(texts, Incidence.build(owners, none, none, 100, 0), tmp_path)
     found = draw(worlds.config("m"), natural, 20, 20, 2, np.random.default_rng(0))
     config = worlds.config("m", privacy__method="noiseless")
     assert found.copies == 4
@@ -136,7 +137,7 @@ def test_a_canary_that_is_out_has_no_loss_and_no_gradient(
     config = worlds.config(saved("gpt2", **options), task__kind=kind)
     _, material = planted(config, tmp_path)
     loaded = load_model(config.model.name, kind, labels=2 if options else None)
-    task = tasks.build(
+    task = tasks.build_task(
         kind,
         material.train.texts,
         material.train.labels,
@@ -162,7 +163,7 @@ def test_gradients_are_those_of_one_sentence_each(
     loaded = load_model(saved(kind), "next-word")
     model: Any = make_trainable(loaded.model, how, rank=2).train()
     texts = ["a b", "some longer text", "ca ca ca"]
-    task = tasks.build("next-word", texts, [None] * 3, [], loaded.tokenizer, 32)
+    task = tasks.build_task("next-word", texts, [None] * 3, [], loaded.tokenizer, 32)
     gradients = Gradients(model, task, 3)
     model.config.use_cache = False  # as in the loop
     with tasks.unmasked(model):
@@ -232,7 +233,7 @@ def test_updates_are_those_the_mechanism_makes(saved: Saved, tmp_path: Path, met
     loaded = load_model(config.model.name, "next-word")
     model = make_trainable(loaded.model, "full").train()
     own = canaries.texts()
-    task = tasks.build("next-word", own.texts, own.labels, [], loaded.tokenizer, 32)
+    task = tasks.build_task("next-word", own.texts, own.labels, [], loaded.tokenizer, 32)
     plan = build_plan(config, material.incidence)
     box = WhiteBox(plan, material.incidence, model, task, canaries, every=3)
     assert [box.before_round(number) for number in range(4)] == [True, False, False, True]
@@ -255,11 +256,11 @@ def test_watching_changes_nothing_and_sees_no_coin(saved: Saved, tmp_path: Path)
     does not depend on the coins but through what the rounds gave out."""
     config = worlds.config(saved("llama"), privacy__rounds=2, privacy__seed=1)
     canaries, material = planted(config, tmp_path)
-    plain = loop.run(config, tmp_path / "plain", material=material)
+    plain = loop.run(config, tmp_path / "plain", data=material)
     seen = []
     for name, told in (("a", canaries), ("b", with_coins(canaries, np.zeros(18)))):
         attack = Attack(told, Texts(["the day"], [None]), tmp_path / f"{name}.json", 1)
-        found = loop.run(config, tmp_path / name, material=material, watch=attack.watch)
+        found = loop.run(config, tmp_path / name, data=material, watch=attack.watch)
         pairs = zip(found.model.parameters(), plain.model.parameters(), strict=True)
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
         attack.keep()
@@ -281,8 +282,8 @@ def by_name(found: TrainingAudit) -> dict[tuple[str, str], Finding]:
 
 
 def run(config: Config, tmp_path: Path, **options: Any) -> TrainingAudit:
-    natural = worlds.material(tmp_path / "corpus", held_out=False)
-    found = audit(config, tmp_path / "audit", material=natural, **(COUNTS | options))
+    natural = worlds.training_data(tmp_path / "corpus", held_out=False)
+    found = audit(config, tmp_path / "audit", data=natural, **(COUNTS | options))
     assert found is not None
     return found
 
@@ -361,7 +362,7 @@ def test_an_audit_that_was_killed_goes_on(
     config = worlds.config(
         saved("llama"), privacy__method="noiseless", privacy__rounds=5, run__checkpoint_seconds=0
     )
-    natural = worlds.material(tmp_path / "corpus", held_out=False)
+    natural = worlds.training_data(tmp_path / "corpus", held_out=False)
     options: dict[str, Any] = {
         "material": natural,
         "users": 20,
@@ -369,14 +370,14 @@ def test_an_audit_that_was_killed_goes_on(
         "refresh": 2,
         "seed": 0,
     }
-    real, out = methods.Plain.round, tmp_path / "audit"
+    real, out = Noiseless.round, tmp_path / "audit"
 
-    def killed(self: methods.Plain, number: int) -> methods.Gradient:
+    def killed(self: Noiseless, number: int) -> Gradient:
         if number == 3:
             raise RuntimeError("killed")
         return real(self, number)
 
-    monkeypatch.setattr(methods.Plain, "round", killed)
+    monkeypatch.setattr(Noiseless, "round", killed)
     with pytest.raises(RuntimeError, match="killed"):
         audit(config, out, **options)
     monkeypatch.undo()

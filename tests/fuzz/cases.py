@@ -377,13 +377,13 @@ def _open(rng: random.Random, path: Path) -> str:
     """Whatever commands do with a corpus; each starts anew, as a command would."""
     from uedp.entities.breakdown import breakdown, widest_entities
     from uedp.entities.coverage import coverage
-    from uedp.training.config import parse
-    from uedp.training.datasets import read as read_material
+    from uedp.training.config import parse_config
+    from uedp.training.datasets import read_training_data
 
     def material(method: str) -> None:
         privacy = {"method": method} | ({"epsilon": 1} if method == "rotation" else {})
         sections = {"privacy": privacy, "data": {"train": str(path)}, "model": {"name": "gpt2"}}
-        read_material(parse(sections))
+        read_training_data(parse_config(sections))
 
     uses: tuple[Callable[[], Any], ...] = (
         lambda: breakdown(Corpus(path)),

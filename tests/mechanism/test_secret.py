@@ -16,19 +16,18 @@ from uedp.mechanism import chacha, secret
 from uedp.mechanism.noise import SecureNoise, SeededNoise, _OnDevice, gaussians
 from uedp.mechanism.sampling import draw_users
 from uedp.mechanism.secret import KeyStream, SecretUniforms, secret_masks
-from uedp.methods.base import Randomness
-from uedp.training.plan import build as build_plan
+from uedp.methods.randomness import Randomness
 
 CPU = torch.device("cpu")
 COUNT = 200_000
 
 
 def private() -> Randomness:
-    return Randomness(build_plan(worlds.config("model"), worlds.incidence()))
+    return Randomness(worlds.config("model").privacy.seed)
 
 
 def noise_of_a_private_round():
-    with private().of(0, CPU) as (_, _, noise):
+    with private().of_round(0, CPU) as (_, _, noise):
         return noise
 
 
@@ -52,7 +51,7 @@ def test_seeds_that_agree_in_32_bits_share_nothing():
 
         with operating_system(gives), pytest.MonkeyPatch.context() as patch:
             patch.setattr(secrets, "randbits", lambda bits: number % 2**bits)
-            with private().of(0, CPU) as (uniforms, _, noise):
+            with private().of_round(0, CPU) as (uniforms, _, noise):
                 masks = dropout(torch.ones(10_000)).tolist()
                 return noise_of(noise), masks, uniforms.random(16).tolist()
 
@@ -100,7 +99,7 @@ class KeyOf32Bits(SecureNoise):
 @pytest.mark.parametrize("sabotage", [SeededByTheSystem, KeyOf32Bits])
 def test_noise_with_seeds_of_32_bits_is_caught(sabotage, monkeypatch):
     """The test above would fail, were this what a private round uses."""
-    monkeypatch.setattr("uedp.methods.base.SecureNoise", sabotage)
+    monkeypatch.setattr("uedp.methods.randomness.SecureNoise", sabotage)
     noise = noise_of_a_private_round()
     assert bits_that_matter(lambda: noise_of(noise)) == 32
 
@@ -166,7 +165,7 @@ def test_draws_have_a_key_of_256_bits_and_each_of_them_matters():
     assert bits_that_matter(lambda: SecretUniforms().random(8).tolist()) == 256
     short = np.random.default_rng  # and a seed of 32 bits would be seen
     assert bits_that_matter(lambda: short(secrets.randbits(32)).random(8).tolist()) == 32
-    with private().of(0, CPU) as (uniforms, _, _):
+    with private().of_round(0, CPU) as (uniforms, _, _):
         assert isinstance(uniforms, SecretUniforms)
 
 

@@ -11,14 +11,17 @@ from tests.models import tiny
 from tests.training import worlds
 from uedp.errors import UserError
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
+from uedp.mechanism.lending import lend
 from uedp.mechanism.local_update import shuffled
 from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.sampling import draw, draw_whole
-from uedp.methods import base as methods
-from uedp.methods.base import Lending, Randomness, build
+from uedp.methods import rotation
+from uedp.methods.randomness import Randomness
+from uedp.methods.rotation import LendingSchedule
 from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
-from uedp.training.plan import build as build_plan
+from uedp.training.build import build_method, refuse_mixing
+from uedp.training.plan import build_plan
 from uedp.training.tasks import Classification, NextWord
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
@@ -37,7 +40,7 @@ def gpt2(dropout: float = 0.0):
 
 def made(found, texts=None, model=None):
     task = NextWord(worlds.texts() if texts is None else texts, tiny.tokenizer(), 32)
-    return build(found, worlds.incidence(), model or gpt2(), task, contextlib.nullcontext)
+    return build_method(found, worlds.incidence(), model or gpt2(), task, contextlib.nullcontext)
 
 
 def flat(tensors):
@@ -61,7 +64,7 @@ def emptied(users=(), entities=()):
 
 def seen(randomness, number: int):
     """All that a round can draw."""
-    with randomness.of(number, CPU) as (generator, key, noise):
+    with randomness.of_round(number, CPU) as (generator, key, noise):
         masks = torch.nn.functional.dropout(torch.ones(64)).tolist()
         sums = [torch.zeros(8)]
         noise.add_(sums, 1.0)
@@ -78,7 +81,7 @@ def test_without_a_seed_no_two_rounds_share_anything():
     for _ in range(2):  # two processes, alike in all else
         torch.manual_seed(0)
         np.random.seed(0)  # noqa: NPY002
-        randomness = Randomness(found)
+        randomness = Randomness(found.config.privacy.seed)
         runs += [seen(randomness, 0), seen(randomness, 0), seen(randomness, 1)]
     for place, one in enumerate(runs):
         assert all(differ(one, other) for other in runs[:place])
@@ -87,20 +90,20 @@ def test_without_a_seed_no_two_rounds_share_anything():
 def test_with_a_seed_a_round_depends_on_it_and_its_number_alone():
     found = plan(privacy__seed=5)
     torch.manual_seed(0)
-    one = seen(Randomness(found), 3)
-    later = Randomness(found)
+    one = seen(Randomness(found.config.privacy.seed), 3)
+    later = Randomness(found.config.privacy.seed)
     seen(later, 0)
     torch.manual_seed(1)
     assert seen(later, 3) == one
     assert differ(seen(later, 4), one)
-    assert differ(seen(Randomness(plan(privacy__seed=6)), 3), one)
+    assert differ(seen(Randomness(6), 3), one)
 
 
 @pytest.mark.parametrize("seed", [None, 1])
 def test_the_callers_random_numbers_are_left_alone(seed):
     before = torch.get_rng_state()
-    seen(Randomness(plan(privacy__seed=seed)), 0)
-    with pytest.raises(ZeroDivisionError), Randomness(plan()).of(0, CPU):
+    seen(Randomness(seed), 0)
+    with pytest.raises(ZeroDivisionError), Randomness(None).of_round(0, CPU):
         raise ZeroDivisionError
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -108,7 +111,7 @@ def test_the_callers_random_numbers_are_left_alone(seed):
 def test_the_source_of_noise_is_the_one_that_is_certified():
     for seed, name in ((None, "cipher"), (1, "fixed seed")):
         found = plan(privacy__seed=seed)
-        with Randomness(found).of(0, CPU) as (_, _, noise):
+        with Randomness(found.config.privacy.seed).of_round(0, CPU) as (_, _, noise):
             assert found.setup().noise_source == noise.source == name
 
 
@@ -153,9 +156,9 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
     )
     method_ = made(found)
     gradient = method_.round(3)
-    with Randomness(found).of(3, CPU) as (generator, key, _):
+    with Randomness(found.config.privacy.seed).of_round(3, CPU) as (generator, key, _):
         if method == "rotation":
-            usable = Lending(worlds.incidence(), 1).of(3)
+            usable = LendingSchedule(lend, worlds.incidence(), 1).usable(3)
             who = draw(worlds.incidence(), found.sampling, generator, key, usable)
         else:
             who = draw_whole(worlds.incidence(), found.sampling, generator, key)
@@ -178,17 +181,20 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
 
 def test_what_is_lent_stays_for_a_period_and_depends_on_seed_and_number(monkeypatch):
     mentions, period = len(worlds.incidence().sentence_entities.values), 3
-    monkeypatch.setattr(methods, "_MENTIONS_A_ROUND", mentions // (period - 1))
-    one, other = Lending(worlds.incidence(), 5), Lending(worlds.incidence(), 5)
-    assert one.of(0) is one.of(period - 1)
-    seen = [one.of(number * period).copy() for number in range(6)]
+    monkeypatch.setattr(rotation, "_MENTIONS_PER_ROUND", mentions // (period - 1))
+    one, other = (
+        LendingSchedule(lend, worlds.incidence(), 5),
+        LendingSchedule(lend, worlds.incidence(), 5),
+    )
+    assert one.usable(0) is one.usable(period - 1)
+    seen = [one.usable(number * period).copy() for number in range(6)]
     assert any((a != b).any() for a, b in pairwise(seen))
     for number in (5, 0, 3):
-        assert (other.of(number * period) == seen[number]).all()
+        assert (other.usable(number * period) == seen[number]).all()
 
 
 def test_without_a_seed_lending_is_drawn_afresh():
-    seen = {Lending(worlds.incidence(), None).of(0).tobytes() for _ in range(20)}
+    seen = {LendingSchedule(lend, worlds.incidence(), None).usable(0).tobytes() for _ in range(20)}
     assert len(seen) > 1
 
 
@@ -202,16 +208,16 @@ def test_a_round_of_the_paper_is_the_sum_by_hand(estimator, literal):
         privacy__user_rate=0.2,
         privacy__entity_rate=0.6,
         privacy__update_clip=0.3,
-        alg__estimator=estimator,
-        alg__local_rate=0.05,
-        alg__local_batch=1,
-        alg__user_cap=6,
-        alg__literal_line=literal,
+        method_options__estimator=estimator,
+        method_options__local_rate=0.05,
+        method_options__local_batch=1,
+        method_options__user_cap=6,
+        method_options__literal_line=literal,
     )
     gradient = made(found).round(2)
     weights = Weights.of(worlds.incidence(), 6, 1)
     expected = (f_e if estimator == "f_E" else f_e_plus)(found.sampling, weights, 0.3, 0.0)
-    with Randomness(found).of(2, CPU) as (generator, _, _):
+    with Randomness(found.config.privacy.seed).of_round(2, CPU) as (generator, _, _):
         who = expected.draw(worlds.incidence(), generator)
         orders = shuffled(who.sentences, generator)
     task, total = NextWord(worlds.texts(), tiny.tokenizer(), 32), torch.zeros(1)
@@ -235,7 +241,7 @@ def test_a_round_of_the_paper_is_the_sum_by_hand(estimator, literal):
 def test_a_plain_round_is_the_mean_by_hand(room):
     found = plan("noiseless", privacy__seed=1, privacy__user_rate=0.2, run__tokens_at_once=room)
     gradient = made(found).round(2)
-    with Randomness(found).of(2, CPU) as (generator, key, _):
+    with Randomness(found.config.privacy.seed).of_round(2, CPU) as (generator, key, _):
         who = draw_whole(worlds.incidence(), found.sampling, generator, key)
     task, model = NextWord(worlds.texts(), tiny.tokenizer(), 32), gpt2()
     each = [sentence_gradient(model, task, s) for s in who.sentences.values]
@@ -266,7 +272,8 @@ def test_the_noise_is_as_large_as_was_planned(method, seed):
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_a_round_without_users_is_noise_like_any_other(method, monkeypatch):
-    monkeypatch.setattr("uedp.mechanism.sampling.draw_users", lambda *_: np.zeros(0, int))
+    for module in ("sampling", "estimators"):
+        monkeypatch.setattr(f"uedp.mechanism.{module}.draw_users", lambda *_: np.zeros(0, int))
     gradient = made(plan(method, privacy__noise=1.5)).round(0)
     assert gradient.stats.users == 0
     assert float(flat(gradient.values).std()) == pytest.approx(gradient.deviation, rel=0.02)
@@ -280,12 +287,12 @@ def test_emptying_a_user_and_an_entity_moves_the_sum_as_far_as_was_accounted_for
     share = 0.3
     found = plan(method, privacy__noise=0.0, privacy__seed=2, privacy__entity_share=share)
     full, rounds = made(found), range(4)
-    sums = [flat(full.round(n).values) * found.expected_weight for n in rounds]
+    sums = [flat(full.round(n).values) * found.expected_users for n in rounds]
 
     def moved(**which):
         other = made(found, emptied(**which))
         return [
-            float((flat(other.round(n).values) * found.expected_weight - sums[n]).norm())
+            float((flat(other.round(n).values) * found.expected_users - sums[n]).norm())
             for n in rounds
         ]
 
@@ -377,9 +384,9 @@ def test_a_model_that_looks_at_padding_is_refused():
     texts = [10 * "a" * (1 + place // 4) for place in range(12)]
     words = tiny.tokenizer(pad_token="<|end|>")
     task = Classification(texts, ["x", "y"] * 6, ["x", "y"], words, 60)
-    with pytest.raises(UserError, match="FNetForSequenceClassification looks at them"):
-        methods.refuse_mixing(model, task)
-    methods.refuse_mixing(tiny.bert(), task)
+    with pytest.raises(UserError, match="FNetForSequenceClassification mixes"):
+        refuse_mixing(model, task)
+    refuse_mixing(tiny.bert(), task)
 
 
 def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
@@ -392,18 +399,18 @@ def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
             return super().__enter__()
 
     config = worlds.config("m")
-    material = worlds.material(tmp_path / "corpus")
+    material = worlds.training_data(tmp_path / "corpus")
     loaded = load_model(worlds.model(tmp_path, "llama"))
     task = NextWord(material.train.texts, loaded.tokenizer, 32)
-    method = methods.build(
+    method = build_method(
         build_plan(config, material.incidence),
         material.incidence,
         loaded.model,
         task,
         lambda: Asked("cpu", torch.bfloat16),
     )
-    assert method._packing == SHARED_ROWS
-    found = method._losses(np.arange(4), SHARED_ROWS)
+    assert method.packing == SHARED_ROWS
+    found = method._losses(np.arange(4))
     seen.clear()
     found.recompute()
     assert seen == ["in"]

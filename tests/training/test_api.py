@@ -17,7 +17,7 @@ from uedp.errors import UserError
 from uedp.models.load import LoadedModel, load_model
 from uedp.sample.generate import sample_sentences
 from uedp.training import api
-from uedp.training.config import load as load_config
+from uedp.training.config import load_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 MODEL = {
@@ -105,7 +105,7 @@ def test_a_saved_model_by_its_folder(corpora, tmp_path):
 
 
 def test_resuming_a_finished_run_does_nothing(run, corpora):
-    with pytest.raises(UserError, match="add --resume"):
+    with pytest.raises(UserError, match="add `resume=True`"):
         uedp.train(corpora / "train", MODEL, 8, run.folder)
     ledger = (run.folder / "ledger.jsonl").read_bytes()
     again = train(
@@ -155,7 +155,9 @@ def test_a_preview_leaves_no_trace(corpora, run):
 
 def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):
     broken = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    monkeypatch.setattr(api, "load_model", lambda *_, **__: LoadedModel(broken, None, 8))
+    monkeypatch.setattr(
+        "uedp.training.build.load_model", lambda *_, **__: LoadedModel(broken, tiny.tokenizer(), 8)
+    )
     with pytest.raises(UserError, match=r"layer 1 \(BatchNorm1d\) mixes sentences"):
         api.preview(load_config(run.folder / "config.yaml"))
 
@@ -243,7 +245,8 @@ def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch,
     assert capsys.readouterr().out.strip() == issued.statement
     assert issued.rounds_spent == 10
     assert issued.epsilon <= 8
-    assert "my-run" in CorpusLedger(tmp_path / "corpus").runs()
+    assert issued.run in {e.run for e in CorpusLedger(tmp_path / "corpus").entries()}
+    assert issued.files
     assert json.loads((tmp_path / "my-run" / "certificate.json").read_text())["private"]
 
 

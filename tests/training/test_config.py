@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from uedp.errors import UserError
 from uedp.training import config
-from uedp.training.config import Config, load, parse
+from uedp.training.config import Config, load_config, parse_config
 
 BASE = {
     "privacy": {"epsilon": 8},
@@ -27,7 +27,7 @@ def changed(**changes):
 
 def refusal(values, *changes) -> str:
     with pytest.raises(UserError) as refused:
-        parse(values, "my.yaml", changes)
+        parse_config(values, "my.yaml", changes)
     message = str(refused.value)
     assert "\n" not in message
     return message
@@ -35,11 +35,11 @@ def refusal(values, *changes) -> str:
 
 def test_privacy_comes_first():
     assert next(iter(Config.model_fields)) == "privacy"
-    assert parse(BASE).to_yaml().startswith("privacy:")
+    assert parse_config(BASE).to_yaml().startswith("privacy:")
 
 
 def test_a_config_survives_yaml(tmp_path):
-    config = parse(
+    config = parse_config(
         changed(
             privacy__delta=1e-7,
             privacy__seed=2**63 - 1,
@@ -51,13 +51,13 @@ def test_a_config_survives_yaml(tmp_path):
         )
     )
     (tmp_path / "config.yaml").write_text(config.to_yaml())
-    assert load(tmp_path / "config.yaml") == config
+    assert load_config(tmp_path / "config.yaml") == config
     assert config.task.labels == ("b", "a")  # the order means something
 
 
 def test_a_config_cannot_be_changed():
     with pytest.raises(ValidationError):
-        parse(BASE).privacy.rounds = 3  # type: ignore[misc]
+        parse_config(BASE).privacy.rounds = 3  # type: ignore[misc]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,10 @@ def test_a_config_cannot_be_changed():
         ({"privacy__update_clip": float("inf")}, "privacy.update_clip inf:"),
         ({"privacy__entity_share": 2.1}, "privacy.entity_share 2.1:"),
         ({"privacy__seed": -1}, "privacy.seed -1:"),
-        ({"privacy__method": "magic"}, "privacy.method 'magic': Input should be 'rotation'"),
+        (
+            {"privacy__method": "magic"},
+            "privacy.method 'magic': no method 'magic'; choose deidentified",
+        ),
         ({"privacy__noise": 1}, "privacy: give either epsilon or noise"),
         ({"privacy__noise": -1, "privacy__epsilon": None}, "privacy.noise -1:"),
         ({"privacy__epsilon": None}, "privacy: give either epsilon or noise"),
@@ -117,23 +120,23 @@ def test_what_is_missing_is_named():
 
 def test_changes_on_the_command_line():
     changes = ["privacy.epsilon=4", "optimiser.rate=1e-4", "model.targets=[a, b]", "run.device=cpu"]
-    config = parse(BASE, "my.yaml", changes)
+    config = parse_config(BASE, "my.yaml", changes)
     assert config.privacy.epsilon == 4
     assert config.optimiser.rate == 1e-4  # to YAML this is a text
     assert config.model.targets == ("a", "b")
     assert config.run.device == "cpu"
     assert BASE["privacy"] == {"epsilon": 8}  # what was handed in is left alone
-    method = parse(BASE, "", ["privacy.epsilon=", "privacy.method=noiseless"]).privacy.method
+    method = parse_config(BASE, "", ["privacy.epsilon=", "privacy.method=noiseless"]).privacy.method
     assert method == "noiseless"
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        ("epsilon=4", "--set epsilon=4: write section.field=value, as privacy.epsilon=4"),
-        ("privacy.epsilon", "--set privacy.epsilon: write section.field=value"),
-        ("privacy.=4", "--set privacy.=4: write"),
-        ("privacy.epsilon=[", "--set privacy.epsilon=[: the value cannot be read"),
+        ("epsilon=4", "change 'epsilon=4': write section.field=value, as privacy.epsilon=4"),
+        ("privacy.epsilon", "change 'privacy.epsilon': write section.field=value"),
+        ("privacy.=4", "change 'privacy.=4': write"),
+        ("privacy.epsilon=[", "change 'privacy.epsilon=[': the value cannot be read"),
         ("privacy.epsilon=0", "my.yaml: privacy.epsilon 0:"),
         ("privacies.epsilon=0", "my.yaml: privacies: no such field"),
     ],
@@ -171,7 +174,7 @@ def test_hostile_files_are_refused_in_one_line(case, tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(text)
     with pytest.raises(UserError) as refused:
-        load(path)
+        load_config(path)
     message = str(refused.value)
     assert message.startswith(f"{path}: ")
     assert complaint in message
@@ -180,8 +183,8 @@ def test_hostile_files_are_refused_in_one_line(case, tmp_path):
 
 def test_a_value_to_set_is_read_as_strictly(tmp_path):
     for text in ("{a: 1, a: 2}", "[" * 1000, "&x [*x]", "2001-02-31"):
-        with pytest.raises(UserError, match=r"--set .*: the value cannot be read"):
-            parse({}, changes=[f"privacy.epsilon={text}"])
+        with pytest.raises(UserError, match=r"change '.*': the value cannot be read"):
+            parse_config({}, changes=[f"privacy.epsilon={text}"])
 
 
 def test_files_that_are_no_config(tmp_path):
@@ -194,34 +197,34 @@ def test_files_that_are_no_config(tmp_path):
     ]:
         path.write_text(text)
         with pytest.raises(UserError, match=complaint) as refused:
-            load(path)
+            load_config(path)
         assert "\n" not in str(refused.value)
     path.write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match="not YAML"):
-        load(path)
+        load_config(path)
     with pytest.raises(UserError, match=r"nowhere.yaml: cannot be read: No such file"):
-        load(tmp_path / "nowhere.yaml")
+        load_config(tmp_path / "nowhere.yaml")
 
 
 def test_an_empty_section_has_its_defaults(tmp_path):
     path = tmp_path / "my.yaml"
-    path.write_text(parse(BASE).to_yaml().split("optimiser:")[0] + "optimiser:\n")
-    assert load(path) == parse(BASE)
+    path.write_text(parse_config(BASE).to_yaml().split("optimiser:")[0] + "optimiser:\n")
+    assert load_config(path) == parse_config(BASE)
 
 
 def test_numbers_can_be_labels():
-    assert parse(changed(task__labels=[1, 2])).task.labels == ("1", "2")
+    assert parse_config(changed(task__labels=[1, 2])).task.labels == ("1", "2")
 
 
 @pytest.mark.parametrize("path", sorted(config.PRESETS.glob("*.yaml")), ids=lambda p: p.stem)
 def test_presets_lack_nothing_but_data(path):
     """The paper's settings: clip .1, users .05, entities .5, extended 1."""
-    assert config.preset(path.stem) == path
-    found = config.load(path, ["data.train=corpus"])
+    assert config.preset_path(path.stem) == path
+    found = config.load_config(path, ["data.train=corpus"])
     assert found.privacy.method == "uedp-alg"
     assert (found.privacy.update_clip, found.privacy.user_rate) == (0.1, 0.05)
     assert (found.privacy.entity_rate, found.privacy.extended_rate) == (0.5, 1.0)
-    assert config.preset("no such preset") is None
+    assert config.preset_path("no such preset") is None
 
 
 def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
@@ -232,24 +235,26 @@ def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
         "task": {"kind": "classification"},
         "model": probe,
     }
-    suited = parse(values)
-    plain = parse({**values, "model": {"name": "bert", "train": "full"}})
+    suited = parse_config(values)
+    plain = parse_config({**values, "model": {"name": "bert", "train": "full"}})
     assert (suited.privacy.update_clip, suited.optimiser.rate) == (0.1, 0.05)
     assert (suited.optimiser.decay, suited.optimiser.average) == ("none", 0.95)
     assert (plain.privacy.update_clip, plain.optimiser.decay) == (1.0, "linear")
-    told = parse({**values, "optimiser": {"rate": 0.2}}, changes=["privacy.update_clip=2"])
+    told = parse_config({**values, "optimiser": {"rate": 0.2}}, changes=["privacy.update_clip=2"])
     assert (told.privacy.update_clip, told.optimiser.rate) == (2.0, 0.2)
     assert told.optimiser.decay == "none"
-    again = parse(yaml.safe_load(suited.to_yaml()))
+    again = parse_config(yaml.safe_load(suited.to_yaml()))
     assert again == suited
 
 
 def test_adapters_begin_with_longer_and_equal_steps_under_noise():
     values = {"privacy": {"epsilon": 8}, "data": {"train": "a"}, "model": {"name": "gpt2"}}
     for method in ("rotation", "user-level"):
-        found = parse({**values, "privacy": {"epsilon": 8, "method": method}}).optimiser
+        found = parse_config({**values, "privacy": {"epsilon": 8, "method": method}}).optimiser
         assert (found.rate, found.decay, found.warm_up, found.average) == (3e-3, "none", 0, 0.95)
-    assert parse(values) == parse({**values, "privacy": {"epsilon": 8, "method": "rotation"}})
+    assert parse_config(values) == parse_config(
+        {**values, "privacy": {"epsilon": 8, "method": "rotation"}}
+    )
     others = (
         {"privacy": {"method": "noiseless"}},
         {"privacy": {"method": "uedp-alg", "noise": 2.5}},
@@ -258,24 +263,26 @@ def test_adapters_begin_with_longer_and_equal_steps_under_noise():
         {"task": {"kind": "classification"}},
     )
     for other in others:
-        assert parse({**values, **other}).optimiser == config.Optimiser()
-    told = parse({**values, "optimiser": {"rate": 1e-3, "decay": "cosine"}}).optimiser
+        assert parse_config({**values, **other}).optimiser == config.OptimiserSettings()
+    told = parse_config({**values, "optimiser": {"rate": 1e-3, "decay": "cosine"}}).optimiser
     assert (told.rate, told.decay, told.average) == (1e-3, "cosine", 0.95)
-    assert parse({**values, "optimiser": {"name": "sgd"}}).optimiser.rate == 1e-3
-    assert parse(yaml.safe_load(parse(values).to_yaml())) == parse(values)
+    assert parse_config({**values, "optimiser": {"name": "sgd"}}).optimiser.rate == 1e-3
+    assert parse_config(yaml.safe_load(parse_config(values).to_yaml())) == parse_config(values)
 
 
 @pytest.mark.parametrize("train", ["lora", "lora-b", "probe", "full"])
 def test_sections_may_be_objects(train):
     model, privacy = {"name": "gpt2", "train": train}, {"epsilon": 8}
-    plain = parse({"privacy": privacy, "data": {"train": "a"}, "model": model})
+    plain = parse_config({"privacy": privacy, "data": {"train": "a"}, "model": model})
     objects = config.Config(
         privacy=privacy,
-        data=config.Data(train="a"),
-        model=config.Model(**model),
+        data=config.DataSettings(train="a"),
+        model=config.ModelSettings(**model),
     )
     assert objects == plain
     stated = config.Config(
-        privacy=config.Privacy(**privacy), data={"train": "a"}, model=config.Model(**model)
+        privacy=config.PrivacySettings(**privacy),
+        data={"train": "a"},
+        model=config.ModelSettings(**model),
     )
     assert stated.optimiser == plain.optimiser

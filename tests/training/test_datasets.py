@@ -10,8 +10,8 @@ from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training.api import preview
-from uedp.training.config import parse
-from uedp.training.datasets import Material, Texts, read
+from uedp.training.config import parse_config
+from uedp.training.datasets import Texts, TrainingData, read_training_data
 
 TRAIN = [
     marked("a", "Ann wrote to Bob.", ("Ann", "PER"), ("Bob", "PER"), label="mail"),
@@ -31,11 +31,11 @@ def corpora(tmp_path):
 def config(folder, method="rotation", **data):
     privacy = {"method": method} | ({"epsilon": 1} if method == "rotation" else {})
     where = {"train": str(folder / "train")} | data
-    return parse({"privacy": privacy, "data": where, "model": {"name": "gpt2"}})
+    return parse_config({"privacy": privacy, "data": where, "model": {"name": "gpt2"}})
 
 
 def test_sentences_labels_and_incidence_are_those_of_the_corpus(corpora):
-    found = read(config(corpora))
+    found = read_training_data(config(corpora))
     assert found.train.texts == [sentence.text for sentence in TRAIN]
     assert found.train.labels == ["mail", "call", None]
     assert found.incidence.digest == Incidence.of(corpora / "train").digest
@@ -46,9 +46,9 @@ def test_sentences_labels_and_incidence_are_those_of_the_corpus(corpora):
 
 def test_held_out_users_are_another_corpus(corpora):
     elsewhere = str(corpora / "held out")
-    found = read(config(corpora, evaluate=elsewhere)).held_out
+    found = read_training_data(config(corpora, evaluate=elsewhere)).held_out
     assert (found.texts, found.labels) == (["one", "two", "x"], ["mail", "call", None])
-    few = read(config(corpora, evaluate=elsewhere, evaluate_sentences=2)).held_out
+    few = read_training_data(config(corpora, evaluate=elsewhere, evaluate_sentences=2)).held_out
     assert (few.texts, few.labels) == (["one", "two"], ["mail", "call"])
 
 
@@ -56,7 +56,7 @@ def test_deidentified_texts_have_no_names_and_the_same_order(corpora):
     others = [marked("z", "Zoe left", ("Zoe", "PER")), marked("y", "so did Max", ("Max", "PER"))]
     detect(others, corpora / "others", Detection(("labels",)))
     elsewhere = str(corpora / "others")
-    found = read(config(corpora, "deidentified", evaluate=elsewhere))
+    found = read_training_data(config(corpora, "deidentified", evaluate=elsewhere))
     assert found.train.texts == ["[PERSON] wrote to [PERSON].", "[PERSON] called [ORG]", "nothing"]
     assert found.train.labels == ["mail", "call", None]
     assert found.held_out.texts == ["Zoe left", "so did Max"]  # measured as they are
@@ -76,7 +76,7 @@ def test_what_is_trained_on_is_not_what_is_measured_on(corpora, tmp_path):
         ("renamed", "the same users and entities"),
     ):
         with pytest.raises(UserError, match=f"data.evaluate .*{how}"):
-            read(config(corpora, evaluate=str(tmp_path / name)))
+            read_training_data(config(corpora, evaluate=str(tmp_path / name)))
         with pytest.raises(UserError, match=f"data.evaluate .*{how}"):
             preview(config(corpora, evaluate=str(tmp_path / name)))  # nor in a dry run
 
@@ -89,50 +89,50 @@ def changed(folder, **columns):
 def test_texts_that_were_changed_since_are_refused(corpora):
     """Shuffled among users, they have the same incidence and the same digest of it."""
     texts = [sentence.text for sentence in TRAIN]
-    before = read(config(corpora)).incidence.digest
+    before = read_training_data(config(corpora)).incidence.digest
     settings = changed(corpora, text=texts[::-1], marks=[[], [], []])
     assert Incidence.of(corpora / "train").digest == before
     with pytest.raises(UserError, match=r"sentences\.arrow: was changed: the digest of its texts"):
-        read(settings)
+        read_training_data(settings)
 
 
 def test_labels_that_were_changed_since_are_refused(corpora):
     with pytest.raises(UserError, match=r"sentences\.arrow: was changed"):
-        read(changed(corpora, label=["call", "mail", None]))
+        read_training_data(changed(corpora, label=["call", "mail", None]))
 
 
 def test_users_other_than_those_of_the_incidence_are_refused(corpora):
     with pytest.raises(UserError, match=r"sentences\.arrow: its users are not those"):
-        read(changed(corpora, user=[1, 0, 0]))
+        read_training_data(changed(corpora, user=[1, 0, 0]))
 
 
 def test_held_out_texts_are_checked_as_well(corpora):
     rewrite(corpora / "held out" / "sentences.arrow", text=["two", "one", "x"])
     with pytest.raises(UserError, match=r"held out/sentences\.arrow: was changed"):
-        read(config(corpora, evaluate=str(corpora / "held out")))
+        read_training_data(config(corpora, evaluate=str(corpora / "held out")))
 
 
 def test_the_digest_of_texts(corpora):
-    found = read(config(corpora))
+    found = read_training_data(config(corpora))
     assert found.text_digest == Corpus(corpora / "train").text_digest
-    by_hand = Material(found.train, found.incidence, corpora)
+    by_hand = TrainingData(found.train, found.incidence, corpora)
     assert by_hand.text_digest == found.text_digest
     other = Texts(found.train.texts[::-1], found.train.labels)
-    assert Material(other, found.incidence, corpora).text_digest != found.text_digest
-    assert read(config(corpora, "deidentified")).text_digest != found.text_digest
+    assert TrainingData(other, found.incidence, corpora).text_digest != found.text_digest
+    assert read_training_data(config(corpora, "deidentified")).text_digest != found.text_digest
 
 
 def test_texts_of_another_incidence_are_refused(tmp_path):
     with pytest.raises(UserError, match="2 texts, but the incidence is of 120 sentences"):
-        Material(Texts(["a", "b"], [None, None]), worlds.incidence(), tmp_path)
+        TrainingData(Texts(["a", "b"], [None, None]), worlds.incidence(), tmp_path)
 
 
 def test_what_is_no_corpus_is_refused(corpora):
     with pytest.raises(UserError, match=r"nowhere: not a corpus"):
-        read(config(corpora, train=str(corpora / "nowhere")))
+        read_training_data(config(corpora, train=str(corpora / "nowhere")))
 
 
 def test_labels_are_needed_to_classify(tmp_path):
-    found = worlds.material(tmp_path, train=Texts(worlds.texts(), [None] * 120))
-    with pytest.raises(UserError, match="at least two labels, found 0; detect it anew"):
+    found = worlds.training_data(tmp_path, train=Texts(worlds.texts(), [None] * 120))
+    with pytest.raises(UserError, match="at least two labels, found 0; detect it again"):
         found.label_names()

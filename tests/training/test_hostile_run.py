@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from tests.training import worlds
-from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
 from uedp.models.load import public_tokenizer
 from uedp.training import loop
@@ -15,19 +14,19 @@ from uedp.training.lineage import FILE as LINEAGE
 from uedp.training.lineage import of_model
 from uedp.training.metrics import FILE as METRICS
 from uedp.training.metrics import Metrics
-from uedp.training.run_dir import IDENTITY
+from uedp.training.run_dir import CONFIG, IDENTITY, RESULT
 
 DEEP = b"[" * 100_000
 
 
 @pytest.fixture
 def train(tmp_path, saved, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", (), raising=False)  # for speed
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", (), raising=False)  # for speed
     config = worlds.config(saved(), privacy__rounds=1)
 
     def command(resume: bool = False) -> loop.Outcome:
-        material = worlds.material(tmp_path / "corpus")
-        return loop.run(config, tmp_path / "run", material=material, resume=resume)
+        material = worlds.training_data(tmp_path / "corpus")
+        return loop.run(config, tmp_path / "run", data=material, resume=resume)
 
     return command
 
@@ -56,7 +55,7 @@ def test_a_damaged_run_is_refused_by_the_file(train, tmp_path):
     train()
     out = tmp_path / "run"
     for name, contents in {
-        loop.RESULT: RESULTS,
+        RESULT: RESULTS,
         IDENTITY: [
             b"{",
             b"[]",
@@ -67,7 +66,7 @@ def test_a_damaged_run_is_refused_by_the_file(train, tmp_path):
             b"\xff",
             DEEP,
         ],
-        loop.CONFIG: [b"{", b"\xff", b"a: &a [*a]", DEEP, b"privacy: {}\nprivacy: {}\n"],
+        CONFIG: [b"{", b"\xff", b"a: &a [*a]", DEEP, b"privacy: {}\nprivacy: {}\n"],
     }.items():
         path = out / name
         whole = path.read_bytes()
@@ -147,7 +146,7 @@ def test_only_the_owner_can_read_a_run_whatever_the_umask(umask, train, tmp_path
         assert modes(out) == {(True, 0o700), (False, 0o600)}
         assert (tmp_path / "corpus" / "ledger.jsonl").stat().st_mode & 0o777 == 0o600
         out.chmod(0o755)
-        (out / loop.RESULT).chmod(0o644)
+        (out / RESULT).chmod(0o644)
         train(resume=True)
         assert modes(out) == {(True, 0o700), (False, 0o600)}
     finally:

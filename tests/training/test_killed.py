@@ -10,11 +10,12 @@ import torch
 
 from tests.training import victim, worlds
 from uedp.accounting import certificate as certificates
-from uedp.accounting.chain import read
+from uedp.accounting.chain import read_chain
 from uedp.errors import UserError
 from uedp.training import checkpoint, loop
 from uedp.training.metrics import FILE, round_of
-from uedp.training.run_dir import IDENTITY
+from uedp.training.outcome import Outcome
+from uedp.training.run_dir import IDENTITY, RESULT
 
 
 def begun(folder: Path) -> bool:
@@ -23,7 +24,7 @@ def begun(folder: Path) -> bool:
 
 
 def spent(folder: Path):
-    records, _ = read(folder / "ledger.jsonl")
+    records, _ = read_chain(folder / "ledger.jsonl")
     return [(r["first"], r["count"]) for r in records if r["kind"] == "rounds"]
 
 
@@ -33,7 +34,7 @@ def check(folder: Path, corpus: Path, rounds: int):
     certificate = certificates.verify(folder, corpus=corpus)
     assert certificate.files
     assert (certificate.rounds_planned, certificate.rounds_spent) == (rounds, rounds)
-    reserved, _ = read(corpus / "ledger.jsonl")
+    reserved, _ = read_chain(corpus / "ledger.jsonl")
     plans = [r for r in reserved if r["kind"] == "reserved"]
     assert [r["rounds"] for r in reserved if r["kind"] == "closed"] == [rounds]
     assert [(plan["run"], plan["rounds"]) for plan in plans] == [(certificate.run, rounds)]
@@ -44,13 +45,15 @@ def check(folder: Path, corpus: Path, rounds: int):
     assert numbers == sorted(set(numbers) - {0})  # some may be missing, none is there twice
 
 
-def finished(config, out: Path, corpus: Path) -> loop.Outcome:
-    return loop.run(config, out, material=worlds.material(corpus), resume=begun(out))
+def finished(config, out: Path, corpus: Path) -> Outcome:
+    return loop.run(config, out, data=worlds.training_data(corpus), resume=begun(out))
 
 
 @pytest.mark.parametrize("point", victim.POINTS)
 def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())  # in this process: it is the last
+    monkeypatch.setattr(
+        "uedp.accounting.statement.MISSED_CASES", ()
+    )  # in this process: it is the last
     config = worlds.config(saved(), privacy__rounds=3, run__checkpoint_seconds=0)
     out, corpus = tmp_path / "run", tmp_path / "corpus"
     often = point in (
@@ -62,7 +65,7 @@ def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
     killed = victim.process(config, out, corpus, False, point, 2 if often else 1)
     killed.join(60)
     assert killed.exitcode == -signal.SIGKILL
-    assert not (out / loop.RESULT).exists()
+    assert not (out / RESULT).exists()
     outcome = finished(config, out, corpus)
     assert outcome.finished
     check(out, corpus, 3)
@@ -70,7 +73,7 @@ def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
 
 def test_the_checkpoint_before_a_kill_is_what_is_gone_on_from(saved, tmp_path, monkeypatch):
     """With a seed: killed between a checkpoint and the next round, a run ends as if it had not."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
     config = worlds.config(saved(), privacy__rounds=3, privacy__seed=1, run__checkpoint_seconds=0)
     out, corpus = tmp_path / "run", tmp_path / "corpus"
     victim.process(config, out, corpus, False, "before a round is spent", 3).join(60)

@@ -13,24 +13,24 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training import loop
 from uedp.training.datasets import Texts
-from uedp.training.lineage import FILE, Learned, of_model
+from uedp.training.lineage import FILE, Ancestor, of_model
 
 
 @pytest.fixture
 def train(tmp_path, saved, monkeypatch):
     """One round into a folder; of other users' text if asked for."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
     def command(out, method, begin_with=None, others=False):
         users = worlds.USERS + (1 if others else 0)
-        material = worlds.material(
+        material = worlds.training_data(
             tmp_path / f"corpus-{users}",
             train=Texts(worlds.texts(users), worlds.labels(users)),
             incidence=worlds.incidence(users),
         )
         model = begin_with.folder if begin_with else saved()
         config = worlds.config(model, privacy__method=method, privacy__rounds=1)
-        return loop.run(config, tmp_path / out, material=material)
+        return loop.run(config, tmp_path / out, data=material)
 
     return command
 
@@ -75,18 +75,18 @@ def test_without_noise_anything_goes(train):
 @pytest.fixture
 def word_model(tmp_path, monkeypatch):
     """A new word-level model of one round; its words and its corpus are asked for."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
     def command(out, others=False, **changes):
         users = worlds.USERS + (1 if others else 0)
-        material = worlds.material(
+        material = worlds.training_data(
             tmp_path / f"corpus-{users}",
             train=Texts(worlds.texts(users), worlds.labels(users)),
             incidence=worlds.incidence(users),
         )
         sizes = {"hidden_size": 6, "embedding_size": 4, "num_hidden_layers": 1}
         config = worlds.config("awd-lstm", model__sizes=sizes, privacy__rounds=1, **changes)
-        return loop.run(config, tmp_path / out, material=material).certificate
+        return loop.run(config, tmp_path / out, data=material).certificate
 
     return command
 
@@ -161,21 +161,21 @@ def test_private_words_of_another_run_are_not_charged_here(word_model, tmp_path)
 
 def test_the_same_texts_detected_otherwise_are_known_in_their_folder(tmp_path, saved, monkeypatch):
     """By the digest under the corpus's key, which outlives a new detection."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
     config = worlds.config(saved(), privacy__method="noiseless", privacy__rounds=1)
-    loop.run(config, tmp_path / "first", material=worlds.material(tmp_path / "corpus"))
+    loop.run(config, tmp_path / "first", data=worlds.training_data(tmp_path / "corpus"))
     owners = worlds.incidence().sentence_user
     none = Incidence.build(owners, np.zeros(0, int), np.zeros(0, int), worlds.USERS, 0)
-    again = worlds.material(tmp_path / "corpus", incidence=none)
+    again = worlds.training_data(tmp_path / "corpus", incidence=none)
     with pytest.raises(UserError, match="has learned from this corpus already"):
-        loop.run(worlds.config(tmp_path / "first"), tmp_path / "second", material=again)
+        loop.run(worlds.config(tmp_path / "first"), tmp_path / "second", data=again)
 
 
 def test_a_list_that_cannot_be_read_is_not_taken_for_none(tmp_path):
     assert of_model("gpt2") == of_model(str(tmp_path)) == ()
     entry = {"run": "a", "method": "noiseless", "incidence": "b"}
     (tmp_path / FILE).write_text(json.dumps([entry]))
-    assert of_model(str(tmp_path)) == (Learned("a", "noiseless", "b"),)
+    assert of_model(str(tmp_path)) == (Ancestor("a", "noiseless", "b"),)
     for damaged in ("[", '[{"run": 1}]', "3"):
         (tmp_path / FILE).write_text(damaged)
         with pytest.raises(UserError, match="damaged"):

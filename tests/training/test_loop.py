@@ -20,21 +20,22 @@ from safetensors.torch import load_file
 from tests.models import tiny
 from tests.training import worlds
 from uedp.accounting import certificate as certificates
-from uedp.accounting.chain import read
+from uedp.accounting.chain import read_chain
 from uedp.accounting.ledger import CorpusLedger, close_run
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
-from uedp.methods import base as methods
+from uedp.methods import ClippedMethod
+from uedp.methods.plain import Noiseless
 from uedp.methods.uedp_alg import UedpAlg
 from uedp.models.load import load_model
-from uedp.training import checkpoint, loop, tasks, vectors
-from uedp.training.config import load as load_config
-from uedp.training.config import parse
+from uedp.training import build as building
+from uedp.training import checkpoint, engine, loop, tasks, vectors
+from uedp.training.build import _autocast, device_of, precision_of
+from uedp.training.config import load_config, parse_config
 from uedp.training.datasets import Texts
 from uedp.training.metrics import FILE, Metrics
-from uedp.training.plan import build as build_plan
-from uedp.training.plan import rounding_margin
-from uedp.training.run_dir import CONFIG, IDENTITY
+from uedp.training.plan import build_plan, rounding_margin
+from uedp.training.run_dir import CONFIG, IDENTITY, RESULT
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
 OPEN = ("noiseless", "deidentified")
@@ -43,21 +44,21 @@ OPEN = ("noiseless", "deidentified")
 @pytest.fixture(autouse=True)
 def quick_certificates(monkeypatch):
     """Without the table of missed mentions, which takes a second."""
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
 
 @pytest.fixture
 def train(tmp_path, saved):
     """Run a config in a folder, on the usual material; collects what is said."""
 
-    def command(out="run", *, resume=False, model=None, material=None, progress=None, **changes):
+    def command(out="run", *, resume=False, model=None, data=None, progress=None, **changes):
         command.said = []
         config = worlds.config(model or saved(), **changes)
         options = {} if progress is None else {"progress": progress}
         return loop.run(
             config,
             tmp_path / out,
-            material=material or worlds.material(tmp_path / "corpus"),
+            data=data or worlds.training_data(tmp_path / "corpus"),
             resume=resume,
             say=command.said.append,
             **options,
@@ -101,7 +102,7 @@ class DeathError(Exception):
 
 
 @contextmanager
-def dying_in(number: int, kind=methods.Clipped) -> Iterator[None]:
+def dying_in(number: int, kind=ClippedMethod) -> Iterator[None]:
     """Rounds of a method die at a number, when they are spent and nothing is made of them yet."""
     round_ = kind.round
 
@@ -116,7 +117,7 @@ def dying_in(number: int, kind=methods.Clipped) -> Iterator[None]:
 
 
 def spent(folder: Path):
-    records, _ = read(folder / "ledger.jsonl")
+    records, _ = read_chain(folder / "ledger.jsonl")
     return [(r["first"], r["count"]) for r in records if r["kind"] == "rounds"]
 
 
@@ -160,7 +161,7 @@ def test_rotation_with_little_noise_learns(train, tmp_path):
     assert [row["round"] for row in rows] == list(range(1, 26))
     assert [row["round"] for row in rows if "perplexity" in row] == [10, 20]
     assert rows[19]["perplexity"] < rows[9]["perplexity"] < outcome.before["perplexity"]
-    result = json.loads((tmp_path / "run" / loop.RESULT).read_text())
+    result = json.loads((tmp_path / "run" / RESULT).read_text())
     assert result == {"before": outcome.before, "after": outcome.after, "rounds": 25}
     said = outcome.certificate.statement.splitlines()
     assert train.said[: len(said)] == said
@@ -231,15 +232,15 @@ def test_the_config_in_the_folder_is_the_whole_config(train, tmp_path, saved):
 
 
 def test_without_held_out_users_nothing_is_measured(train, tmp_path):
-    quiet = worlds.material(tmp_path / "corpus", held_out=False)
-    outcome = train(material=quiet, progress=stopping_after(2))
+    quiet = worlds.training_data(tmp_path / "corpus", held_out=False)
+    outcome = train(data=quiet, progress=stopping_after(2))
     assert (outcome.before, outcome.after) == ({}, {})
     # resuming begins where it stopped, although nothing was measured at the start
-    finished = train(material=quiet, resume=True, run__checkpoint_seconds=0)
+    finished = train(data=quiet, resume=True, run__checkpoint_seconds=0)
     assert (finished.before, finished.after) == ({}, {})
     assert [row["round"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["00000004"]
-    result = json.loads((tmp_path / "run" / loop.RESULT).read_text())
+    result = json.loads((tmp_path / "run" / RESULT).read_text())
     assert result == {"before": {}, "after": {}, "rounds": 4}
 
 
@@ -256,14 +257,14 @@ def test_training_drops_out_and_evaluation_does_not(train, monkeypatch):
         return evaluate(self, model, *rest)
 
     monkeypatch.setattr(tasks.NextWord, "evaluate", spy_too)
-    build = methods.build
+    build = building.build_method
 
     def built(*arguments):
         method = build(*arguments)  # tries a few sentences, without dropout
         monkeypatch.setattr(tasks.NextWord, "losses", spy)
         return method
 
-    monkeypatch.setattr(methods, "build", built)
+    monkeypatch.setattr(building, "build_method", built)
     train(privacy__rounds=3, run__evaluate_every=1)
     assert modes == {"trained": {True}, "evaluated": {False}}
 
@@ -377,10 +378,10 @@ def test_classifiers_train_by_every_method(method, train, saved, tmp_path):
 
 
 def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
-    read, encode = [], vectors.Encoder._encode
+    read_chain, encode = [], vectors.Encoder._encode
 
     def counted(self, texts):
-        read.extend([len(texts)] * (len(texts) > 2))  # it is tried with two
+        read_chain.extend([len(texts)] * (len(texts) > 2))  # it is tried with two
         return encode(self, texts)
 
     monkeypatch.setattr(vectors.Encoder, "_encode", counted)
@@ -393,16 +394,16 @@ def test_a_probe_reads_each_text_once(train, saved, tmp_path, monkeypatch):
         "run__vectors": str(tmp_path / "vectors"),
     }
     plain = train(privacy__method="noiseless", **options)
-    assert read == [120, 15]
+    assert read_chain == [120, 15]
     assert plain.after["loss"] < plain.before["loss"] == pytest.approx(math.log(2), rel=1e-4)
     for method in PRIVATE:
         outcome = train(method, privacy__method=method, **options)
         assert certificates.verify(tmp_path / method) == outcome.certificate
-    assert read == [120, 15]  # what is kept is not read again
+    assert read_chain == [120, 15]  # what is kept is not read again
     # measured on texts, a saved probe does what it did on vectors
     loaded = load_model(tmp_path / "run", "classification")
-    held = worlds.material(tmp_path / "corpus").held_out
-    task = tasks.build(
+    held = worlds.training_data(tmp_path / "corpus").held_out
+    task = tasks.build_task(
         "classification", held.texts, held.labels, ["named", "plain"], loaded.tokenizer, 32
     )
     measured = task.evaluate(loaded.model, torch.no_grad, 1 << 12)
@@ -445,14 +446,14 @@ def test_that_labels_come_from_the_corpus_is_said(train, saved):
 def test_labels_that_cannot_be(train, saved, tmp_path):
     corpus = tmp_path / "corpus"
     options = {"model": saved("bert"), "task__kind": "classification"}
-    unknown = dataclasses.replace(worlds.material(corpus), held_out=Texts(["a"], ["other"]))
+    unknown = dataclasses.replace(worlds.training_data(corpus), held_out=Texts(["a"], ["other"]))
     with pytest.raises(UserError, match="label 'other': not one of named, plain"):
-        train(material=unknown, **options)
+        train(data=unknown, **options)
     with pytest.raises(UserError, match="label 'plain': not one of named, x; correct it"):
         train(task__labels=["named", "x"], **options)
-    same = worlds.material(corpus, train=Texts(worlds.texts(), ["x"] * 120))
+    same = worlds.training_data(corpus, train=Texts(worlds.texts(), ["x"] * 120))
     with pytest.raises(UserError, match="at least two labels, found 1"):
-        train(material=same, **options)
+        train(data=same, **options)
     assert not (tmp_path / "run").exists()
 
 
@@ -461,7 +462,7 @@ def test_labels_that_cannot_be(train, saved, tmp_path):
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_a_round_is_in_the_ledger_before_it_begins(method, train, tmp_path, monkeypatch):
-    kind = UedpAlg if method == "uedp-alg" else methods.Clipped
+    kind = UedpAlg if method == "uedp-alg" else ClippedMethod
     round_, on_disk = kind.round, []
 
     def spy(self, number):
@@ -492,7 +493,7 @@ def test_nothing_is_trained_before_the_guarantee_was_stated(tmp_path):
 
     config = worlds.config("no such model")  # which is not even looked for
     with pytest.raises(DeathError):
-        loop.run(config, tmp_path / "run", material=worlds.material(tmp_path / "corpus"), say=say)
+        loop.run(config, tmp_path / "run", data=worlds.training_data(tmp_path / "corpus"), say=say)
     assert said[0].startswith("The model is (")
     assert not (tmp_path / "run").exists()
 
@@ -531,8 +532,8 @@ def test_a_signal_stops_after_its_round_with_a_checkpoint(number, train, tmp_pat
     assert not outcome.finished
     assert outcome.rounds == 2
     assert checkpoint.newest(tmp_path / "run")[1]["done"] == 2
-    assert train.said[-1] == "stopped after round 2; go on with --resume"
-    assert not (tmp_path / "run" / loop.RESULT).exists()
+    assert train.said[-1] == "stopped after round 2; continue with `resume=True`"
+    assert not (tmp_path / "run" / RESULT).exists()
     assert len(metrics(tmp_path / "run")) == 2
 
 
@@ -591,22 +592,22 @@ def test_a_resumed_run_is_the_uninterrupted_one(method, train, saved, tmp_path):
 def test_without_a_seed_a_resumed_run_has_noise_of_its_own(train, saved, tmp_path, monkeypatch):
     """Two processes that go on from the same checkpoint do not make the same sums."""
     sums = []
-    round_ = methods.Clipped.round
+    round_ = ClippedMethod.round
 
     def spy(self, number):
         gradient = round_(self, number)
         sums.append((number, gradient.values[0].clone()))
         return gradient
 
-    monkeypatch.setattr(methods.Clipped, "round", spy)
+    monkeypatch.setattr(ClippedMethod, "round", spy)
     train("one", model=saved(dropout=0.2), progress=stopping_after(3))
     shutil.copytree(tmp_path / "one", tmp_path / "two")
     shutil.copytree(tmp_path / "corpus", tmp_path / "copy")  # or the second would be refused
     torch.manual_seed(0)
     train("one", model=saved(dropout=0.2), resume=True)
     torch.manual_seed(0)
-    elsewhere = worlds.material(tmp_path / "copy")
-    train("two", model=saved(dropout=0.2), resume=True, material=elsewhere)
+    elsewhere = worlds.training_data(tmp_path / "copy")
+    train("two", model=saved(dropout=0.2), resume=True, data=elsewhere)
     (a, one), (b, two) = sums[-2:]
     assert a == b == 3
     assert not torch.equal(one, two)
@@ -614,7 +615,7 @@ def test_without_a_seed_a_resumed_run_has_noise_of_its_own(train, saved, tmp_pat
 
 @pytest.mark.parametrize("method", PRIVATE)
 def test_rounds_that_were_lost_count(method, train, tmp_path, monkeypatch):
-    kind = UedpAlg if method == "uedp-alg" else methods.Clipped
+    kind = UedpAlg if method == "uedp-alg" else ClippedMethod
     with dying_in(2, kind), pytest.raises(DeathError):
         train(privacy__method=method)
     assert spent(tmp_path / "run") == [(0, 1), (1, 1), (2, 1)]
@@ -646,7 +647,7 @@ def test_when_all_rounds_are_lost_the_run_is_over(train, tmp_path):
 @pytest.mark.parametrize("method", OPEN)
 def test_without_a_ledger_lost_rounds_are_done_again(method, train, tmp_path):
     options = {"privacy__method": method, "privacy__seed": 1}
-    with dying_in(2, methods.Plain), pytest.raises(DeathError):
+    with dying_in(2, Noiseless), pytest.raises(DeathError):
         train(**options)
     assert [row["round"] for row in metrics(tmp_path / "run")] == [1, 2]
     train(resume=True, **options)
@@ -667,8 +668,8 @@ def test_a_line_cut_off_is_removed_from_the_curve(train, tmp_path):
 def test_resuming_a_finished_run_does_nothing(method, train, saved, tmp_path, monkeypatch):
     first = train(privacy__method=method)
     before = everything(tmp_path / "run", tmp_path / "corpus")
-    for forbidden in ("build_plan", "read_material", "save_model"):
-        monkeypatch.setattr(loop, forbidden, lambda *_: pytest.fail("it was at work"))
+    for forbidden in ("plan_run", "read_training_data", "save_model"):
+        monkeypatch.setattr(engine, forbidden, lambda *_: pytest.fail("it was at work"))
     second = train(privacy__method=method, resume=True)
     assert everything(tmp_path / "run", tmp_path / "corpus") == before
     assert train.said == ["this run is finished; nothing is left to do"]
@@ -710,7 +711,7 @@ def test_two_processes_are_never_at_work_in_one_folder(method, train, tmp_path, 
             loop.run(
                 worlds.config(saved(), privacy__method=method),
                 tmp_path / "run",
-                material=worlds.material(tmp_path / "corpus"),
+                data=worlds.training_data(tmp_path / "corpus"),
                 resume=True,
             )
         refused.append(str(no.value))
@@ -734,11 +735,11 @@ def test_a_run_is_resumed_as_it_was_planned(train, tmp_path):
 
 def test_a_run_is_resumed_on_the_incidence_it_was_planned_for(train, tmp_path):
     train(progress=stopping_after(1))
-    other = worlds.material(
+    other = worlds.training_data(
         tmp_path / "corpus", incidence=worlds.incidence(30, 4), train=Texts(["a b"] * 120, [])
     )
     with pytest.raises(UserError, match=r"this run was planned differently: shape\.digest is"):
-        train(resume=True, material=other)
+        train(resume=True, data=other)
 
 
 def test_a_run_without_its_config_is_refused(train, tmp_path):
@@ -786,7 +787,9 @@ def test_half_precision_is_not_resumed_in_full(train, tmp_path):
     found = train(run__precision="bfloat16", resume=True).certificate
     assert found.setup.precision == "bfloat16"
     assert found.setup.rounding_margin > 0
-    stretches = [r for r in read(tmp_path / "run" / "ledger.jsonl")[0] if r["kind"] == "resume"]
+    stretches = [
+        r for r in read_chain(tmp_path / "run" / "ledger.jsonl")[0] if r["kind"] == "resume"
+    ]
     assert [r["setup"]["precision"] for r in stretches] == ["bfloat16"]
 
 
@@ -804,24 +807,24 @@ def test_other_texts_or_labels_are_refused_though_the_incidence_is_the_same(
     train(progress=stopping_after(2))
     before = everything(tmp_path / "run", tmp_path / "corpus")
     with pytest.raises(UserError, match=r"setup\.texts is"):
-        train(resume=True, material=worlds.material(tmp_path / "corpus", **change))
+        train(resume=True, data=worlds.training_data(tmp_path / "corpus", **change))
     assert everything(tmp_path / "run", tmp_path / "corpus") == before
 
 
 def test_another_detection_is_refused(train, tmp_path):
     info = {"detectors": ["patterns"], "categories": ["person"], "propagated": True}
-    train(material=worlds.material(tmp_path / "corpus", info=info), progress=stopping_after(2))
-    other = worlds.material(tmp_path / "corpus", info={**info, "propagated": False})
+    train(data=worlds.training_data(tmp_path / "corpus", info=info), progress=stopping_after(2))
+    other = worlds.training_data(tmp_path / "corpus", info={**info, "propagated": False})
     with pytest.raises(UserError, match=r"setup\.entities\.propagated is True, not False"):
-        train(resume=True, material=other)
+        train(resume=True, data=other)
 
 
 def test_what_is_put_on_record_tells_nothing_of_the_texts(train, tmp_path):
     """Who knows all texts but one could try what that one says against a plain hash."""
     first = train("one", privacy__rounds=1).certificate
     again = train("two", privacy__rounds=1).certificate
-    other = worlds.material(tmp_path / "elsewhere")
-    elsewhere = train("three", privacy__rounds=1, material=other).certificate
+    other = worlds.training_data(tmp_path / "elsewhere")
+    elsewhere = train("three", privacy__rounds=1, data=other).certificate
     plain = other.text_digest
     assert first.setup.texts == again.setup.texts != elsewhere.setup.texts
     ledgers = [(tmp_path / run / "ledger.jsonl").read_text() for run in ("one", "two", "three")]
@@ -916,19 +919,21 @@ def test_a_checkpoint_of_another_model_is_refused(train, tmp_path, saved):
 
 
 def test_folders_that_are_not_what_was_asked_for(train, tmp_path):
-    with pytest.raises(UserError, match="holds no run to resume; leave out --resume"):
+    with pytest.raises(UserError, match="holds no run to resume; leave out `resume=True`"):
         train("a/b/run", resume=True)
     assert not (tmp_path / "a").exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="mine: exists and is not a run; choose another --out"):
+    with pytest.raises(
+        UserError, match=r"mine: exists and is not a run; choose another `out=\.\.\.`"
+    ):
         train("mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="file: not a folder"):
         train("file")
     train("run", privacy__rounds=1)
-    with pytest.raises(UserError, match="run: holds a run already; add --resume"):
+    with pytest.raises(UserError, match="run: holds a run already; add `resume=True`"):
         train("run", privacy__rounds=1)
     (tmp_path / "run" / IDENTITY).write_text("what?")
     with pytest.raises(UserError, match=r"run.json: damaged"):
@@ -1022,13 +1027,13 @@ def test_curves_are_json_whatever_happens(tmp_path):
 
 
 def test_devices_and_precision():
-    assert loop._device("auto").type in ("cpu", "cuda")
+    assert device_of(worlds.config("m", run__device="auto")).type in ("cpu", "cuda")
     with pytest.raises(UserError, match=r"run.device 'cuda:77'"):
-        loop._device("cuda:77")
+        device_of(worlds.config("m", run__device="cuda:77"))
     cpu = torch.device("cpu")
-    with loop._precision(False, cpu)():
+    with _autocast(False, cpu)():
         assert not torch.is_autocast_enabled("cpu")
-    with loop._precision(True, cpu)():
+    with _autocast(True, cpu)():
         assert torch.is_autocast_enabled("cpu")
 
 
@@ -1047,9 +1052,9 @@ def test_devices_and_precision():
 def test_private_runs_are_in_float32_unless_told_otherwise(
     device, method, asked, found, monkeypatch
 ):
-    monkeypatch.setattr(loop, "_device", lambda asked: torch.device(device))
+    monkeypatch.setattr(building, "device_of", lambda config: torch.device(device))
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
     budget = {} if method == "noiseless" else {"epsilon": 8}
     values = {"privacy": {"method": method, **budget}, "data": {"train": "c"}}
-    config = parse({**values, "model": {"name": "m"}, "run": {"precision": asked}})
-    assert loop.precision_of(config) == found
+    config = parse_config({**values, "model": {"name": "m"}, "run": {"precision": asked}})
+    assert precision_of(config) == found

@@ -4,8 +4,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from uedp.training.config import Optimiser as Settings
-from uedp.training.optimise import Adam, Average, Momentum, build, rate_at
+from uedp.training.config import OptimiserSettings as Settings
+from uedp.training.optimise import Adam, Average, Momentum, build_optimiser, rate_at
 
 SHAPES = ((3, 2), (4,))
 RATES = (0.1, 0.05, 0.2)  # as a schedule would have it
@@ -99,13 +99,13 @@ def test_noise_alone_is_mostly_taken_off():
 def test_a_restored_optimiser_goes_on_as_the_old_one(name):
     settings = Settings(name=name)
     whole, first = parameters(), parameters()
-    one, old = build(settings, whole), build(settings, first)
+    one, old = build_optimiser(settings, whole), build_optimiser(settings, first)
     gradients = [parameters(n) for n in range(1, 5)]
     for gradient in gradients:
         one.step(gradient, 0.1, 0.0)
     for gradient in gradients[:2]:
         old.step(gradient, 0.1, 0.0)
-    new = build(settings, first)
+    new = build_optimiser(settings, first)
     new.restore({name: tensor.clone() for name, tensor in old.state().items()})
     for gradient in gradients[2:]:
         new.step(gradient, 0.1, 0.0)
@@ -115,7 +115,7 @@ def test_a_restored_optimiser_goes_on_as_the_old_one(name):
 
 def test_sgd_has_no_momentum_whatever_is_set():
     values = parameters()
-    stepped(build(Settings(name="sgd", momentum=0.9), values), values)
+    stepped(build_optimiser(Settings(name="sgd", momentum=0.9), values), values)
     assert same(values, torch_stepped(torch.optim.SGD), rtol=1e-12)
 
 

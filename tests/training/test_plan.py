@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from tests.training import worlds
-from uedp.accounting.certificate import statement
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
+from uedp.accounting.statement import statement
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.estimators import Weights, f_e_plus
-from uedp.training.config import parse
-from uedp.training.plan import build, rounding_margin
+from uedp.training.config import parse_config
+from uedp.training.plan import build_plan, rounding_margin
 
 
 def plan(incidence=None, **changes):
-    return build(worlds.config("model", **changes), incidence or worlds.incidence())
+    return build_plan(worlds.config("model", **changes), incidence or worlds.incidence())
 
 
 # --- what was planned is what is done ------------------------------------------------------------
@@ -103,7 +103,7 @@ def test_a_plan_cannot_be_changed():
 
 
 def test_the_sum_is_divided_by_what_is_expected_not_by_what_came():
-    assert plan().expected_weight == 0.5 * worlds.USERS
+    assert plan().expected_users == 0.5 * worlds.USERS
 
 
 # --- what is said of it --------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def test_the_shape_is_that_of_the_incidence():
 def test_too_few_users_to_hide_among():
     with pytest.raises(UserError, match=r"rate 0.1: of 40 users a round would draw 4, .* 0.12"):
         plan(privacy__user_rate=0.1)
-    assert plan(privacy__user_rate=0.125).doubts(10)
+    assert plan(privacy__user_rate=0.125).warnings(10)
     with pytest.raises(UserError, match="corpus: 4 users are too few"):
         plan(worlds.incidence(4))
     plan(worlds.incidence(4), privacy__method="noiseless")  # which hides nobody
@@ -166,10 +166,10 @@ def test_a_delta_that_lets_a_user_go_is_refused(delta):
 def test_an_epsilon_that_says_little_is_doubted_and_a_caveat():
     much = plan(privacy__noise=0.2)
     assert much.epsilon > 20
-    assert any("says little" in doubt for doubt in much.doubts(10))
+    assert any("promises little" in line for line in much.warnings(10))
     assert "Caveat: an epsilon above 20 says little" in much.statement
     less = plan(privacy__noise=None, privacy__epsilon=19.9)
-    assert not any("says little" in doubt for doubt in less.doubts(10))
+    assert not any("promises little" in line for line in less.warnings(10))
     assert "says little" not in less.statement
 
 
@@ -181,11 +181,11 @@ def test_a_corpus_without_users_is_refused():
 
 
 def test_few_users_are_doubted():
-    (doubt,) = plan(privacy__user_rate=0.25).doubts(10)
+    (doubt,) = plan(privacy__user_rate=0.25).warnings(10)
     assert "draws about 10 users" in doubt
     assert "raise privacy.user_rate" in doubt
-    assert not plan().doubts(10)  # 20 of them
-    assert not plan(privacy__method="noiseless", privacy__user_rate=0.25).doubts(10)
+    assert not plan().warnings(10)  # 20 of them
+    assert not plan(privacy__method="noiseless", privacy__user_rate=0.25).warnings(10)
 
 
 def test_noise_that_drowns_everything_is_doubted_with_a_figure():
@@ -193,9 +193,9 @@ def test_noise_that_drowns_everything_is_doubted_with_a_figure():
     ratio = found.signal_to_noise(10**8)
     # 20 users, four rounds
     assert ratio == pytest.approx(20 * 2 / (found.noise * 10**4))
-    (doubt,) = found.doubts(10**8)
-    assert f"signal to noise is {ratio:.2g}" in doubt
-    assert not plan().doubts(1000)
+    (doubt,) = found.warnings(10**8)
+    assert f"signal-to-noise ratio is {ratio:.2g}" in doubt
+    assert not plan().warnings(1000)
     assert plan(privacy__method="noiseless").signal_to_noise(10**8) == math.inf
 
 
@@ -207,4 +207,4 @@ def test_the_noise_of_the_paper_counts_in_full():
 def test_a_plan_needs_no_model():
     """What cannot work is refused before anything is loaded."""
     values = {"privacy": {"epsilon": 1}, "data": {"train": "c"}, "model": {"name": "no such"}}
-    assert build(parse(values), worlds.incidence(200)).private
+    assert build_plan(parse_config(values), worlds.incidence(200)).private

@@ -15,7 +15,7 @@ from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
 from uedp.training import api, loop
-from uedp.training.datasets import Texts, of_corpus
+from uedp.training.datasets import Texts, training_data_of
 from uedp.training.provenance import entities_of, refuse_other_corpus, users_of
 
 NEW = {
@@ -35,7 +35,7 @@ def sentences(word="day"):
 
 @pytest.fixture(autouse=True)
 def quick_certificates(monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
 
 @pytest.fixture
@@ -164,17 +164,17 @@ def test_what_is_not_said_is_not_made_up():
 
 
 def test_every_change_of_owner_text_or_label_changes_the_digest(corpus, tmp_path):
-    plain = worlds.material(tmp_path / "a")
+    plain = worlds.training_data(tmp_path / "a")
     texts, labels = worlds.texts(), worlds.labels()
     others = [
-        worlds.material(tmp_path / "a", train=Texts([texts[0] + " ", *texts[1:]], labels)),
-        worlds.material(tmp_path / "a", train=Texts([texts[1], texts[0], *texts[2:]], labels)),
-        worlds.material(tmp_path / "a", train=Texts(texts, [None, *labels[1:]])),
-        worlds.material(tmp_path / "a", train=Texts(texts, ["", *labels[1:]])),
-        worlds.material(tmp_path / "a", train=Texts(texts, [])),
-        worlds.material(tmp_path / "a", incidence=worlds.incidence(30, 4)),
-        of_corpus(Corpus(corpus)),
+        worlds.training_data(tmp_path / "a", train=Texts([texts[0] + " ", *texts[1:]], labels)),
+        worlds.training_data(tmp_path / "a", train=Texts([texts[1], texts[0], *texts[2:]], labels)),
+        worlds.training_data(tmp_path / "a", train=Texts(texts, [None, *labels[1:]])),
+        worlds.training_data(tmp_path / "a", train=Texts(texts, ["", *labels[1:]])),
+        worlds.training_data(tmp_path / "a", train=Texts(texts, [])),
+        worlds.training_data(tmp_path / "a", incidence=worlds.incidence(30, 4)),
+        training_data_of(Corpus(corpus)),
     ]
     digests = [one.text_digest for one in (plain, *others)]
     assert len(set(digests)) == len(digests)
-    assert worlds.material(tmp_path / "b").text_digest == digests[0]
+    assert worlds.training_data(tmp_path / "b").text_digest == digests[0]

@@ -6,7 +6,6 @@ import pytest
 
 from tests.training import worlds
 from tests.training.test_loop import stopping_after
-from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
 from uedp.training import loop
 
@@ -15,15 +14,15 @@ SIZES = {"hidden_size": 6, "embedding_size": 4, "num_hidden_layers": 1}
 
 @pytest.fixture(autouse=True)
 def quick_certificates(monkeypatch):
-    monkeypatch.setattr(certificates, "MISSED_CASES", ())
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
 
 def trained(tmp_path, out, model="awd-lstm", **options):
     progress = {"progress": options.pop("progress")} if "progress" in options else {}
-    material = worlds.material(tmp_path / "corpus")
+    material = worlds.training_data(tmp_path / "corpus")
     resume = options.pop("resume", False)
     config = worlds.config(model, **options)
-    return loop.run(config, tmp_path / out, material=material, resume=resume, **progress)
+    return loop.run(config, tmp_path / out, data=material, resume=resume, **progress)
 
 
 def test_a_private_vocabulary_is_the_one_that_was_released(tmp_path):

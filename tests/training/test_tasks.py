@@ -12,7 +12,7 @@ from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
 from uedp.training.tasks import (
     Classification,
     NextWord,
-    build,
+    build_task,
     encoded,
 )
 
@@ -249,7 +249,7 @@ def test_an_unknown_label_is_refused_by_name():
 
 def test_build_knows_both_tasks():
     tokenizer = tiny.tokenizer(eos_token="<|end|>", pad_token="<|end|>")
-    assert isinstance(build("next-word", TEXTS, LABELS, [], tokenizer, 8), NextWord)
+    assert isinstance(build_task("next-word", TEXTS, LABELS, [], tokenizer, 8), NextWord)
     assert isinstance(
-        build("classification", TEXTS, LABELS, ["x", "y"], tokenizer, 8), Classification
+        build_task("classification", TEXTS, LABELS, ["x", "y"], tokenizer, 8), Classification
     )

@@ -10,7 +10,7 @@ import transformers
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.models.trainable import make_trainable
-from uedp.training.tasks import IGNORED, Probing, build
+from uedp.training.tasks import IGNORED, Probing, build_task
 from uedp.training.vectors import Encoder
 
 Make = Callable[..., Encoder]
@@ -99,7 +99,7 @@ def test_an_encoder_that_looks_at_padding_is_refused() -> None:
 def test_a_task_on_vectors_has_the_labels_of_the_texts(encoder: Make) -> None:
     encode = encoder()
     texts, labels = ["one", " ", "two", "three"], ["x", "x", None, "y"]
-    task = build("classification", texts, labels, ["x", "y"], None, 16, encode)
+    task = build_task("classification", texts, labels, ["x", "y"], None, 16, encode)
     assert isinstance(task, Probing)
     batch = task.batch(np.array([3, 0, 1, 2]))
     assert batch["labels"].tolist() == [1, 0, IGNORED, IGNORED]

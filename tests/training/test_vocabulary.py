@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from uedp.accounting.certificate import PRIVATE_VOCABULARY, Setup
+from uedp.accounting.decisions import PRIVATE_VOCABULARY, Setup
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 from uedp.incidence import Incidence

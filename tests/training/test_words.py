@@ -34,7 +34,7 @@ def test_public_words(tmp_path):
     found = run(
         config("public", vocabulary__path=str(listed)),
         out,
-        material=worlds.material(tmp_path / "corpus"),
+        data=worlds.training_data(tmp_path / "corpus"),
     )
     assert set(words(out)) == {"<unk>", "<pad>", "<bos>", "<eos>", "the", "day", "is"}
     assert found.certificate.setup.vocabulary == "public"
@@ -43,7 +43,7 @@ def test_public_words(tmp_path):
 def test_words_of_the_corpus_are_marked(tmp_path):
     out = tmp_path / "run"
     found = run(
-        config("corpus", vocabulary__size=3), out, material=worlds.material(tmp_path / "corpus")
+        config("corpus", vocabulary__size=3), out, data=worlds.training_data(tmp_path / "corpus")
     )
     assert len(words(out)) == 4 + 3
     assert any("vocabulary" in caveat for caveat in verify(out).caveats)
@@ -56,7 +56,7 @@ def test_private_words_are_charged_once(tmp_path):
     """They are in the ledger and in epsilon; resuming does not make them again."""
     listed = tmp_path / "words.txt"
     listed.write_text("the\n")
-    out, held = tmp_path / "run", worlds.material(tmp_path / "corpus")
+    out, held = tmp_path / "run", worlds.training_data(tmp_path / "corpus")
     asked = config(
         "private",
         vocabulary__path=str(listed),
@@ -64,7 +64,7 @@ def test_private_words_are_charged_once(tmp_path):
         vocabulary__words_per_sentence=2,
         privacy__epsilon=50.0,
     )
-    found = run(asked, out, material=held)
+    found = run(asked, out, data=held)
     issued = verify(out)
     assert issued.setup.vocabulary == "differentially private"
     assert issued.parameters["vocabulary_noise"] > 0
@@ -74,7 +74,7 @@ def test_private_words_are_charged_once(tmp_path):
     assert kinds == ["plan", "vocabulary", "words", *["rounds"] * 4, "saved", "corpus"]
     assert "the" in words(out)
     before = (out / "ledger.jsonl").read_bytes()
-    run(asked, out, material=held, resume=True)
+    run(asked, out, data=held, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == before
 
 

@@ -15,8 +15,8 @@ from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import CorpusLedger, RunLedger
 from uedp.accounting.marks import Mark
-from uedp.methods import base as methods
-from uedp.training import checkpoint, loop
+from uedp.methods import ClippedMethod
+from uedp.training import checkpoint, engine, loop
 from uedp.training import run_dir as folder
 from uedp.training.config import Config
 
@@ -24,22 +24,22 @@ torch.set_num_threads(1)  # as in the tests: sums over threads round differently
 
 # where a process can be made to die, in the order of a run: what is called there
 POINTS: dict[str, tuple[Any, str]] = {
-    "before it has a name": (folder, "begin"),
+    "before it has a name": (folder, "name_run"),
     "named, before it is reserved": (CorpusLedger, "reserve"),
-    "reserved, before its config": (loop, "write_atomically"),
+    "reserved, before its config": (engine, "write_atomically"),
     "before its ledger": (RunLedger, "open"),
     "before the first checkpoint": (checkpoint, "write"),
     "before a round is spent": (RunLedger, "spend"),
     "spent, before its mark": (Mark, "advance"),
-    "spent, before the round": (methods.Clipped, "round"),
+    "spent, before the round": (ClippedMethod, "round"),
     "in a checkpoint": (checkpoint, "fsync_tree"),
     "before older checkpoints go": (checkpoint.shutil, "rmtree"),
-    "before the model": (loop, "save_model"),
+    "before the model": (engine, "save_model"),
     "saved, before its files are entered": (RunLedger, "record_saved"),
     "before it is closed": (CorpusLedger, "close"),
     "before what all runs come to": (RunLedger, "record_corpus"),
     "in the certificate": (certificates, "_compute"),
-    "before the result": (loop, "_write_json"),
+    "before the result": (loop, "write_result"),
 }
 
 
@@ -48,7 +48,7 @@ def train(
 ) -> None:
     if point is not None:
         _die_at(*POINTS[point], nth)
-    loop.run(config, out, material=worlds.material(corpus), resume=resume)
+    loop.run(config, out, data=worlds.training_data(corpus), resume=resume)
 
 
 def _die_at(owner: Any, name: str, nth: int) -> None:

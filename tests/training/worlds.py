@@ -7,8 +7,8 @@ import numpy as np
 
 from tests.models import tiny
 from uedp.incidence import Incidence
-from uedp.training.config import Config, parse
-from uedp.training.datasets import Material, Texts
+from uedp.training.config import Config, parse_config
+from uedp.training.datasets import Texts, TrainingData
 
 USERS, EACH = 40, 3
 NAMES = ("Ann", "Bob", "Eve", "Joe")
@@ -38,7 +38,7 @@ def incidence(users: int = USERS, each: int = EACH) -> Incidence:
     )
 
 
-def material(corpus: Path, *, held_out: bool = True, **changes: Any) -> Material:
+def training_data(corpus: Path, *, held_out: bool = True, **changes: Any) -> TrainingData:
     """All a run reads; `corpus` is the folder for its ledger."""
     corpus.mkdir(parents=True, exist_ok=True)
     values: dict[str, Any] = {
@@ -47,7 +47,7 @@ def material(corpus: Path, *, held_out: bool = True, **changes: Any) -> Material
         "ledger": corpus,
         "held_out": Texts(texts(5), labels(5)) if held_out else None,
     }
-    return Material(**values | changes)
+    return TrainingData(**values | changes)
 
 
 def model(folder: Path, kind: str, **options: Any) -> Path:
@@ -81,4 +81,4 @@ def config(where: Path | str, **changes: Any) -> Config:
         values.setdefault(section, {})[field] = value
     if values["privacy"]["method"] in ("noiseless", "deidentified"):
         values["privacy"].pop("noise")
-    return parse(values)
+    return parse_config(values)

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,15 +31,15 @@ class Chain:
       - two processes never hold the same file open
     """
 
-    def __init__(self, path: Path, patience: float = 0.0) -> None:
-        """`patience` is how many seconds to wait for another process that has it open."""
+    def __init__(self, path: Path, timeout: float = 0.0) -> None:
+        """`timeout`: seconds to wait for another process that has the file open."""
         self.path = path
         self._file: IO[bytes] = open(path, "a+b", opener=private_opener)  # noqa: SIM115
         try:
             lock_file(
                 self._file,
                 f"{path}: another process is writing this ledger; wait for it, or stop it",
-                patience,
+                timeout,
             )
             self.records, self.seals, torn = _read(self._file, path)
             fsync_path(path.parent)  # the file may be new
@@ -59,7 +59,7 @@ class Chain:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
             fsync_file(self._file)
         except BaseException:
-            # how much of the line is on disk is not known: whoever opens the file next will look
+            # how much of the line is on disk is unknown: whoever opens the file next checks
             self._file.close()
             raise
         self.records.append(dict(record))
@@ -80,13 +80,14 @@ class Chain:
         self.close()
 
 
-def read(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The records of a file and its last seal, without opening it for writing.
-
-    A torn last line is passed over: it was never acknowledged.
-    """
+def read_chain(path: Path) -> tuple[list[dict[str, Any]], str]:
+    """The records of a file and its last seal. A torn last line is skipped: nobody relied on it."""
     records, seals = read_sealed(path)
     return records, seals[-1] if seals else _FIRST_SEAL
+
+
+def of_kind(records: Sequence[Record], kind: str) -> list[Record]:
+    return [record for record in records if record.get("kind") == kind]
 
 
 def read_sealed(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
@@ -99,7 +100,7 @@ def read_sealed(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
 
 
 def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], list[str], int]:
-    """Records, their seals, and how many bytes of a torn line stand at the end."""
+    """Records, their seals, and the length in bytes of a torn last line."""
     file.seek(0)
     records: list[dict[str, Any]] = []
     seals: list[str] = []
@@ -107,7 +108,7 @@ def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], list[str],
     for number, line in enumerate(file, 1):
         record = _record(line, seal)
         if record is None:
-            # a torn line is short of its end; one that has all but a wrong end was not torn
+            # a torn line lacks more than its newline; one with a wrong last byte was changed
             if not line.endswith(b"\n") and _record(line[:-1] + b"\n", seal) is None:
                 return records, seals, len(line)
             raise UserError(

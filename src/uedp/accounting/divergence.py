@@ -5,9 +5,10 @@ noise `N(0, z^2)` against the same noise shifted by a random amount (`docs/priva
 5). Everything here is in units of the update clip beta.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,12 @@ Floats = npt.NDArray[np.float64]
 # Mass in either tail of a round that is not resolved but counted as infinite loss. A million
 # rounds of it are still 1e-14.
 TAIL_MASS = 1e-20
-# Losses beyond this are not told apart: an epsilon of hundreds promises nothing.
+# Larger losses count as infinite: an epsilon of hundreds promises nothing.
 MAX_EPSILON = 500.0
 
 
 class DominatingPair(Hashable, Protocol):
-    """A dominating pair of a round: no adversary sees more than a sample of it.
+    """A dominating pair of a round: no adversary learns more than from a sample of it.
 
     `full(eps)` is `H_{e^eps}(P' || P)` and `emptied(eps)` is `H_{e^eps}(P || P')`, with `P` the
     output on the emptied corpus. Both are non-increasing and convex in `e^eps`.
@@ -34,10 +35,10 @@ class DominatingPair(Hashable, Protocol):
     def emptied(self, epsilons: Floats) -> Floats: ...
 
     def loss_range(self) -> tuple[float, float]:
-        """Losses of `full` that hold all but `TAIL_MASS` of `P` and of `P'` lies."""
+        """An interval of losses of `full` that holds all but `TAIL_MASS` of `P` and of `P'`."""
 
     def loss_spread(self) -> float:
-        """Standard deviation of the loss, or about: it sets the resolution, not the result."""
+        """The standard deviation of the loss, roughly: it sets the grid, not the result."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,16 @@ class ShiftedGaussian:
     probabilities: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        # a shift of no probability would put log 0 into every sum
+        # a shift of probability zero would put log 0 into every sum
         kept = [(s, p) for s, p in zip(self.shifts, self.probabilities, strict=True) if p > 0]
         object.__setattr__(self, "shifts", tuple(s for s, _ in kept))
         object.__setattr__(self, "probabilities", tuple(p for _, p in kept))
-
-    @property
-    def trivial(self) -> bool:
-        return not any(self.shifts)
 
     def full(self, epsilons: Floats) -> Floats:
         low, high = self.loss_range()
         result, inside = _outside(epsilons, low, high)
         eps = epsilons[inside]
-        at = self.threshold(eps)
+        at = self._threshold(eps)
         value = self._mass(-at, 1.0) - np.exp(eps + special.log_ndtr(-at / self.noise))
         result[inside] = np.clip(value, 0.0, 1.0)
         return result
@@ -71,37 +68,30 @@ class ShiftedGaussian:
         low, high = self.loss_range()
         result, inside = _outside(epsilons, -high, -low)
         eps = epsilons[inside]
-        at = self.threshold(-eps)
+        at = self._threshold(-eps)
         value = special.ndtr(at / self.noise) - np.exp(eps) * self._mass(at, -1.0)
         result[inside] = np.clip(value, 0.0, 1.0)
         return result
 
     def loss(self, at: Floats) -> Floats:
         """`ln(dP'/dP)` at points of the line."""
-        shifts, logs = np.asarray(self.shifts)[:, None], np.log(self.probabilities)[:, None]
-        value: Floats = special.logsumexp(_exponents(logs, shifts, at, self.noise), axis=0)
+        value: Floats = special.logsumexp(_exponents(*self._terms, at, self.noise), axis=0)
         return value
 
-    def threshold(self, losses: Floats) -> Floats:
-        """Where on the line each loss (above the lowest) is reached."""
-        shifts, logs = np.asarray(self.shifts)[:, None], np.log(self.probabilities)[:, None]
-        return log_sum_root(logs, shifts, losses, self.noise)
-
-    def loss_range(self, tail: float = TAIL_MASS) -> tuple[float, float]:
-        if self.trivial:
+    def loss_range(self) -> tuple[float, float]:
+        if not any(self.shifts):
             return 0.0, 0.0
         ends = [
-            s + self.noise * special.ndtri(np.clip(tail / p, 0.0, 0.5)) * -1.0
+            s + self.noise * special.ndtri(np.clip(TAIL_MASS / p, 0.0, 0.5)) * -1.0
             for s, p in zip(self.shifts, self.probabilities, strict=True)
         ]
-        high = max(ends)
         low = min(0.0, min(2 * s - e for s, e in zip(self.shifts, ends, strict=True)))
-        low = min(low, self.noise * special.ndtri(tail))
-        lowest, highest = np.clip(self.loss(np.array([low, high])), -MAX_EPSILON, MAX_EPSILON)
+        low = min(low, self.noise * special.ndtri(TAIL_MASS))
+        lowest, highest = np.clip(self.loss(np.array([low, max(ends)])), -MAX_EPSILON, MAX_EPSILON)
         return float(lowest), float(highest)
 
     def loss_spread(self) -> float:
-        if self.trivial:
+        if not any(self.shifts):
             return 0.0
         nodes, weights = np.polynomial.hermite_e.hermegauss(64)
         weights = weights / weights.sum()
@@ -112,6 +102,14 @@ class ShiftedGaussian:
             second += p * float(weights @ loss**2)
         return float(np.sqrt(max(second - first**2, 0.0)))
 
+    @property
+    def _terms(self) -> tuple[Floats, Floats]:
+        return np.log(self.probabilities)[:, None], np.asarray(self.shifts)[:, None]
+
+    def _threshold(self, losses: Floats) -> Floats:
+        """The point of the line at which each loss (above the lowest) is reached."""
+        return _log_sum_root(*self._terms, losses, self.noise)
+
     def _mass(self, at: Floats, sign: float) -> Floats:
         """`sum_i p_i Phi((at + sign * s_i) / z)`."""
         total = np.zeros_like(at)
@@ -120,96 +118,92 @@ class ShiftedGaussian:
         return total
 
 
-@dataclass(frozen=True)
-class RevealedMixture:
-    """One of several pairs, drawn with these weights and made known: divergences average."""
-
-    weights: tuple[float, ...]
-    pairs: tuple[DominatingPair, ...]
-
-    def full(self, epsilons: Floats) -> Floats:
-        return self._average("full", epsilons)
-
-    def emptied(self, epsilons: Floats) -> Floats:
-        return self._average("emptied", epsilons)
-
-    def loss_range(self) -> tuple[float, float]:
-        return _joint_range(self.pairs)
-
-    def loss_spread(self) -> float:
-        spreads = [pair.loss_spread() ** 2 for pair in self.pairs]
-        return float(np.sqrt(np.dot(self.weights, spreads)))
-
-    def _average(self, side: str, epsilons: Floats) -> Floats:
-        total = np.zeros_like(epsilons)
-        for weight, pair in zip(self.weights, self.pairs, strict=True):
-            total += weight * getattr(pair, side)(epsilons)
-        return total
+def sampled_gaussian(noise: float, user_rate: float) -> ShiftedGaussian:
+    """The sampled Gaussian mechanism: one user's update, present if the user was drawn."""
+    return ShiftedGaussian(noise, (0.0, 1.0), (1 - user_rate, user_rate))
 
 
-@dataclass(frozen=True)
-class _Chosen:
-    """At each epsilon the divergence of one of several pairs."""
+class _Combined(ABC):
+    """At each epsilon a combination of the divergences of several pairs."""
 
     pairs: tuple[DominatingPair, ...]
-    choose: ClassVar[np.ufunc]
+
+    @abstractmethod
+    def _combine(self, divergences: Sequence[Floats]) -> Floats: ...
 
     def full(self, epsilons: Floats) -> Floats:
-        found: Floats = self.choose.reduce([pair.full(epsilons) for pair in self.pairs])
-        return found
+        return self._combine([pair.full(epsilons) for pair in self.pairs])
 
     def emptied(self, epsilons: Floats) -> Floats:
-        found: Floats = self.choose.reduce([pair.emptied(epsilons) for pair in self.pairs])
-        return found
+        return self._combine([pair.emptied(epsilons) for pair in self.pairs])
 
     def loss_range(self) -> tuple[float, float]:
-        return _joint_range(self.pairs)
+        ranges = [pair.loss_range() for pair in self.pairs]
+        return min(low for low, _ in ranges), max(high for _, high in ranges)
 
     def loss_spread(self) -> float:
         return min(pair.loss_spread() for pair in self.pairs)
 
 
-class PointwiseMax(_Chosen):
+@dataclass(frozen=True)
+class RevealedMixture(_Combined):
+    """One of several pairs, drawn with these weights and revealed: divergences average."""
+
+    weights: tuple[float, ...]
+    pairs: tuple[DominatingPair, ...]
+
+    def _combine(self, divergences: Sequence[Floats]) -> Floats:
+        total = np.zeros_like(divergences[0])
+        for weight, divergence in zip(self.weights, divergences, strict=True):
+            total += weight * divergence
+        return total
+
+    def loss_spread(self) -> float:
+        spreads = [pair.loss_spread() ** 2 for pair in self.pairs]
+        return float(np.sqrt(np.dot(self.weights, spreads)))
+
+
+@dataclass(frozen=True)
+class PointwiseMax(_Combined):
     """Any of several pairs, another in every round: the largest divergence at each epsilon.
 
     A maximum of convex functions is convex, so this is the divergence of a pair, and it dominates
     each of them.
     """
 
-    choose = np.maximum
+    pairs: tuple[DominatingPair, ...]
+
+    def _combine(self, divergences: Sequence[Floats]) -> Floats:
+        largest: Floats = np.maximum.reduce(divergences)
+        return largest
 
 
-class PointwiseMin(_Chosen):
-    """Several pairs that all bound the same round: the smallest divergence at each epsilon.
+@dataclass(frozen=True)
+class PointwiseMin(_Combined):
+    """Several bounds on the same round: the smallest divergence at each epsilon.
 
-    It bounds the round's own, which is convex; this need not be, until it is enveloped.
+    It bounds the round's own, which is convex; the minimum need not be, until it is enveloped.
     """
 
-    choose = np.minimum
+    pairs: tuple[DominatingPair, ...]
 
-
-def sampled_gaussian(noise: float, user_rate: float) -> ShiftedGaussian:
-    """One user's update, present if it was drawn."""
-    return ShiftedGaussian(noise, (0.0, 1.0), (1 - user_rate, user_rate))
-
-
-def _joint_range(pairs: Sequence[DominatingPair]) -> tuple[float, float]:
-    ranges = [pair.loss_range() for pair in pairs]
-    return min(low for low, _ in ranges), max(high for _, high in ranges)
+    def _combine(self, divergences: Sequence[Floats]) -> Floats:
+        smallest: Floats = np.minimum.reduce(divergences)
+        return smallest
 
 
 def _outside(epsilons: Floats, low: float, high: float) -> tuple[Floats, npt.NDArray[np.bool_]]:
-    """Divergences where the losses from `low` to `high` do not reach, and where they do.
+    """Divergences outside the losses from `low` to `high`, and a mask of the epsilons inside.
 
-    Above all losses nothing but the tail is left, below them `1 - e^eps` and the tail. Losses cut
-    at `MAX_EPSILON` are inside, so that what lies beyond keeps its mass.
+    Above all losses the divergence is the tail, below them `1 - e^eps` and the tail. Losses cut at
+    `MAX_EPSILON` are inside, so that the mass beyond is kept.
     """
     result = np.maximum(-np.expm1(np.minimum(epsilons, 0.0)), 0.0) + TAIL_MASS
     inside = (epsilons > low) & (epsilons < high) | (np.abs(epsilons) >= MAX_EPSILON)
     return result, inside & (low < high)
 
 
-def log_sum_root(logs: Floats, shifts: Floats, targets: Floats, noise: float) -> Floats:
+def _log_sum_root(logs: Floats, shifts: Floats, targets: Floats, noise: float) -> Floats:
     """Where `ln sum_i exp(logs_i + s_i (2y - s_i) / (2 z^2))` equals each target.
 
     The sum is convex and increasing in `y`, so Newton's steps from the right never overshoot.

@@ -1,11 +1,11 @@
-"""Who spent how much: every round of a run, and every run on a corpus.
+"""Ledgers: every round of a run, and every run on a corpus.
 
 A run first *reserves* its planned rounds in the ledger of its corpus, where a budget that they
 would exceed is refused. It then *spends* rounds in its own ledger, a block at a time and always
-before the block's noisy sums are used; more than was reserved is refused. An open run counts what
-it reserved; one that is *closed*, being finished or by somebody's word, counts what it spent, and
-spends no more. A run without a guarantee counts as infinite. A plan may have a private vocabulary
-beside its rounds.
+before the block's noisy sums are used; more than was reserved is refused. An open run counts the
+rounds it reserved. A *closed* run, finished or ended early, counts the rounds it spent, and spends
+no more. A run without a guarantee counts as infinite. A plan may have a private vocabulary beside
+its rounds.
 """
 
 import hashlib
@@ -16,10 +16,12 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from uedp.accounting.chain import Chain, read
-from uedp.accounting.decisions import Setup, Shape
+from pydantic import Field
+
+from uedp.accounting.chain import Chain, Record, of_kind, read_chain
+from uedp.accounting.decisions import Setup, Shape, StrictModel
 from uedp.accounting.marks import Mark
 from uedp.accounting.profile import (
     LEAST_NOISE,
@@ -28,27 +30,25 @@ from uedp.accounting.profile import (
     profile_from_record,
     profile_to_record,
 )
-from uedp.accounting.proven import guarantee
+from uedp.accounting.proven import MAX_ROUNDS, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
 RUN_LEDGER = "ledger.jsonl"
 CORPUS_LEDGER = "ledger.jsonl"
 _INFINITE = float("inf")
-_PATIENCE = (
-    60.0  # seconds that a run waits for another to enter itself: it must not fail at its end
-)
+_TIMEOUT = 60.0  # seconds to wait for another run's entry: a run must not fail at its end
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """All that was decided before a run began: the first line of its ledger.
+    """Everything that was decided before a run started: the first line of its ledger.
 
-    `lineage` lists the runs that its model and its words come from. A run without noise has no
+    `lineage` lists the runs that its model and its vocabulary come from. A run without noise has no
     `profile` and no ledger, only its entry in that of the corpus; `without_noise` is its method.
 
     Guarantees:
-      - `read(record())` is equal to it
+      - `from_record(record())` is equal to it
     """
 
     run: str
@@ -62,8 +62,8 @@ class PlannedRun:
     without_noise: str | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise UserError(f"rounds {self.rounds}: a run has at least 1")
+        if not 1 <= self.rounds <= MAX_ROUNDS:
+            raise UserError(f"rounds {self.rounds}: must lie in 1..{MAX_ROUNDS:,}")
 
     @property
     def method(self) -> str:
@@ -79,21 +79,36 @@ class PlannedRun:
         return self.setup.exposed
 
     def record(self) -> dict[str, Any]:
-        plan = {
+        return {
             "kind": "plan",
             "run": self.run,
-            "profile": None if self.profile is None else profile_to_record(self.profile),
-            "rounds": self.rounds,
+            **self._releases(),
             "delta": self.delta,
             "shape": self.shape.model_dump(mode="json"),
             "setup": self.setup.model_dump(mode="json"),
             "lineage": [dict(one) for one in self.lineage],
         }
-        return plan if self.vocabulary is None else {**plan, "vocabulary": asdict(self.vocabulary)}
+
+    def reservation(self) -> dict[str, Any]:
+        """The entry in the ledger of the corpus."""
+        return {
+            "kind": "reserved",
+            "run": self.run,
+            "method": self.method,
+            "incidence": self.shape.digest,
+            "texts": self.setup.texts,
+            **self._releases(),
+            "exposed": self.exposed,
+        }
+
+    def _releases(self) -> dict[str, Any]:
+        profile = None if self.profile is None else profile_to_record(self.profile)
+        releases = {"profile": profile, "rounds": self.rounds}
+        return releases | ({"vocabulary": asdict(self.vocabulary)} if self.vocabulary else {})
 
     @classmethod
-    def read(cls, record: Mapping[str, Any]) -> "PlannedRun":
-        """Raises KeyError, TypeError or ValueError for what is no such record."""
+    def from_record(cls, record: Record) -> "PlannedRun":
+        """Raises KeyError, TypeError or ValueError for a record of any other kind."""
         for name, kinds in (("run", str), ("rounds", int), ("delta", int | float)):
             if not isinstance(record[name], kinds) or isinstance(record[name], bool):
                 raise TypeError(f"{name} is {_short(record[name])}")
@@ -104,24 +119,18 @@ class PlannedRun:
             delta=record["delta"],
             shape=Shape.model_validate(record["shape"]),
             setup=Setup.model_validate(record["setup"]),
-            vocabulary=planned_vocabulary(record),
+            vocabulary=_vocabulary(record),
             lineage=tuple(record["lineage"]),
         )
 
-    def _reserved(self) -> dict[str, Any]:
-        entry = {
-            "kind": "reserved",
-            "run": self.run,
-            "method": self.method,
-            "incidence": self.shape.digest,
-            "texts": self.setup.texts,
-            "profile": None if self.profile is None else profile_to_record(self.profile),
-            "rounds": self.rounds,
-            "exposed": self.exposed,
-        }
-        return (
-            entry if self.vocabulary is None else {**entry, "vocabulary": asdict(self.vocabulary)}
-        )
+
+def planned_run(path: Path, records: Sequence[Record]) -> PlannedRun:
+    """The plan in the records of a run's ledger."""
+    plans = of_kind(records, "plan")
+    if not plans:
+        raise UserError(f"{path}: holds no plan; the run never started")
+    with refusing_malformed(path, "run"):
+        return PlannedRun.from_record(plans[0])
 
 
 @contextmanager
@@ -136,22 +145,21 @@ def refusing_malformed(path: Path, owner: str) -> Iterator[None]:
         ) from None
 
 
-def planned_vocabulary(record: Mapping[str, Any]) -> VocabularyRelease | None:
-    """The private vocabulary of a plan or a reservation, if it has one."""
-    fields = record.get("vocabulary")
-    return None if fields is None else VocabularyRelease(**fields)
-
-
 def first_difference(old: Any, new: Any, name: str = "") -> str | None:
-    """The first field in which two plans differ, with both values."""
+    """The first field in which two plans differ, with both values; null is as good as absent."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*new, *(key for key in old if key not in new)]:
             inner = f"{name}.{key}" if name else str(key)
-            found = first_difference(old.get(key), new.get(key), inner)
-            if found is not None:
-                return found
+            if difference := first_difference(old.get(key), new.get(key), inner):
+                return difference
         return None
     return None if old == new else f"{name} is {_short(old)}, not {_short(new)}"
+
+
+def _vocabulary(record: Record) -> VocabularyRelease | None:
+    """The private vocabulary of a plan or a reservation, if it has one."""
+    fields = record.get("vocabulary")
+    return None if fields is None else VocabularyRelease(**fields)
 
 
 def _short(value: Any) -> str:
@@ -172,33 +180,35 @@ class Budget:
 
 @dataclass(frozen=True)
 class LedgerEntry:
-    """A run as the ledger of its corpus has it. `exposed` says why it counts as infinite."""
+    """A run in the ledger of its corpus. `exposed` says why it counts as infinite."""
 
     run: str
     method: str
     incidence: str
     profile: Profile | None
-    planned: int
-    counted: int  # rounds: those that were spent if it is closed, else those that were planned
+    planned: int  # rounds
+    counted: int  # rounds: those it spent if it is closed, else those it planned
     vocabulary: VocabularyRelease | None
     exposed: str | None
     closed: bool
 
     @property
-    def releases(self) -> list[tuple[PrivacyEvent, int]]:
+    def events(self) -> list[tuple[PrivacyEvent, int]]:
         events = ((self.profile, self.counted), (self.vocabulary, 1))
         return [(event, count) for event, count in events if event is not None]
 
     def epsilon(self, delta: float) -> float:
-        return _INFINITE if self.exposed else guarantee(self.releases).epsilon(delta)
+        return _INFINITE if self.exposed else guarantee(self.events).epsilon(delta)
 
 
-@dataclass(frozen=True)
-class CorpusTotal:
-    """What all runs on a corpus come to, and the seal of the ledger that says so."""
+class CorpusTotal(StrictModel):
+    """The total of all runs on a corpus, and the seal of the ledger it was computed from.
 
-    epsilon: float
-    delta: float
+    An epsilon of null means: no finite epsilon.
+    """
+
+    epsilon: float | None
+    delta: Annotated[float, Field(ge=0, le=1)]
     runs: int
     unit: str
     seal: str
@@ -207,8 +217,8 @@ class CorpusTotal:
 class CorpusLedger:
     """Every run on one corpus folder, whatever was detected in it: it is the same people's text.
 
-    The ledger also keeps a secret key. What a run's own ledger says of texts and lists is a digest
-    under it, which tells nothing to those who do not have the corpus.
+    The ledger also keeps a secret key. A run's own ledger states texts and lists as digests under
+    this key, which tell nothing to those who do not have the corpus.
 
     Guarantees:
       - all runs of a folder add up
@@ -225,7 +235,7 @@ class CorpusLedger:
 
     @cached_property
     def key(self) -> str:
-        """Of the corpus; a new one, written down with the first reservation, if it has none."""
+        """The key of the corpus; if it has none, a new one, recorded with the first reservation."""
         return _key(self._read()) or secrets.token_hex(32)
 
     def keyed(self, digest: str) -> str:
@@ -233,26 +243,16 @@ class CorpusLedger:
         return hmac.new(bytes.fromhex(self.key), digest.encode(), hashlib.sha256).hexdigest()
 
     def reserve(self, planned: PlannedRun, budget: Budget | None = None) -> None:
-        entry = planned._reserved()
-        with Chain(self.path, _PATIENCE) as chain:
-            _refuse_malformed(self.path, chain.records)
+        reservation = planned.reservation()
+        with self._open() as chain:
             if (known := _key(chain.records)) is not None and known != self.key:
-                raise UserError(f"{self.path}: another run began at the same time; begin again")
-            before = [
-                old
-                for old in chain.records
-                if old.get("run") == planned.run and old["kind"] == "reserved"
-            ]
-            if before:
-                if changed := first_difference(before[0], entry):
-                    raise UserError(
-                        f"run {planned.run} reserved another plan before ({changed}); start a new "
-                        "run"
-                    )
-                self._refuse_closed(chain.records, planned)
-                return
+                raise UserError(f"{self.path}: another run started at the same time; start again")
+            for earlier in of_kind(chain.records, "reserved"):
+                if earlier["run"] == planned.run:
+                    self._check_earlier(chain.records, earlier, planned)
+                    return
             if budget is not None:
-                total = _total(_entries([*chain.records, entry]), budget.delta)
+                total = _epsilon(_entries([*chain.records, reservation]), budget.delta)
                 if not total <= budget.epsilon:
                     why = f" ({planned.exposed})" if planned.exposed else ""
                     raise UserError(
@@ -262,80 +262,101 @@ class CorpusLedger:
                     )
             if known is None:
                 chain.append({"kind": "key", "key": self.key})
-            chain.append(entry)
+            chain.append(reservation)
 
     def close(self, run: str, rounds: int, vocabulary: bool = False) -> None:
-        """Enter what a run has spent; it cannot spend more."""
-        entry = {"kind": "closed", "run": run, "rounds": rounds, "vocabulary": vocabulary}
-        with Chain(self.path, _PATIENCE) as chain:
-            _refuse_malformed(self.path, chain.records)
-            if not any(entry.run == run for entry in _entries(chain.records)):
-                raise UserError(f"{self.path}: has no run {run}; was it made on another corpus?")
-            if entry not in chain.records:
-                chain.append(entry)
+        """Record the rounds a run has spent; it cannot spend more."""
+        closed = {"kind": "closed", "run": run, "rounds": rounds, "vocabulary": vocabulary}
+        with self._open() as chain:
+            self._entry(chain.records, run)
+            if closed not in chain.records:
+                chain.append(closed)
 
     def entries(self) -> list[LedgerEntry]:
         return _entries(self._read())
 
+    def entry(self, run: str) -> LedgerEntry:
+        return self._entry(self._read(), run)
+
     def epsilon(self, delta: float) -> float:
-        """What all runs on the corpus come to."""
-        return _total(self.entries(), delta)
+        """The epsilon of all runs on the corpus together."""
+        return _epsilon(self.entries(), delta)
 
     def total(self, delta: float) -> CorpusTotal:
-        records, seal = read(self.path)
+        records, seal = read_chain(self.path)
         _refuse_malformed(self.path, records)
         return total_of(records, seal, delta)
 
-    def runs(self) -> list[str]:
-        return [entry.run for entry in self.entries()]
+    @contextmanager
+    def _open(self) -> Iterator[Chain]:
+        with Chain(self.path, _TIMEOUT) as chain:
+            _refuse_malformed(self.path, chain.records)
+            yield chain
 
-    def _read(self) -> list[dict[str, Any]]:
-        records = read(self.path)[0] if self.path.is_file() else []
+    def _read(self) -> Sequence[Record]:
+        records = read_chain(self.path)[0] if self.path.is_file() else []
         _refuse_malformed(self.path, records)
         return records
 
-    @staticmethod
-    def _refuse_closed(records: Sequence[Mapping[str, Any]], planned: PlannedRun) -> None:
-        (ours,) = (entry for entry in _entries(records) if entry.run == planned.run)
-        if ours.closed and ours.counted < planned.rounds:
+    def _entry(self, records: Sequence[Record], run: str) -> LedgerEntry:
+        for entry in _entries(records):
+            if entry.run == run:
+                return entry
+        raise UserError(f"{self.path}: has no run {run}; was it made on another corpus?")
+
+    def _check_earlier(
+        self, records: Sequence[Record], earlier: Record, planned: PlannedRun
+    ) -> None:
+        if changed := first_difference(earlier, planned.reservation()):
             raise UserError(
-                f"run {planned.run}: was closed after {ours.counted} rounds, and cannot go on; "
-                "begin a new run"
+                f"run {planned.run} reserved another plan before ({changed}); start a new run"
+            )
+        entry = self._entry(records, planned.run)
+        if entry.closed and entry.counted < planned.rounds:
+            raise UserError(
+                f"run {planned.run}: was closed after {entry.counted} rounds, and cannot resume; "
+                "start a new run"
             )
 
 
-def total_of(records: Sequence[Mapping[str, Any]], seal: str, delta: float) -> CorpusTotal:
+def total_of(records: Sequence[Record], seal: str, delta: float) -> CorpusTotal:
     entries = _entries(records)
-    return CorpusTotal(_total(entries, delta), delta, len(entries), _unit(entries), seal)
+    epsilon = _epsilon(entries, delta)
+    return CorpusTotal(
+        epsilon=epsilon if epsilon < _INFINITE else None,
+        delta=delta,
+        runs=len(entries),
+        unit=_unit(entries),
+        seal=seal,
+    )
 
 
-def _refuse_malformed(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+def _refuse_malformed(path: Path, records: Sequence[Record]) -> None:
     with refusing_malformed(path, "corpus"):
         if (key := _key(records)) is not None and len(bytes.fromhex(key)) != 32:
             raise ValueError("its key")
         for entry in _entries(records):
-            counts = entry.counted, entry.planned
-            if any(type(n) is not int for n in counts) or not 0 <= entry.counted <= entry.planned:
+            if not all(type(count) is int for count in (entry.counted, entry.planned)):
                 raise ValueError("a number of rounds")
+            if not 0 <= entry.counted <= entry.planned <= MAX_ROUNDS:
+                raise ValueError(f"{entry.counted} of {entry.planned} rounds")
             if not all(isinstance(name, str) for name in (entry.run, entry.method)):
                 raise ValueError("the name of a run")
             if entry.profile is None and not entry.exposed:
-                raise ValueError("a run without a profile that is not said to have no guarantee")
+                raise ValueError("a run with neither a profile nor a reason for having none")
 
 
-def _key(records: Sequence[Mapping[str, Any]]) -> str | None:
-    return next((record["key"] for record in records if record["kind"] == "key"), None)
+def _key(records: Sequence[Record]) -> str | None:
+    keys = of_kind(records, "key")
+    return keys[0]["key"] if keys else None
 
 
-def _entries(records: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
-    closed = {record["run"]: record for record in records if record["kind"] == "closed"}
-    found = []
-    for record in records:
-        if record["kind"] != "reserved":
-            continue
-        end, words = closed.get(record["run"]), planned_vocabulary(record)
-        profile = record["profile"]
-        found.append(
+def _entries(records: Sequence[Record]) -> list[LedgerEntry]:
+    closed = {record["run"]: record for record in of_kind(records, "closed")}
+    entries = []
+    for record in of_kind(records, "reserved"):
+        end, profile = closed.get(record["run"]), record["profile"]
+        entries.append(
             LedgerEntry(
                 run=record["run"],
                 method=record["method"],
@@ -343,29 +364,29 @@ def _entries(records: Sequence[Mapping[str, Any]]) -> list[LedgerEntry]:
                 profile=None if profile is None else profile_from_record(profile),
                 planned=record["rounds"],
                 counted=record["rounds"] if end is None else end["rounds"],
-                vocabulary=words if end is None or end["vocabulary"] else None,
+                vocabulary=_vocabulary(record) if end is None or end["vocabulary"] else None,
                 exposed=record["exposed"],
                 closed=end is not None,
             )
         )
-    return found
+    return entries
 
 
-def _total(entries: Sequence[LedgerEntry], delta: float) -> float:
-    """Runs of one method compose; over methods, which protect different things, epsilons add."""
+def _epsilon(entries: Sequence[LedgerEntry], delta: float) -> float:
+    """Runs of one method compose; over methods, which protect different units, epsilons add."""
     if any(entry.exposed for entry in entries):
         return _INFINITE
     methods: dict[str, list[tuple[PrivacyEvent, int]]] = {}
     for entry in entries:
-        methods.setdefault(entry.method, []).extend(entry.releases)
+        methods.setdefault(entry.method, []).extend(entry.events)
     try:
-        return sum(guarantee(rounds).epsilon(delta / len(methods)) for rounds in methods.values())
+        return sum(guarantee(events).epsilon(delta / len(methods)) for events in methods.values())
     except UserError:  # more rounds together than this delta can be computed for
         return _INFINITE
 
 
 def _unit(entries: Sequence[LedgerEntry]) -> str:
-    """Whom the total is for: of the methods, one that protects least."""
+    """Whom the total protects: the unit of the method that protects least."""
     if any(entry.exposed for entry in entries):
         return "nobody: a run without a guarantee is among them"
     profiles = [entry.profile for entry in entries if entry.profile is not None]
@@ -389,14 +410,14 @@ class RunLedger:
 
     def __init__(self, chain: Chain, mark: Mark | None = None) -> None:
         self._chain, self._mark = chain, mark
-        self._plan = next(record for record in chain.records if record.get("kind") == "plan")
+        self._plan = of_kind(chain.records, "plan")[0]
 
     @classmethod
     @contextmanager
     def open(
         cls, folder: Path, planned: PlannedRun, corpus: Path | None = None
     ) -> Iterator["RunLedger"]:
-        """`corpus` is the folder that keeps the mark of how far this ledger has come."""
+        """`corpus` is the folder that keeps the high-water mark of this ledger."""
         plan = planned.record()
         marked = nullcontext(None) if corpus is None else Mark.open(corpus, planned.run)
         with Chain(folder / RUN_LEDGER) as chain:
@@ -405,9 +426,9 @@ class RunLedger:
                 spent = spent_rounds(chain.records)
                 if mark is not None and corpus is not None:
                     mark.check(chain.path, chain.seals, spent)
-                    _refuse_an_older(chain.path, spent, CorpusLedger(corpus), planned.run)
-                if any(record.get("kind") == "plan" for record in chain.records):
-                    # what this stretch of rounds is computed with; `verify` compares it
+                    _refuse_older(chain.path, spent, CorpusLedger(corpus), planned.run)
+                if of_kind(chain.records, "plan"):
+                    # the setup of the rounds from here on; `verify` compares it
                     chain.append({"kind": "resume", "spent": spent, "setup": plan["setup"]})
                 else:
                     chain.append(plan)
@@ -429,7 +450,7 @@ class RunLedger:
         return self._chain.seal
 
     def spend(self, rounds: int = 1) -> None:
-        """Enter rounds before their noisy sums are used."""
+        """Record rounds before their noisy sums are used."""
         if rounds < 1:
             raise ValueError("at least one round is spent at a time")
         if rounds > self.left:
@@ -437,36 +458,36 @@ class RunLedger:
                 f"{self._chain.path}: {self.spent} of {self._plan['rounds']} planned rounds are "
                 "spent; no more may be run"
             )
-        self._enter({"kind": "rounds", "first": self.spent, "count": rounds})
+        self._spend({"kind": "rounds", "first": self.spent, "count": rounds})
 
     @property
     def vocabulary_spent(self) -> bool:
         """Whether the private vocabulary may have been made."""
-        return any(record.get("kind") == "vocabulary" for record in self._chain.records)
+        return bool(of_kind(self._chain.records, "vocabulary"))
 
     def spend_vocabulary(self) -> None:
-        """Enter the private vocabulary before its noisy counts are used."""
-        if planned_vocabulary(self._plan) is None:
+        """Record the private vocabulary before its noisy counts are used."""
+        if self._plan.get("vocabulary") is None:
             raise UserError(f"{self._chain.path}: no private vocabulary was planned")
         if self.vocabulary_spent:
             raise UserError(
                 f"{self._chain.path}: the private vocabulary was made before, and making it again "
                 "would cost again; use the one that was saved, or start a new run"
             )
-        self._enter({"kind": "vocabulary"})
+        self._spend({"kind": "vocabulary"})
 
     @property
     def words(self) -> Mapping[str, str] | None:
-        """The files of the words that the run made, by their hashes; None if it made none yet."""
-        found = [record["files"] for record in self._chain.records if record.get("kind") == "words"]
-        return found[-1] if found else None
+        """The vocabulary files of the run, by their hashes; None before they are recorded."""
+        records = of_kind(self._chain.records, "words")
+        return records[-1]["files"] if records else None
 
     def record_words(self, files: Mapping[str, str]) -> None:
-        """Enter the words that the run made, before they are put in place."""
+        """Record the vocabulary files of the run before they are put in place."""
         self._chain.append({"kind": "words", "files": dict(sorted(files.items()))})
 
     def record_saved(self, files: Mapping[str, str]) -> None:
-        """Enter the files of the model, by their hashes, once all rounds are spent."""
+        """Record the files of the model, by their hashes, once all rounds are spent."""
         if self.left:
             raise UserError(
                 f"{self._chain.path}: {self.left} rounds are left; only a finished run has a model"
@@ -474,12 +495,11 @@ class RunLedger:
         self._chain.append({"kind": "saved", "files": dict(sorted(files.items()))})
 
     def record_corpus(self, total: CorpusTotal) -> None:
-        """Enter what all runs on the corpus come to by now."""
-        finite = total.epsilon if total.epsilon < _INFINITE else None
-        self._chain.append({"kind": "corpus", **asdict(total), "epsilon": finite})
+        """Record the total of all runs on the corpus so far."""
+        self._chain.append({"kind": "corpus", **total.model_dump()})
 
-    def _enter(self, record: Mapping[str, Any]) -> None:
-        # by chance, so that rounds made again after the ledger was cut do not get the same seals
+    def _spend(self, record: Record) -> None:
+        # random, so that rounds repeated after the ledger was cut do not get the same seals
         self._chain.append({**record, "nonce": secrets.token_hex(8)})
         self._advance()
 
@@ -488,72 +508,56 @@ class RunLedger:
             self._mark.advance(self.spent, self.seal)
 
 
-def _refuse_an_older(path: Path, spent: int, corpus: CorpusLedger, run: str) -> None:
-    """Refuse a copy of a run that was made before it was finished or closed."""
-    for entry in corpus.entries():
-        if entry.run == run and entry.closed and entry.counted > spent:
-            raise UserError(
-                f"{path}: has {spent} rounds where {corpus.path} has {entry.counted} of this run, "
-                "which is over; rounds that were made before are not made again"
-            )
-
-
-def refuse_another_plan(folder: Path, planned: PlannedRun) -> None:
-    """Refuse to go on with a run that was planned otherwise; leaves everything as it is."""
-    path = folder / RUN_LEDGER
-    if path.is_file():
-        _refuse_another(path, read(path)[0], planned.record())
-
-
 def close_run(folder: Path, corpus: CorpusLedger) -> LedgerEntry:
-    """End a run early, for good: what it has spent counts, and it cannot be resumed."""
+    """End a run early, for good: the rounds it has spent count, and it cannot be resumed."""
     path = folder / RUN_LEDGER
     if not path.is_file():
         raise UserError(f"{path}: no such ledger; only a run with noise can be closed")
     with Chain(path) as chain:  # refused while the run is being trained
-        plan = next((record for record in chain.records if record.get("kind") == "plan"), None)
-        if plan is None:
-            raise UserError(f"{path}: holds no plan; the run never began")
-        with refusing_malformed(path, "run"):
-            run, delta = (planned := PlannedRun.read(plan)).run, planned.delta
-        if run not in corpus.runs():
-            raise UserError(f"{corpus.path}: has no run {run}; was it made on another corpus?")
+        planned = planned_run(path, chain.records)
+        corpus.entry(planned.run)
         spent = spent_rounds(chain.records)
-        with Mark.open(corpus.folder, run) as mark:
+        with Mark.open(corpus.folder, planned.run) as mark:
             mark.check(path, chain.seals, spent)
-            if not _is_closed(chain.records):
+            if not of_kind(chain.records, "closed"):
                 chain.append({"kind": "closed", "spent": spent})
             mark.advance(spent, chain.seal)
         ledger = RunLedger(chain)
-        corpus.close(run, spent, ledger.vocabulary_spent)
-        ledger.record_corpus(corpus.total(delta))
-    (entry,) = (entry for entry in corpus.entries() if entry.run == run)
-    return entry
+        corpus.close(planned.run, spent, ledger.vocabulary_spent)
+        ledger.record_corpus(corpus.total(planned.delta))
+    return corpus.entry(planned.run)
 
 
-def spent_rounds(records: Sequence[Mapping[str, Any]]) -> int:
-    counts: list[Any] = [
-        record.get("count") for record in records if record.get("kind") == "rounds"
-    ]
+def spent_rounds(records: Sequence[Record]) -> int:
+    counts: list[Any] = [record.get("count") for record in of_kind(records, "rounds")]
     if not all(type(count) is int and count > 0 for count in counts):
         raise UserError(f"{RUN_LEDGER}: a number of rounds that no run wrote; restore it")
     return sum(counts)
 
 
-def _is_closed(records: Sequence[Mapping[str, Any]]) -> bool:
-    return any(record.get("kind") == "closed" for record in records)
+def refuse_another_plan(folder: Path, planned: PlannedRun) -> None:
+    """Refuse to resume a run that was planned differently; changes nothing."""
+    path = folder / RUN_LEDGER
+    if path.is_file():
+        _refuse_another(path, read_chain(path)[0], planned.record())
 
 
-def _refuse_another(
-    path: Path, records: Sequence[Mapping[str, Any]], plan: Mapping[str, Any]
-) -> None:
-    first = next((record for record in records if record.get("kind") == "plan"), None)
-    if first is None:
-        return
-    if changed := first_difference(first, plan):
+def _refuse_another(path: Path, records: Sequence[Record], plan: Record) -> None:
+    plans = of_kind(records, "plan")
+    if plans and (changed := first_difference(plans[0], plan)):
         raise UserError(
             f"{path}: this run was planned differently: {changed}; resume it as it was, or start "
             "a new run"
         )
-    if _is_closed(records):
-        raise UserError(f"{path}: this run was closed, and cannot go on; start a new run")
+    if plans and of_kind(records, "closed"):
+        raise UserError(f"{path}: this run was closed, and cannot resume; start a new run")
+
+
+def _refuse_older(path: Path, spent: int, corpus: CorpusLedger, run: str) -> None:
+    """Refuse a copy of a run that was made before it was finished or closed."""
+    for entry in corpus.entries():
+        if entry.run == run and entry.closed and entry.counted > spent:
+            raise UserError(
+                f"{path}: has {spent} rounds where {corpus.path} has {entry.counted} of this run, "
+                "which is finished or closed; its rounds cannot be repeated"
+            )

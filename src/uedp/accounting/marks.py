@@ -1,25 +1,24 @@
-"""How far a run has come, kept beside its corpus: the high-water mark of its ledger.
+"""The high-water mark of a run's ledger, kept beside its corpus.
 
-A run's ledger lies in the run's own folder. Cut it short, or restore the folder from an older copy,
-and rounds would be made again that were made before. So whoever spends a round also leaves the
-ledger's seal beside the corpus; a ledger that does not contain that seal is refused. The mark comes
-second: a process that dies between the two leaves a ledger that is ahead, which is no harm.
+A run's ledger lies in the run's own folder. If it were cut short, or restored from an older copy,
+the run would repeat rounds. So whoever spends a round also leaves the ledger's seal beside the
+corpus; a ledger that does not contain that seal is refused. The mark is written second: a process
+that dies between the two leaves a ledger that is ahead of its mark, which does no harm.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from uedp.accounting.chain import Chain, read
+from uedp.accounting.chain import Chain, Record, of_kind, read_chain
 from uedp.errors import UserError
 
 _NAME = re.compile(r"[\w.-]{1,150}")
 
 
 def mark_path(corpus: Path, run: str) -> Path:
-    """Its name begins with `ledger`, as all do that must outlive a new detection."""
+    """Its name begins with `ledger`: such files outlive a new detection."""
     if not _NAME.fullmatch(run):
         raise UserError(f"run {run!r}: a name has letters, digits, dots and dashes only")
     return corpus / f"ledger-mark-{run}.jsonl"
@@ -43,43 +42,36 @@ class Mark:
             yield cls(chain)
 
     def check(self, ledger: Path, seals: Sequence[str], spent: int) -> None:
-        """Refuse a ledger that is not a continuation of the one that was marked."""
-        _refuse_another(self._chain.path, self._chain.records, ledger, seals, spent)
+        """Refuse a ledger that does not continue the one that was marked."""
+        _check(self._chain.path, self._chain.records, ledger, seals, spent)
 
     def advance(self, spent: int, seal: str) -> None:
-        if not self._seals or self._seals[-1] != seal:
+        marks = of_kind(self._chain.records, "mark")
+        if not marks or marks[-1]["seal"] != seal:
             self._chain.append({"kind": "mark", "spent": spent, "seal": seal})
-
-    @property
-    def _seals(self) -> list[str]:
-        records = self._chain.records
-        return [record["seal"] for record in records if record.get("kind") == "mark"]
 
 
 def check_mark(corpus: Path, run: str, ledger: Path, seals: Sequence[str], spent: int) -> None:
-    """The same for a run that nobody is at work on."""
+    """The same without opening the mark for writing."""
     path = mark_path(corpus, run)
-    records = read(path)[0] if path.is_file() else []
-    _refuse_another(path, records, ledger, seals, spent)
+    _check(path, read_chain(path)[0] if path.is_file() else [], ledger, seals, spent)
 
 
-def _refuse_another(
-    path: Path, records: Sequence[dict[str, Any]], ledger: Path, seals: Sequence[str], spent: int
+def _check(
+    path: Path, records: Sequence[Record], ledger: Path, seals: Sequence[str], spent: int
 ) -> None:
-    marks = [record for record in records if record.get("kind") == "mark"]
-    if not marks:
-        if spent:
-            raise UserError(
-                f"{path}: missing, but {ledger} has {spent} rounds; restore it from a copy, or "
-                "begin a new run"
-            )
-        return
-    last = marks[-1]
+    marks = of_kind(records, "mark")
     if not all("seal" in mark for mark in marks):
         raise UserError(f"{path}: not the mark of a run; restore it from a copy")
-    if last["seal"] not in seals:
+    if not marks and spent:
         raise UserError(
-            f"{ledger}: has {spent} rounds, and is not the ledger that had {last.get('spent')} "
-            f"({path.name} beside the corpus): it was cut or replaced, and rounds would be made "
-            "twice; restore it from a copy, or begin a new run"
+            f"{path}: missing, but {ledger} has {spent} rounds; restore it from a copy, or start "
+            "a new run"
+        )
+    if marks and marks[-1]["seal"] not in seals:
+        marked = marks[-1].get("spent")
+        raise UserError(
+            f"{ledger}: has {spent} rounds, and is not the ledger that had {marked} ({path.name} "
+            "beside the corpus): it was cut or replaced, and rounds would be repeated; restore it "
+            "from a copy, or start a new run"
         )

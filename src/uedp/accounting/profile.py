@@ -6,7 +6,7 @@ command line ask the profile and know no method by name. A profile can be regist
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
@@ -17,7 +17,7 @@ LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyw
 MOST_NOISE = 1e7
 
 
-class PrivacyEvent(Protocol):
+class PrivacyEvent(Hashable, Protocol):
     """One noisy output that reads the corpus: a round, or the release of a vocabulary."""
 
     @property
@@ -28,8 +28,6 @@ class PrivacyEvent(Protocol):
 
     def pairs(self) -> Mapping[str, DominatingPair]:
         """A dominating pair for each thing that is protected together with a user."""
-
-    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True)

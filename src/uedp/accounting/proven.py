@@ -44,6 +44,7 @@ from uedp.errors import UserError
 _RARE = 1e-18
 _MOST_OUTCOMES = 400
 _MOST_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
+MAX_ROUNDS = 10_000_000  # of a run; beyond, composing takes minutes and no epsilon is small
 _TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
 
 _GROUP = "one group of texts put together at random"

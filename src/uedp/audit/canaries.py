@@ -16,7 +16,7 @@ import numpy as np
 
 from uedp.incidence import Incidence, Ints
 from uedp.training.config import Config
-from uedp.training.datasets import Material, Texts
+from uedp.training.datasets import Texts, TrainingData
 
 Kind = Literal["user", "entity"]
 KINDS: tuple[Kind, ...] = ("user", "entity")
@@ -59,7 +59,7 @@ class Canaries:
         """As they would be, were all inside."""
         return Texts([c.text for c in self.canaries], [c.label for c in self.canaries])
 
-    def plant(self, material: Material, ledger: Path) -> Material:
+    def plant(self, material: TrainingData, ledger: Path) -> TrainingData:
         """The corpus with the canaries that are inside, and with empty texts for the others.
 
         Guarantees:
@@ -97,7 +97,7 @@ class Canaries:
             natural.entities + len(carriers),
         )
         train = Texts([*material.train.texts, *texts], [*material.train.labels, *labels])
-        return Material(train, incidence, ledger)  # nothing is held out: it would cost time
+        return TrainingData(train, incidence, ledger)  # nothing is held out: it would cost time
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -111,7 +111,7 @@ class Canaries:
 
 def draw(
     config: Config,
-    material: Material,
+    material: TrainingData,
     users: int,
     entities: int,
     holders: int,

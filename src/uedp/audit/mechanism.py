@@ -27,7 +27,8 @@ from uedp.mechanism.estimators import draw_uedp_alg
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.release import Clips
 from uedp.mechanism.sampling import Participants, Uniforms
-from uedp.methods.base import Drawing, Randomness
+from uedp.methods import ClippedMethod
+from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Meter, Progress
 from uedp.training.plan import Plan
 
@@ -114,10 +115,11 @@ def projected_sums(replicas: Replicas, draw: Draw, update_clip: float, unit: flo
 def clipped_draws(plan: Plan, incidence: Incidence) -> Draws:
     """The draws, lending, selection and clips of training's own rounds."""
     plan = plan.on(incidence)
-    drawing = Drawing(plan, incidence)
+    assert issubclass(plan.method, ClippedMethod)
+    sample = plan.method.sampler(plan.round_settings, incidence)
 
     def draw(number: int, uniforms: Uniforms, key: int) -> Draw:
-        who = drawing.of(number, uniforms, key)
+        who = sample(number, uniforms, key)
         bounds = plan.clips.of_sentences(who.crowding).double().numpy()
         return Draw(who, np.ones(len(bounds)), bounds)
 
@@ -173,9 +175,10 @@ class Mechanism:
         on them alone.
         """
         outputs = np.empty((rounds, replicas.count))
-        draws, randomness = self.draws(self.plan, replicas.incidence), Randomness(self.plan)
+        draws = self.draws(self.plan, replicas.incidence)
+        randomness = Randomness(self.plan.config.privacy.seed)
         for row, number in zip(outputs, numbers, strict=False):
-            with randomness.of(number, _CPU) as (uniforms, key, noise):
+            with randomness.of_round(number, _CPU) as (uniforms, key, noise):
                 draw = draws(number, uniforms, key)
                 total = self.release(replicas, draw, self.clips, self.multiplier, noise)
             row[:] = total.double().numpy() / self.clips.update
@@ -183,7 +186,7 @@ class Mechanism:
 
     @property
     def noise_source(self) -> str:
-        with Randomness(self.plan).of(0, _CPU) as (_, _, noise):
+        with Randomness(self.plan.config.privacy.seed).of_round(0, _CPU) as (_, _, noise):
             return noise.source
 
 

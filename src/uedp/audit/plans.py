@@ -11,9 +11,8 @@ from uedp.audit.verdict import with_noise
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.training.config import load, parse
-from uedp.training.plan import Plan
-from uedp.training.plan import build as build_plan
+from uedp.training.config import load_config, parse_config
+from uedp.training.plan import Plan, build_plan
 from uedp.training.run_dir import CONFIG
 
 METHODS = ("rotation", "user-level", "uedp-alg")
@@ -21,7 +20,7 @@ METHODS = ("rotation", "user-level", "uedp-alg")
 
 def read_plan(path: Path, changes: Sequence[str] = ()) -> tuple[Plan, Incidence]:
     """The plan of a config file, or of a run directory, and the incidence it is for."""
-    config = load(path / CONFIG if path.is_dir() else path, changes)
+    config = load_config(path / CONFIG if path.is_dir() else path, changes)
     incidence = Incidence.of(Corpus(config.data.train).folder)
     return build_plan(config, incidence), incidence
 
@@ -48,7 +47,7 @@ def plan_of(
     def build(multiplier: float) -> Plan:
         fields = {"method": method, "noise": multiplier, "rounds": rounds, **privacy}
         data, model = {"train": "-"}, {"name": "-"}
-        config = parse({"privacy": fields, "data": data, "model": model}, "audit")
+        config = parse_config({"privacy": fields, "data": data, "model": model}, "audit")
         if incidence is not None:
             return build_plan(config, incidence)
         users = int(np.ceil(_FEWEST_DRAWN / config.privacy.user_rate))

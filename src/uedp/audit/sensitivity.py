@@ -33,10 +33,11 @@ from uedp.mechanism.lending import Mask
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
 from uedp.mechanism.release import max_tokens_on
 from uedp.mechanism.sampling import Participants
-from uedp.methods.base import Drawing, Method, Randomness, build
+from uedp.methods import Autocast, ClippedMethod, Method
+from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Progress
+from uedp.training.build import build_method
 from uedp.training.plan import Plan
-from uedp.training.tasks import Precision
 
 ROUNDING = 1e-4  # in units of the update clip: the most that float32 adds to a shift
 
@@ -82,7 +83,7 @@ class AdversarialTask:
         return losses[:, 0, 0]
 
     def evaluate(
-        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
     ) -> Mapping[str, float]:
         return {}
 
@@ -212,7 +213,7 @@ def measure(
     noiseless = replace(plan.profile, noise=0.0)  # type: ignore[type-var]
     silent = replace(plan, profile=noiseless).on(incidence).seeded(rounds_seed)
     task = AdversarialTask(incidence.sentences, _WIDTH, _tokens(plan, incidence))
-    method = build(silent, incidence, LinearModel(_WIDTH), task, nullcontext)
+    method = build_method(silent, incidence, LinearModel(_WIDTH), task, nullcontext)
     draws = [_participants(silent, incidence, number) for number in range(scanned)]
     broken = _selection_faults(silent, incidence, draws)
     shifts: dict[Target, Shift] = {}
@@ -262,8 +263,11 @@ _CHUNKS = 20  # of a round, about, at most
 
 
 def _participants(plan: Plan, incidence: Incidence, number: int) -> Participants:
-    with Randomness(plan).of(number, torch.device("cpu")) as (uniforms, key, _):
-        return Drawing(plan, incidence).of(number, uniforms, key)
+    assert issubclass(plan.method, ClippedMethod)
+    sample = plan.method.sampler(plan.round_settings, incidence)
+    randomness = Randomness(plan.config.privacy.seed)
+    with randomness.of_round(number, torch.device("cpu")) as (uniforms, key, _):
+        return sample(number, uniforms, key)
 
 
 def _most_revealing(incidence: Incidence, draws: Sequence[Participants], count: int) -> list[int]:
@@ -378,7 +382,7 @@ class _Round:
         """The output of the round, in units of the update clip, before it is divided."""
         self._task.emptied = torch.from_numpy(emptied)
         values = torch.cat([v.detach().flatten() for v in self._method.round(self._number).values])
-        return values.double() * (self._plan.expected_weight / self._plan.clips.update)
+        return values.double() * (self._plan.expected_users / self._plan.clips.update)
 
     def _opposing(self, attacked: Mask) -> Tensor:
         """All under attack goes one way, as far as it may; the rest of those users the other."""
@@ -440,9 +444,9 @@ def relative_noise(plan: Plan, seed: int | None = None) -> tuple[float, float]:
     incidence = Incidence.build(np.arange(8), nothing, nothing, 8, 0)
     fresh = plan.on(incidence).seeded(seed)
     task = AdversarialTask(incidence.sentences, _VALUES, 1)
-    gradient = build(fresh, incidence, LinearModel(_VALUES), task, nullcontext).round(0)
+    gradient = build_method(fresh, incidence, LinearModel(_VALUES), task, nullcontext).round(0)
     values: Floats = torch.cat([v.flatten() for v in gradient.values]).double().numpy()
-    planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_weight
+    planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_users
     if not planned:
         return 1.0, 1.0
     squares = float((values**2).sum()) / planned**2

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
 from uedp.audit import one_run
@@ -31,13 +31,15 @@ from uedp.audit.white_box import WhiteBox, sentence_losses
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.files import write_atomically
-from uedp.methods import base as methods
+from uedp.methods import Gradient
+from uedp.methods.base import Rounds
 from uedp.progress import SILENT, Progress
 from uedp.training import loop, tasks
 from uedp.training import run_dir as folder
+from uedp.training.build import Assembly
 from uedp.training.config import Config
-from uedp.training.datasets import Material, Texts
-from uedp.training.datasets import read as read_material
+from uedp.training.datasets import Texts, TrainingData, read_training_data
+from uedp.training.outcome import Outcome
 
 METHODS = ("rotation", "user-level", "noiseless")
 
@@ -56,15 +58,21 @@ class Onlooker:
       - a round gives out what the method's own round does
     """
 
-    def __init__(self, method: methods.Method, attack: "Attack") -> None:
+    def __init__(self, method: Rounds, attack: "Attack") -> None:
         self._method, self._attack = method, attack
         self.parameters = method.parameters
 
-    def round(self, number: int) -> methods.Gradient:
+    def round(self, number: int) -> Gradient:
         self._attack.before_round(number)
         found = self._method.round(number)
         self._attack.after_round(found)
         return found
+
+    def state(self) -> dict[str, Tensor]:
+        return self._method.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        self._method.restore(state)
 
 
 class Attack:
@@ -82,14 +90,14 @@ class Attack:
             self.seen = json.loads(path.read_text())
         self._evidence = np.array(self.seen["evidence"])
 
-    def watch(self, built: loop.Built) -> methods.Method:
+    def watch(self, built: Assembly) -> Rounds:
         """Its method, with rounds that are seen; `built` is as before any round, resumed or not."""
         plan, model = built.plan, built.model
         own, others = self._canaries.texts(), self._others
         task = built.make_task(Texts([*own.texts, *others.texts], [*own.labels, *others.labels]))
         self._white_box = WhiteBox(plan, built.incidence, model, task, self._canaries, self._every)
         self.seen |= {
-            "longest": built.longest,
+            "longest": built.max_tokens,
             "before": losses(model, task, len(own.texts)).tolist(),
             "proven": plan.epsilon if math.isfinite(plan.epsilon) else None,
             "noise": plan.noise,
@@ -101,7 +109,7 @@ class Attack:
         if self._white_box.before_round(number):
             self.keep()
 
-    def after_round(self, found: methods.Gradient) -> None:
+    def after_round(self, found: Gradient) -> None:
         assert self._white_box is not None
         self._evidence += self._white_box.after_round(found.values)
         self.seen["rounds"] += 1
@@ -218,7 +226,7 @@ def audit(
     config: Config,
     out: Path,
     *,
-    material: Material | None = None,
+    material: TrainingData | None = None,
     users: int = 200,
     entities: int = 100,
     holders: int = 3,
@@ -260,7 +268,7 @@ def audit(
         raise UserError(f"{out}: holds an audit already; add --resume to go on with it")
     if resume and not begun:
         raise UserError(f"{out}: holds no audit to resume; leave out --resume")
-    material = material or read_material(config)
+    material = material or read_training_data(config)
     rng = np.random.default_rng(seed)
     if begun:
         canaries = Canaries.from_json((out / CANARIES).read_text())
@@ -277,7 +285,7 @@ def audit(
         outcome = loop.run(
             config,
             out / RUN,
-            material=planted,
+            data=planted,
             resume=resume and (out / RUN / folder.IDENTITY).is_file(),
             progress=progress,
             say=say,
@@ -352,13 +360,13 @@ def _findings(
     config: Config,
     canaries: Canaries,
     seen: Mapping[str, Any],
-    outcome: loop.Outcome,
+    outcome: Outcome,
     claimed: float | None,
     confidence: float,
 ) -> TrainingAudit:
     meaning = getattr(outcome.model.config, "id2label", None) or {}
     own = canaries.texts()
-    task = tasks.build(
+    task = tasks.build_task(
         config.task.kind,
         own.texts,
         own.labels,
@@ -382,7 +390,7 @@ def _findings(
         rows = canaries.of(kind)
         told, asked = rows[shown[rows]], rows[~shown[rows]]
         for name, values in scores.items():
-            how = one_run.choose(values[told], inside[told], len(asked), confidence)
+            how = one_run.choose_cuts(values[told], inside[told], len(asked), confidence)
             bound, strict = (
                 one_run.prove(how, values[asked], inside[asked], delta, level)
                 for level in (confidence, 1 - (1 - confidence) / shared)

@@ -189,7 +189,7 @@ class WhiteBox:
         self._clipped = plan.config.privacy.method != "noiseless"
         # what a round gives out is divided by so much
         self._divisor = (
-            plan.expected_weight if self._clipped else plan.sampling.user_rate * incidence.sentences
+            plan.expected_users if self._clipped else plan.sampling.user_rate * incidence.sentences
         )
         self._laws = {kind: self._law(kind) for kind in KINDS}
         self._updates: tuple[Tensor, float] | None = None

@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.errors import UserError
 from uedp.incidence import Ints, Rows
-from uedp.mechanism.clip.rounding import SLICE, of_sum, squared_norms
+from uedp.mechanism.clip.rounding import SLICE, squared_norms, sum_error
 from uedp.mechanism.sampling import Uniforms
 
 _log = logging.getLogger(__name__)
@@ -293,7 +293,7 @@ class _Total:
     def _add(self, updates: Mapping[str, Tensor], users: Sequence[int]) -> None:
         # an upper bound: what rounding may have taken off a norm must not be let through
         squares = torch.stack([squared_norms(u.flatten(1)) for u in updates.values()])
-        rounding = 0.0 if self._norms.dtype == torch.float64 else of_sum(SLICE)
+        rounding = 0.0 if self._norms.dtype == torch.float64 else sum_error(SLICE)
         norms = squares.sum(0).mul_(1 + rounding).sqrt_().to(self._norms)
         self._norms[users] = norms
         finite = torch.isfinite(norms)

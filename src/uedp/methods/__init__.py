@@ -1,1 +1,34 @@
 """One module a method, and the registry that everything else asks."""
+
+from uedp.methods import plain, rotation, uedp_alg, user_level  # registered by being imported
+from uedp.methods.base import (
+    Autocast,
+    Gradient,
+    Method,
+    MethodOptions,
+    PrivacySettings,
+    RoundSettings,
+    SentenceTask,
+    method_named,
+    method_names,
+    register_method,
+)
+from uedp.methods.clipped import ClippedMethod
+
+__all__ = [
+    "Autocast",
+    "ClippedMethod",
+    "Gradient",
+    "Method",
+    "MethodOptions",
+    "PrivacySettings",
+    "RoundSettings",
+    "SentenceTask",
+    "method_named",
+    "method_names",
+    "plain",
+    "register_method",
+    "rotation",
+    "uedp_alg",
+    "user_level",
+]

@@ -1,27 +1,126 @@
-"""What a round does, for each method. The loop, the checkpoint and the evaluation are shared."""
+"""What a method is, and the registry that everything else asks.
 
-import secrets
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Protocol
+A method is one class. It says what it protects and how its rounds are accounted for (`profile`),
+what it demands of the settings (`check`), how it samples and clips, and what one round does. The
+loop, the ledger, the certificate, the audits and the command line know no method by name; a class
+in anybody's file becomes a method by `@register_method`.
+"""
 
-import numpy as np
-import torch
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
+from uedp.accounting.profile import Profile
 from uedp.errors import UserError
-from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence, Ints
-from uedp.mechanism.clip import Engine
-from uedp.mechanism.lending import Mask, lend
-from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise
-from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing, loss_values
-from uedp.mechanism.release import ClipStats, max_tokens_on, release
-from uedp.mechanism.sampling import Participants, Uniforms, draw, draw_whole
-from uedp.mechanism.secret import SecretUniforms, secret_masks
-from uedp.training.plan import Plan
-from uedp.training.tasks import Precision, Task
+from uedp.mechanism.packing import PackedLosses, Packing
+from uedp.mechanism.release import Clips, ClipStats
+from uedp.mechanism.sampling import Participants, Sampling, Uniforms
+
+Rate = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+Draw = Callable[[int, Uniforms, int], Participants]
+"""The participants of a round: by its number, uniform numbers and a key for lending."""
+
+
+class Section(BaseModel):
+    """A section of a config: frozen, and every field known."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class MethodOptions(Section):
+    """Settings that only one method has; most have none."""
+
+
+class PrivacySettings(Section):
+    """The `privacy` section of a config: who is protected, and how well.
+
+    Give `epsilon`, and the noise multiplier is calibrated; or `noise`, and epsilon follows.
+    """
+
+    method: str = "rotation"
+    epsilon: Positive | None = None
+    noise: Annotated[float, Field(ge=0)] | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    rounds: Count = 200
+    user_rate: Rate = 0.1
+    update_clip: Positive = 1.0
+    entity_share: Annotated[float, Field(gt=0, le=2)] = 0.3
+    entity_rate: Rate = 1.0
+    extended_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
+    sentences_per_entity: Count | None = None
+    sentences_per_user: Count | None = None
+    seed: Seed | None = None
+    chosen_by: str | None = None
+    corpus_budget: Positive | None = None
+
+    @field_validator("method")
+    @classmethod
+    def _is_registered(cls, name: str) -> str:
+        return method_named(name).name
+
+    @model_validator(mode="after")
+    def _suits_method(self) -> "PrivacySettings":
+        method_named(self.method).check(self)
+        return self
+
+
+class SentenceTask(Protocol):
+    """The sentences of a corpus with a loss for each: all that a round reads of the data.
+
+    Guarantees:
+      - the loss of a sentence depends on that sentence and the weights alone: it is normalised by
+        the sentence's own tokens, and padding counts for nothing
+      - an empty sentence has loss zero and gradient zero
+    """
+
+    lengths: Ints
+
+    def packing_for(self, model: nn.Module) -> Packing:
+        """How this model takes sentences: in shared rows, if it keeps them apart."""
+
+    def batch(self, sentences: Ints) -> dict[str, Tensor]:
+        """These sentences, padded: the input of `sentence_losses`."""
+
+    def losses(self, model: nn.Module, sentences: Ints, packing: Packing) -> Tensor | PackedLosses:
+        """The loss of each of these sentences."""
+
+    @staticmethod
+    def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of each sentence of a batch."""
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """The part of a plan that rounds depend on.
+
+    `noise` is the noise multiplier, in units of the update clip (UeDP-Alg: the paper's `z`).
+    `max_tokens` bounds the tokens computed at once; None: by the device.
+    """
+
+    sampling: Sampling
+    clips: Clips
+    noise: float
+    users: int
+    seed: int | None = None
+    max_tokens: int | None = None
+    half_precision: bool = False
+    options: MethodOptions = field(default_factory=MethodOptions)
+
+    @property
+    def expected_users(self) -> float:
+        """What a noisy sum is divided by."""
+        return self.sampling.user_rate * self.users
 
 
 @dataclass(frozen=True)
@@ -29,240 +128,132 @@ class Gradient:
     """What a round hands to the optimiser, and how far the clips reached (private)."""
 
     values: list[Tensor]
-    deviation: float
+    deviation: float  # standard deviation of the noise in every entry
     stats: ClipStats
 
 
-class Method(Protocol):
-    """One way to spend a round."""
+class Rounds(Protocol):
+    """What the loop needs of a method."""
 
     parameters: list[nn.Parameter]
 
     def round(self, number: int) -> Gradient: ...
 
+    def state(self) -> dict[str, Tensor]: ...
 
-class Randomness:
-    """Draws, coins, masks and noise of each round: fresh from the operating system, never kept.
+    def restore(self, state: Mapping[str, Tensor]) -> None: ...
 
-    Dropout's masks are drawn by PyTorch's own generator, which begins alike in every process. Who
-    meets which mask depends on how long others' texts are, so nobody may know the masks. The key
-    for lending may be known (the theorems fix what is lent): 62 bits and a hash will do.
 
-    Guarantees:
-      - without a seed, no two rounds share anything, over restarts too
-      - without a seed, draws and coins, and the noise of a release, each have a key of 256 bits of
-        their own, and masks the whole state of their generators
-      - with a seed, a round's randomness depends on the seed and its number alone
-      - the caller's random numbers are left alone
+class Method(ABC):
+    """One way to spend a round.
+
+    Class attributes say what kind of method it is. A method without a `profile_type` adds no noise
+    and guarantees nothing.
     """
 
-    def __init__(self, plan: Plan) -> None:
-        self._seed = plan.config.privacy.seed
+    name: ClassVar[str]
+    profile_type: ClassVar[type[Profile] | None] = None
+    options_type: ClassVar[type[MethodOptions]] = MethodOptions
+    deidentifies: ClassVar[bool] = False
+    """Whether it trains on texts with the entities replaced."""
+    noises_gradients: ClassVar[bool] = False
+    """Whether the optimiser gets a gradient with noise, rather than local updates or none."""
 
-    @contextmanager
-    def of(self, number: int, device: torch.device) -> Iterator[tuple[Uniforms, int, Noise]]:
-        """For a round: uniform numbers for draws and coins, a key for lending, and noise."""
-        if self._seed is None:
-            with secret_masks(device):
-                yield SecretUniforms(), secrets.randbits(62), SecureNoise()
-            return
-        generator = np.random.default_rng([self._seed, number])
-        key, masks, noise_seed = (int(n) for n in generator.integers(0, 2**62, 3))
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(masks)
-            yield generator, key, SeededNoise(noise_seed)
-
-
-class Lending:
-    """Which sentences may be used, renewed every few rounds where finding out takes a second.
-
-    What is lent may be known and may stay as it was; draws and coins are fresh in every round.
-
-    Guarantees:
-      - with a seed, what a round may use depends on the seed and the round's number alone
-    """
-
-    def __init__(self, incidence: Incidence, seed: int | None) -> None:
-        self._incidence, self._seed = incidence, seed
-        self._rounds = 1 + len(incidence.sentence_entities.values) // _MENTIONS_A_ROUND
-        self._found: tuple[int, Mask] | None = None
-
-    def of(self, number: int) -> Mask:
-        """For a round."""
-        period = number // self._rounds
-        if self._found is None or self._found[0] != period:
-            key = secrets.randbits(62) if self._seed is None else self._seed * 2**31 + period
-            self._found = period, lend(self._incidence, key)
-        return self._found[1]
-
-
-class Drawing:
-    """Who takes part in the rounds of a plan, and with which sentences: no text is read."""
-
-    def __init__(self, plan: Plan, incidence: Incidence) -> None:
-        self._sampling, self._incidence = plan.sampling, incidence
-        rotates = plan.config.privacy.method == "rotation"
-        self._lending = Lending(incidence, plan.config.privacy.seed) if rotates else None
-
-    def of(self, number: int, uniforms: Uniforms, key: int) -> Participants:
-        """For a round, by its own randomness."""
-        if self._lending is None:
-            return draw_whole(self._incidence, self._sampling, uniforms, key)
-        usable = self._lending.of(number)
-        return draw(self._incidence, self._sampling, uniforms, key, usable)
-
-
-_MENTIONS_A_ROUND = 750_000  # lending them takes a tenth of a second
-_QUANTILES = (0.1, 0.4, 0.7, 0.95)  # of lengths
-
-
-class Clipped:
-    """Rotation, and user-level privacy, which is rotation that disregards entities."""
+    parameters: list[nn.Parameter]
 
     def __init__(
         self,
-        plan: Plan,
+        settings: RoundSettings,
         incidence: Incidence,
         model: nn.Module,
-        task: Task,
-        precision: Precision,
+        task: SentenceTask,
+        autocast: Autocast,
     ) -> None:
-        self._plan, self._model = plan, model
-        self._task, self._precision = task, precision
-        self._engine = Engine(model)
-        self._randomness = Randomness(plan)
-        self.parameters = self._engine.parameters
-        self._drawing = Drawing(plan, incidence)
-        self._packing = self._clippable(task.packing_for(model))
-
-    def _clippable(self, packing: Packing) -> Packing:
-        """The packing to train with: some layers can be followed only in rows of their own."""
-        half = self._plan.provenance.precision == "bfloat16"
-        try:
-            self._engine.check(self._losses_of_some(packing), len(_QUANTILES), half)
-        except UserError:
-            if not packing.shares_rows:
-                raise
-            return self._clippable(ONE_PER_ROW)
-        return packing
-
-    def _losses(self, sentences: Ints, packing: Packing) -> Tensor | PackedLosses:
-        with self._precision():
-            losses = self._task.losses(self._model, sentences, packing)
-        if not isinstance(losses, PackedLosses):
-            return losses
-        recompute = losses.recompute
-
-        def in_same_precision() -> Tensor:
-            # a chunk recomputed in another precision would move everybody in it
-            with self._precision():
-                return recompute()
-
-        return replace(losses, recompute=in_same_precision)
-
-    def _losses_of_some(self, packing: Packing) -> Callable[[Sequence[int]], Tensor | PackedLosses]:
-        """Of sentences to try the model with: short ones and long ones, so that some are padded."""
-        order = np.argsort(self._task.lengths, kind="stable")
-        some = order[[int(quantile * len(order)) for quantile in _QUANTILES]]
-        return lambda which: self._losses(some[list(which)], packing)
-
-    def round(self, number: int) -> Gradient:
-        plan = self._plan
-        with self._randomness.of(number, self.parameters[0].device) as (uniforms, key, noise):
-            participants = self._drawing.of(number, uniforms, key)
-            found = release(
-                self._engine,
-                participants,
-                lambda sentences: self._losses(sentences, self._packing),
-                self._task.lengths[participants.sentences.values],
-                plan.clips,
-                noise,
-                plan.noise,
-                plan.config.run.tokens_at_once,
-                self._packing,
-            )
-        scale = 1 / plan.expected_weight
-        torch._foreach_mul_(found.sums, scale)
-        return Gradient(found.sums, plan.noise * plan.clips.unit_of_noise * scale, found.stats)
-
-
-class Plain:
-    """No clipping, no noise: the mean gradient over the drawn users' sentences."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        incidence: Incidence,
-        model: nn.Module,
-        task: Task,
-        precision: Precision,
-    ) -> None:
-        self._plan, self._incidence, self._model = plan, incidence, model
-        self._task, self._precision = task, precision
-        self._randomness = Randomness(plan)
+        self.settings, self.incidence = settings, incidence
+        self.model, self.task, self.autocast = model, task, autocast
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._packing = task.packing_for(model)
+        self.packing = task.packing_for(model)
 
+    # --- before training -------------------------------------------------------------------------
+
+    @classmethod
+    def check(cls, privacy: PrivacySettings) -> None:
+        """Raise ValueError for settings that this method cannot have."""
+        given = (privacy.epsilon is not None) + (privacy.noise is not None)
+        if cls.profile_type is None and given:
+            raise ValueError(f"{cls.name} adds no noise; leave out epsilon and noise")
+        if cls.profile_type is not None and given != 1:
+            raise ValueError("give either epsilon or noise")
+
+    @classmethod
+    def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:
+        """How the accountant sees a round with this noise multiplier."""
+        raise NotImplementedError(f"{cls.name} has no guarantee")
+
+    @classmethod
+    def sampling(cls, privacy: PrivacySettings) -> Sampling:
+        return Sampling(
+            privacy.user_rate,
+            privacy.entity_rate,
+            privacy.extended_rate,
+            privacy.sentences_per_entity,
+            privacy.sentences_per_user,
+        )
+
+    @classmethod
+    def clips(cls, privacy: PrivacySettings, margin: float) -> Clips:
+        """The clipping norms; by default a sentence is bounded by its user's update alone."""
+        return Clips(privacy.update_clip, 2.0, margin)
+
+    @classmethod
+    def noise_per_update(cls, settings: RoundSettings) -> float:
+        """The noise on a sum of updates, in units of the update clip."""
+        return settings.noise
+
+    @classmethod
+    def check_model(cls, model: nn.Module) -> None:
+        """Raise UserError for a model that this method cannot train, before any text is read."""
+        if not any(p.requires_grad for p in model.parameters()):
+            raise UserError(f"{type(model).__name__}: no parameter has requires_grad; train some")
+
+    # --- training --------------------------------------------------------------------------------
+
+    @abstractmethod
     def round(self, number: int) -> Gradient:
-        with self._randomness.of(number, self.parameters[0].device) as (uniforms, key, _):
-            who = draw_whole(self._incidence, self._plan.sampling, uniforms, key)
-            return Gradient(self._mean(who.sentences.values), 0.0, _untouched(who))
+        """Sample, clip, sum and add noise."""
 
-    def _mean(self, sentences: Ints) -> list[Tensor]:
-        gradients = [torch.zeros_like(p) for p in self.parameters]
-        for some in self._pieces(sentences):
-            with self._precision():
-                total = loss_values(self._task.losses(self._model, some, self._packing)).sum()
-            found = torch.autograd.grad(total, self.parameters, allow_unused=True)
-            for sum_, part in zip(gradients, found, strict=True):
-                if part is not None:
-                    sum_.add_(part, alpha=1 / len(sentences))
-        return gradients
+    def state(self) -> dict[str, Tensor]:
+        """What must survive from round to round, for the checkpoint; most methods have nothing."""
+        return {}
 
-    def _pieces(self, sentences: Ints) -> list[Ints]:
-        """About equally many tokens each: padded ones too, unless sentences share rows."""
-        if not len(sentences):
-            return []
-        max_tokens = self._plan.config.run.tokens_at_once or max_tokens_on(
-            self.parameters[0].device
-        )
-        ordered = sentences[np.argsort(self._task.lengths[sentences], kind="stable")]
-        tokens = self._packing.tokens(self._task.lengths[ordered])
-        return np.array_split(ordered, min(len(ordered), -(-tokens // max_tokens)))
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take up the state that `state` gave."""
+        if state:
+            raise UserError(f"{self.name}: a checkpoint with another method's state")
 
 
-def _untouched(who: Participants) -> ClipStats:
-    return ClipStats(len(who.users), len(who.sentences.values), 0.0, 0.0, 0.0)
+_METHODS: dict[str, type[Method]] = {}
+_MethodType = TypeVar("_MethodType", bound=type[Method])
 
 
-@torch.no_grad()
-def refuse_mixing(model: nn.Module, task: Task) -> None:
-    """Try whether losses of short sentences change beside a long one, in full precision."""
-    order = np.argsort(task.lengths, kind="stable")
-    some, longest = order[[len(order) * tenth // 10 for tenth in (1, 3, 5)]], order[-1:]
-    with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
-        alone = torch.cat([loss_values(task.losses(model, some[[i]])) for i in range(len(some))])
-        beside = loss_values(task.losses(model, np.concatenate([some, longest])))[:-1]
-    if not torch.allclose(alone, beside, rtol=_SAME, atol=_SAME):
-        raise UserError(
-            f"the loss of a sentence changes with the sentences beside it: {type(model).__name__} "
-            "looks at them, or at padding; choose a model that does not"
-        )
+def register_method(method: _MethodType) -> _MethodType:
+    """Make a class a method, by its `name`."""
+    if method.name in _METHODS:
+        raise ValueError(f"method {method.name!r}: registered twice")
+    _METHODS[method.name] = method
+    return method
 
 
-_SAME = 1e-4  # rounding is far below, a model that looks at padding above
+def method_names() -> tuple[str, ...]:
+    return tuple(_METHODS)
 
 
-def build(
-    plan: Plan, incidence: Incidence, model: nn.Module, task: Task, precision: Precision
-) -> Method:
-    kind = plan.config.privacy.method
-    if plan.private:
-        refuse_mixing(model, task)
-    if kind in ("rotation", "user-level"):
-        return Clipped(plan, incidence, model, task, precision)
-    if kind == "uedp-alg":
-        from uedp.methods.uedp_alg import UedpAlg
+def method_named(name: str) -> type[Method]:
+    """The class of a method.
 
-        return UedpAlg(plan, incidence, model, task, precision)
-    return Plain(plan, incidence, model, task, precision)
+    Raises:
+        ValueError: there is no such method; names those that there are.
+    """
+    if name not in _METHODS:
+        raise ValueError(f"no method {name!r}; choose {', '.join(sorted(_METHODS))}")
+    return _METHODS[name]

@@ -1,85 +1,124 @@
-"""UeDP-Alg as a method: the paper's sampling, local updates, estimator and noise."""
+"""UeDP-Alg: the paper's sampling, local updates, estimator and noise (section 2 of privacy.md)."""
+
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import nn
 
+from uedp.accounting.profile import Profile
+from uedp.accounting.proven import UedpAlgProfile
 from uedp.incidence import Incidence
 from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
-from uedp.mechanism.noise import Noise, add_once_
+from uedp.mechanism.noise import add_once_
 from uedp.mechanism.release import ClipStats, max_tokens_on
-from uedp.mechanism.sampling import Floats, Uniforms
-from uedp.methods.base import Gradient, Randomness
-from uedp.training.plan import Plan
-from uedp.training.tasks import Precision, Task
+from uedp.mechanism.sampling import Floats
+from uedp.methods.base import (
+    Autocast,
+    Count,
+    Gradient,
+    Method,
+    MethodOptions,
+    Positive,
+    PrivacySettings,
+    RoundSettings,
+    SentenceTask,
+    register_method,
+)
+from uedp.methods.randomness import Randomness
 
 
-class UedpAlg:
+class UedpAlgOptions(MethodOptions):
+    """`literal_line`: local steps as the paper's pseudocode has them, from the round's start."""
+
+    estimator: Literal["f_E", "f_E+"] = "f_E+"
+    local_rate: Positive = 0.1
+    local_batch: Count = 8
+    user_cap: Count = 1
+    entity_cap: Count = 1
+    literal_line: bool = False
+
+
+@register_method
+class UedpAlg(Method):
     """Each round is a noisy estimate of how far the users moved; minus that is the gradient."""
+
+    name = "uedp-alg"
+    profile_type = UedpAlgProfile
+    options_type = UedpAlgOptions
+
+    @classmethod
+    def check(cls, privacy: PrivacySettings) -> None:
+        super().check(privacy)
+        if privacy.noise is None:
+            raise ValueError("uedp-alg takes the paper's z as noise; its epsilon follows")
+        if privacy.sentences_per_entity or privacy.sentences_per_user:
+            raise ValueError(
+                "uedp-alg uses all sentences it samples; leave out sentences_per_entity and "
+                "sentences_per_user"
+            )
+
+    @classmethod
+    def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:
+        # a sentence without entities is an entity of its own, which its user holds: at least 1
+        holders = int(incidence.holders.counts.max(initial=1))
+        return UedpAlgProfile(noise, privacy.user_rate, incidence.users, holders)
+
+    @classmethod
+    def noise_per_update(cls, settings: RoundSettings) -> float:
+        return settings.noise * (settings.expected_users + 1)
 
     def __init__(
         self,
-        plan: Plan,
+        settings: RoundSettings,
         incidence: Incidence,
         model: nn.Module,
-        task: Task,
-        precision: Precision,
+        task: SentenceTask,
+        autocast: Autocast,
     ) -> None:
-        settings, clip = plan.config.alg, plan.clips.update
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._incidence, self._task = incidence, task
-        self._randomness = Randomness(plan)
-        kind = f_e if settings.estimator == "f_E" else f_e_plus
-        weights = Weights.of(incidence, settings.user_cap, settings.entity_cap)
-        self._estimator = kind(plan.sampling, weights, clip, plan.noise)
-        self._precision = precision
-        self._local = LocalUpdate(
-            model,
-            task.sentence_losses,
-            Steps(
-                settings.local_rate,
-                settings.local_batch,
-                clip,
-                divisor=settings.local_batch,
-                from_start=settings.literal_line,
-            ),
-            users_at_once=_fitting(plan, task, settings.local_batch, self.parameters[0].device),
+        super().__init__(settings, incidence, model, task, autocast)
+        options, clip = settings.options, settings.clips.update
+        assert isinstance(options, UedpAlgOptions)
+        estimator = f_e if options.estimator == "f_E" else f_e_plus
+        weights = Weights.of(incidence, options.user_cap, options.entity_cap)
+        self._estimator = estimator(settings.sampling, weights, clip, settings.noise)
+        batch_tokens = options.local_batch * max(1, int(task.lengths.max(initial=1)))
+        max_tokens = settings.max_tokens or max_tokens_on(self.parameters[0].device)
+        steps = Steps(
+            options.local_rate,
+            options.local_batch,
+            clip,
+            divisor=options.local_batch,
+            from_start=options.literal_line,
         )
-        self._clip = clip
-        self._larger = 1 + plan.clips.margin  # for rounding that differs with the batch
+        self._local = LocalUpdate(
+            model, task.sentence_losses, steps, users_at_once=max(1, max_tokens // batch_tokens)
+        )
 
     def round(self, number: int) -> Gradient:
-        with self._randomness.of(number, self.parameters[0].device) as (uniforms, _, noise):
-            return self._round(uniforms, noise)
-
-    def _round(self, uniforms: Uniforms, noise: Noise) -> Gradient:
-        estimator = self._estimator
-        who = estimator.draw(self._incidence, uniforms)
-        user_weights = torch.from_numpy(estimator.weights.users[who.users]).float()
-        sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
-        norms = np.zeros(len(who.users))
-        if len(who.sentences.values):
-            with self._precision():  # around all of it: inside, vmap and autocast clash
-                found = self._local.weighted_sum(
-                    self._task.batch(who.sentences.values),
-                    shuffled(who.sentences, uniforms),
-                    torch.from_numpy(who.weights).float(),
-                    user_weights,
-                )
-            sums = [found.updates[p].float() for p in self.parameters]
-            norms = np.nan_to_num(found.norms.cpu().numpy() / self._clip)
-        # the noise of the paper's lemma, on the sum before it is divided
-        add_once_(noise, sums, estimator.deviation_of_sum * self._larger)
+        estimator, clips = self._estimator, self.settings.clips
+        device = self.parameters[0].device
+        with Randomness(self.settings.seed).of_round(number, device) as (uniforms, _, noise):
+            drawn = estimator.draw(self.incidence, uniforms)
+            sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
+            norms = np.zeros(len(drawn.users))
+            if len(drawn.sentences.values):
+                with self.autocast():  # around all of it: vmap and autocast clash inside
+                    local = self._local.weighted_sum(
+                        self.task.batch(drawn.sentences.values),
+                        shuffled(drawn.sentences, uniforms),
+                        torch.from_numpy(drawn.weights).float(),
+                        torch.from_numpy(estimator.weights.users[drawn.users]).float(),
+                    )
+                sums = [local.updates[p].float() for p in self.parameters]
+                norms = np.nan_to_num(local.norms.cpu().numpy() / clips.update)
+            # the noise of the paper's lemma, on the sum before it is divided
+            margin = 1 + clips.margin  # for rounding that differs with the batch
+            add_once_(noise, sums, estimator.deviation_of_sum * margin)
         torch._foreach_mul_(sums, -1 / estimator.denominator)
-        deviation = estimator.deviation * self._larger
-        return Gradient(sums, deviation, _stats(len(who.sentences.values), norms))
-
-
-def _fitting(plan: Plan, task: Task, batch: int, device: torch.device) -> int:
-    """How many users may step side by side, by the tokens that are held at once."""
-    max_tokens = plan.config.run.tokens_at_once or max_tokens_on(device)
-    return max(1, max_tokens // (batch * max(1, int(task.lengths.max(initial=1)))))
+        stats = _stats(len(drawn.sentences.values), norms)
+        return Gradient(sums, estimator.deviation * margin, stats)
 
 
 def _stats(sentences: int, norms: Floats) -> ClipStats:

@@ -1,32 +1,29 @@
 """Training in one call, and what its result is good for: measuring it, letting it write."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
-from uedp.mechanism.clip.kinds import trainable_layers
 from uedp.models.load import LoadedModel, load_model
-from uedp.models.trainable import make_trainable
 from uedp.progress import SILENT, Progress
-from uedp.training import loop, tasks
-from uedp.training.config import Config, parse
-from uedp.training.config import load as load_config
-from uedp.training.datasets import refuse_the_same_corpus
-from uedp.training.lineage import of_all_words, of_model, origin_of_words
-from uedp.training.loop import CONFIG, Outcome
+from uedp.training import loop
+from uedp.training.build import assemble, plan_run, task_of_run
+from uedp.training.config import Config, load_config, parse_config
+from uedp.training.datasets import read_texts, read_training_data
+from uedp.training.outcome import Outcome
 from uedp.training.plan import Plan
-from uedp.training.plan import build as build_plan
-from uedp.training.provenance import Provenance, entities_of, users_of
+from uedp.training.run_dir import CONFIG
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
-    from uedp.incidence import Incidence
 
-_ROOM = 1 << 13  # tokens evaluated at a time
+_MAX_TOKENS = 1 << 13  # evaluated at a time
 
 
 def train(
@@ -63,7 +60,7 @@ def train(
         put("privacy", "epsilon", epsilon)
     for field, value in (model if isinstance(model, Mapping) else {"name": str(model)}).items():
         put("model", field, value)
-    config = parse(values, "train")
+    config = parse_config(values, "train")
     return loop.run(config, Path(out), resume=resume, progress=progress, say=say)
 
 
@@ -73,64 +70,24 @@ def _folder(corpus: "Corpus | str | Path") -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Preview:
-    """What a run would be: its plan, how many parameters it trains, what speaks against it."""
+    """What a run would be: its plan, how many parameters it trains, warnings."""
 
     plan: Plan
     parameters: int
-    doubts: list[str]
+    warnings: list[str]
 
 
 def preview(config: Config) -> Preview:
     """Plan a run, and load its model, without training anything or leaving a trace.
 
     Guarantees:
-      - a model with a layer that cannot be clipped is refused, as training would
+      - whatever training would refuse before its first round is refused
     """
-    from uedp.corpus.store import Corpus
-
-    incidence = Corpus(config.data.train).incidence
-    refuse_the_same_corpus(config, incidence)
-    plan = build_plan(config, incidence, _previewed(config, incidence))
-    settings = config.model
-    labels = len(config.task.labels) or 2  # how many is told by the corpus; a head is small
-    loaded = load_model(
-        settings.name,
-        config.task.kind,
-        labels=labels if config.task.kind == "classification" else None,
-        dropout=settings.dropout,
-        seed=settings.seed,
-        sizes=settings.sizes,
-        tokenizer=settings.tokenizer,
-    )
-    model = make_trainable(
-        loaded.model,
-        settings.train,
-        rank=settings.rank,
-        alpha=settings.alpha,
-        targets=settings.targets,
-        seed=settings.seed,
-    )
-    if config.privacy.method in ("rotation", "user-level"):
-        trainable_layers(model)
-    count = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return Preview(plan, count, plan.doubts(count))
-
-
-def _previewed(config: Config, incidence: "Incidence") -> Provenance:
-    """What the plan of a run would put on record, as far as no text has to be read for it."""
-    from uedp.corpus.store import Corpus
-
-    info = Corpus(config.data.train).info
-    words = of_all_words(config)
-    origin = origin_of_words(words, incidence.digest, "") if words else None
-    return Provenance(
-        entities=entities_of(info),
-        users=users_of(info),
-        precision=loop.precision_of(config),
-        words=None if config.vocabulary.source == "corpus" else origin,
-        model=of_model(config.model.name),
-        vocabulary=words,
-    )
+    data = read_training_data(config)
+    plan = plan_run(config, data, CorpusLedger(data.ledger))
+    parameters = assemble(plan, data).method.parameters
+    count = sum(p.numel() for p in parameters)
+    return Preview(plan, count, plan.warnings(count))
 
 
 # --- a finished run ------------------------------------------------------------------------------
@@ -144,32 +101,14 @@ def evaluate(
     Texts are cut as in training, so that numbers can be compared; they are computed in full
     precision.
     """
-    from uedp.corpus.store import Corpus
-
-    config, loaded = _finished(run)
-    most = config.data.evaluate_sentences if corpus is None else None
+    config, trained = _finished(run)
+    limit = config.data.evaluate_sentences if corpus is None else None
     corpus = corpus or config.data.evaluate
     if corpus is None:
-        raise UserError(f"{run / CONFIG}: data.evaluate names no corpus; name one with --corpus")
-    texts: list[str] = []
-    labels: list[str | None] = []
-    for batch in Corpus(corpus).batches(("text", "label")):
-        texts += batch.column("text").to_pylist()
-        labels += batch.column("label").to_pylist()
-    names: list[str] = []
-    if config.task.kind == "classification":
-        meaning = loaded.model.config.id2label
-        names = [meaning[number] for number in sorted(meaning)]
-    task = tasks.build(
-        config.task.kind,
-        texts[:most],
-        labels[:most],
-        names,
-        loaded.tokenizer,
-        min(config.model.max_tokens, loaded.max_tokens),
-    )
-    model = loaded.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return task.evaluate(model, torch.no_grad, config.run.tokens_at_once or _ROOM, progress)
+        raise UserError(f"{run / CONFIG}: data.evaluate names no corpus; give `corpus=...`")
+    task = task_of_run(config, trained, read_texts(corpus, limit), progress)
+    model = trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
+    return task.evaluate(model, nullcontext, config.run.tokens_at_once or _MAX_TOKENS, progress)
 
 
 def generate(
@@ -222,8 +161,10 @@ def generate(
 def _finished(run: Path) -> tuple[Config, LoadedModel]:
     """The config and the model of a run."""
     if not (run / CONFIG).is_file():
-        raise UserError(f"{run}: not a run; name the folder that `uedp train` was given as --out")
+        raise UserError(f"{run}: not a run; name the run directory of a training")
     config = load_config(run / CONFIG)
     if not (run / "config.json").is_file():
-        raise UserError(f"{run}: not finished yet, so that it has no model; go on with --resume")
+        raise UserError(
+            f"{run}: not finished yet, so it has no model; continue it with `resume=True`"
+        )
     return config, load_model(run, config.task.kind)

@@ -10,82 +10,30 @@ from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from uedp.errors import UserError
+from uedp.methods import PrivacySettings, method_named, method_names
+from uedp.methods.base import Count, MethodOptions, Positive, Rate, Section, Seed
 from uedp.models.scratch import KINDS as NEW_MODELS
 from uedp.strict import parse_yaml
 
-Method = Literal["rotation", "user-level", "uedp-alg", "deidentified", "noiseless"]
-PRIVATE: tuple[Method, ...] = ("rotation", "user-level", "uedp-alg")
 
-Rate = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Seed = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class Privacy(_Section):
-    """Who is protected, and how well.
-
-    Give `epsilon`, and the noise is found; or `noise`, and epsilon follows.
-    """
-
-    method: Method = "rotation"
-    epsilon: Positive | None = None
-    noise: Annotated[float, Field(ge=0)] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    rounds: Count = 200
-    user_rate: Rate = 0.1
-    update_clip: Positive = 1.0
-    entity_share: Annotated[float, Field(gt=0, le=2)] = 0.3
-    entity_rate: Rate = 1.0
-    extended_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
-    sentences_per_entity: Count | None = None
-    sentences_per_user: Count | None = None
-    seed: Seed | None = None
-    chosen_by: str | None = None
-    corpus_budget: Positive | None = None
-
-    @model_validator(mode="after")
-    def _one_target(self) -> "Privacy":
-        if self.method in PRIVATE and (self.epsilon is None) == (self.noise is None):
-            raise ValueError("give either epsilon or noise")
-        if self.method not in PRIVATE and (self.epsilon is not None or self.noise is not None):
-            raise ValueError(f"{self.method} adds no noise; leave out epsilon and noise")
-        if self.method == "uedp-alg" and self.noise is None:
-            raise ValueError("uedp-alg takes the paper's z as noise; its epsilon follows")
-        bounded = self.sentences_per_entity or self.sentences_per_user
-        if self.method == "uedp-alg" and bounded:
-            raise ValueError(
-                "uedp-alg uses all sentences it samples; leave out sentences_per_entity and "
-                "sentences_per_user"
-            )
-        return self
-
-
-class Alg(_Section):
-    """UeDP-Alg's own settings (section 2 of docs/privacy.md)."""
-
-    estimator: Literal["f_E", "f_E+"] = "f_E+"
-    local_rate: Positive = 0.1
-    local_batch: Count = 8
-    user_cap: Count = 1
-    entity_cap: Count = 1
-    literal_line: bool = False
-
-
-class Data(_Section):
+class DataSettings(Section):
     train: Path
     evaluate: Path | None = None
     evaluate_sentences: Count | None = None
 
 
-class Task(_Section):
+class TaskSettings(Section):
     """`labels` are those a classifier tells apart; without them, those of the corpus."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
@@ -101,13 +49,13 @@ class Task(_Section):
         return labels
 
 
-class Model(_Section):
+class ModelSettings(Section):
     """A saved model by folder or name; or a new one, of a kind, some sizes, a public tokenizer."""
 
     name: str
-    sizes: dict[str, bool | int | float] = {}
+    sizes: dict[str, bool | int | float] = Field(default_factory=dict)
     tokenizer: str | None = None
-    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+)$")] = "lora"
+    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+|attached)$")] = "lora"
     rank: Count = 8
     alpha: Positive | None = None
     targets: tuple[str, ...] = ()
@@ -123,13 +71,13 @@ class Model(_Section):
         return values
 
     @model_validator(mode="after")
-    def _fits(self) -> "Model":
+    def _fits(self) -> "ModelSettings":
         if self.name in NEW_MODELS and self.train.startswith(("lora", "probe")):
             raise ValueError(f"{self.name} is new and has nothing to adapt; train it `full`")
         return self
 
 
-class Vocabulary(_Section):
+class VocabularySettings(Section):
     """Where a new word-level model gets its words (section 7 of docs/privacy.md).
 
     `tokenizer`: no words of its own, `model.tokenizer` cuts texts. `public`: the words in `path`,
@@ -146,7 +94,7 @@ class Vocabulary(_Section):
     words_per_sentence: Count = 16
 
 
-class Optimiser(_Section):
+class OptimiserSettings(Section):
     """What the server does with a round's noisy sum; all of it is post-processing."""
 
     name: Literal["sgd", "momentum", "adam"] = "adam"
@@ -159,7 +107,7 @@ class Optimiser(_Section):
     average: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
 
-class Run(_Section):
+class RunSettings(Section):
     """`vectors` is a folder where what `model.train: probe` reads of texts is kept between runs.
 
     `precision: auto` is float32 for private methods, half precision on an accelerator for others.
@@ -191,32 +139,38 @@ FOR_PROBES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 
 
-class Config(_Section):
-    """A whole run."""
+class Config(Section):
+    """A whole run. `method_options` are those of `privacy.method`, if it has any."""
 
-    privacy: Privacy
-    data: Data
-    model: Model
-    task: Task = Task()
-    optimiser: Optimiser = Optimiser()
-    vocabulary: Vocabulary = Vocabulary()
-    alg: Alg = Alg()
-    run: Run = Run()
+    privacy: PrivacySettings
+    data: DataSettings
+    model: ModelSettings
+    task: TaskSettings = TaskSettings()
+    optimiser: OptimiserSettings = OptimiserSettings()
+    vocabulary: VocabularySettings = VocabularySettings()
+    method_options: SerializeAsAny[MethodOptions] = MethodOptions()
+    run: RunSettings = RunSettings()
 
     @model_validator(mode="before")
     @classmethod
-    def _suited(cls, values: Any) -> Any:
+    def _with_defaults(cls, values: Any) -> Any:
+        """Fill in defaults that depend on what is trained and how."""
         if not isinstance(values, Mapping):
             return values
-        suited = {
+        if "alg" in values:
+            raise ValueError(
+                "alg: this section is called method_options now; for methods other than uedp-alg "
+                "remove it"
+            )
+        defaults = {
             section: {**fields, **given}
-            for section, fields in _suiting(values).items()
+            for section, fields in _defaults_for(values).items()
             if isinstance(given := values.get(section, {}), Mapping)
         }
-        return {**values, **suited}
+        return {**values, **defaults, "method_options": _options(values)}
 
     @model_validator(mode="after")
-    def _words_fit(self) -> "Config":
+    def _vocabulary_fits(self) -> "Config":
         source = self.vocabulary.source
         if source != "tokenizer" and (
             self.model.name not in NEW_MODELS or self.model.tokenizer is not None
@@ -226,40 +180,64 @@ class Config(_Section):
             )
         if source == "public" and self.vocabulary.path is None:
             raise ValueError("vocabulary.path: name a word list or a tokenizer")
-        if source == "private" and (
-            self.privacy.method not in ("rotation", "user-level") or self.privacy.epsilon is None
-        ):
+        if source == "private" and self.privacy.epsilon is None:
             raise ValueError(
-                "vocabulary.source private: needs rotation or user-level, and privacy.epsilon"
+                "vocabulary.source private: needs privacy.epsilon, and a method that is "
+                "calibrated to it"
             )
         return self
+
+    @property
+    def private(self) -> bool:
+        """Whether the method adds noise."""
+        return method_named(self.privacy.method).profile_type is not None
 
     def to_yaml(self) -> str:
         return str(yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False))
 
 
-def _suiting(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """What to begin with, by what is trained, and whether with noise on every update."""
+def _field(values: Mapping[str, Any], section: str, field: str, default: str) -> str:
+    """A field of values that are not validated yet, sections perhaps already being models."""
+    fields = values.get(section, {})
+    read = fields.get if isinstance(fields, Mapping) else partial(getattr, fields)
+    return str(read(field, default))
 
-    def asked(section: str, field: str, default: str) -> str:
-        found = values.get(section, {})
-        of = found.get if isinstance(found, Mapping) else partial(getattr, found)
-        return str(of(field, default))
 
-    train = asked("model", "train", "lora")
+def _options(values: Mapping[str, Any]) -> Any:
+    given = values.get("method_options", {})
+    try:
+        options = method_named(_field(values, "privacy", "method", "rotation")).options_type
+    except ValueError:  # the field privacy.method reports it
+        return MethodOptions()
+    if isinstance(given, MethodOptions):
+        given = given.model_dump()
+    try:
+        return options.model_validate(given or {})
+    except ValidationError as error:
+        raise ValueError(f"method_options.{_first(error)}") from None
+
+
+def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Defaults by what is trained, and whether with noise on every update."""
+    field = partial(_field, values)
+    train = field("model", "train", "lora")
     if train == "probe":
         return FOR_PROBES
-    suits = (
+    method = field("privacy", "method", "rotation")
+    noisy_adapters = (
         train.startswith("lora")
-        and asked("model", "name", "") not in NEW_MODELS
-        and asked("privacy", "method", "rotation") in ("rotation", "user-level")
-        and asked("task", "kind", "next-word") == "next-word"
-        and asked("optimiser", "name", "adam") == "adam"
+        and field("model", "name", "") not in NEW_MODELS
+        and method in method_names()
+        and method_named(method).noises_gradients
+        and field("task", "kind", "next-word") == "next-word"
+        and field("optimiser", "name", "adam") == "adam"
     )
-    return FOR_NOISY_ADAPTERS if suits else {}
+    return FOR_NOISY_ADAPTERS if noisy_adapters else {}
 
 
-def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()) -> Config:
+def parse_config(
+    values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()
+) -> Config:
     """A config from nested values, after `section.field=value` changes."""
     nested: dict[str, Any] = {
         section: dict(fields or {}) if isinstance(fields, Mapping | None) else fields
@@ -269,11 +247,11 @@ def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[s
         path, found, text = change.partition("=")
         section, dot, field = path.strip().partition(".")
         if not (found and dot and field):
-            raise UserError(f"--set {change}: write section.field=value, as privacy.epsilon=4")
+            raise UserError(f"change {change!r}: write section.field=value, as privacy.epsilon=4")
         try:
             value = parse_yaml(text)
         except ValueError as error:
-            raise UserError(f"--set {change}: the value cannot be read ({error})") from None
+            raise UserError(f"change {change!r}: the value cannot be read ({error})") from None
         fields = nested.setdefault(section, {})
         if isinstance(fields, dict):  # if not, what is wrong with it is said below
             fields[field] = value
@@ -286,13 +264,13 @@ def parse(values: Mapping[str, Any], origin: str = "config", changes: Sequence[s
 PRESETS = Path(__file__).parent / "presets"
 
 
-def preset(name: str) -> Path | None:
+def preset_path(name: str) -> Path | None:
     """The file of a config that comes with the package, such as `paper-gpt2`."""
     path = PRESETS / f"{name}.yaml"
     return path if path.is_file() else None
 
 
-def load(path: Path, changes: Sequence[str] = ()) -> Config:
+def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """A config from a YAML file, after `section.field=value` changes."""
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
@@ -304,7 +282,7 @@ def load(path: Path, changes: Sequence[str] = ()) -> Config:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path}: must hold sections such as privacy, data and model")
-    return parse(values, str(path), changes)
+    return parse_config(values, str(path), changes)
 
 
 def _first(error: ValidationError) -> str:

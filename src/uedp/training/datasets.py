@@ -10,6 +10,7 @@ import numpy as np
 from uedp.corpus.digest import text_digest
 from uedp.errors import UserError
 from uedp.incidence import Incidence
+from uedp.methods import method_named
 from uedp.training.config import Config
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Texts:
 
 
 @dataclass(frozen=True, eq=False)
-class Material:
+class TrainingData:
     """Everything a run reads from disk but the model.
 
     `ledger` is the folder whose ledger keeps what all runs on this corpus spent. For the method
@@ -44,7 +45,7 @@ class Material:
         if len(self.train.texts) != self.incidence.sentences:
             raise UserError(
                 f"{len(self.train.texts):,} texts, but the incidence is of "
-                f"{self.incidence.sentences:,} sentences; detect the corpus anew"
+                f"{self.incidence.sentences:,} sentences; detect the corpus again"
             )
         labels = self.train.labels or [None] * len(self.train.texts)
         made = text_digest(self.incidence.sentence_user, self.train.texts, labels)
@@ -56,12 +57,12 @@ class Material:
         if len(names) < 2:
             raise UserError(
                 f"{self.ledger}: classification needs sentences with at least two labels, found "
-                f"{len(names)}; detect it anew with --label"
+                f"{len(names)}; detect it again with `label=...`"
             )
         return names
 
 
-def read(config: Config) -> Material:
+def read_training_data(config: Config) -> TrainingData:
     """From the corpora a config names; de-identified if that is the method.
 
     Guarantees:
@@ -73,23 +74,29 @@ def read(config: Config) -> Material:
 
     corpus = Corpus(config.data.train)
     train = _texts(corpus)
-    if config.privacy.method == "deidentified":
+    if method_named(config.privacy.method).deidentifies:
         train = Texts(deidentified_texts(corpus), train.labels)
     incidence, held_out = Incidence.of(config.data.train), None
     if config.data.evaluate is not None:
-        refuse_the_same_corpus(config, incidence)
-        every = _texts(Corpus(config.data.evaluate))
-        most = config.data.evaluate_sentences
-        held_out = Texts(every.texts[:most], every.labels[:most])
-    return Material(train, corpus.incidence, corpus.folder, held_out, corpus.info)
+        refuse_training_corpus(config, incidence)
+        held_out = read_texts(config.data.evaluate, config.data.evaluate_sentences)
+    return TrainingData(train, corpus.incidence, corpus.folder, held_out, corpus.info)
 
 
-def of_corpus(corpus: "Corpus") -> Material:
+def training_data_of(corpus: "Corpus") -> TrainingData:
     """The texts of a corpus as they are, with nothing held out."""
-    return Material(_texts(corpus), corpus.incidence, corpus.folder, None, corpus.info)
+    return TrainingData(_texts(corpus), corpus.incidence, corpus.folder, None, corpus.info)
 
 
-def refuse_the_same_corpus(config: Config, incidence: Incidence) -> None:
+def read_texts(corpus: Path, limit: int | None = None) -> Texts:
+    """The first texts of a corpus."""
+    from uedp.corpus.store import Corpus
+
+    texts = _texts(Corpus(corpus))
+    return Texts(texts.texts[:limit], texts.labels[:limit])
+
+
+def refuse_training_corpus(config: Config, incidence: Incidence) -> None:
     """What is measured is shown as it is, so it must not be measured on whom the noise protects."""
     from uedp.corpus.store import Corpus
 
@@ -122,12 +129,11 @@ def _texts(corpus: "Corpus") -> Texts:
     path = corpus.folder / "sentences.arrow"
     if not np.array_equal(owners, corpus.incidence.sentence_user):
         raise UserError(
-            f"{path}: its users are not those of the incidence; make the corpus anew with "
-            "`uedp detect`"
+            f"{path}: its users are not those of the incidence; detect the corpus again"
         )
     if text_digest(owners, texts, labels) != corpus.text_digest:
         raise UserError(
-            f"{path}: was changed: the digest of its texts is not that in corpus.json; make the "
-            "corpus anew with `uedp detect`"
+            f"{path}: was changed: the digest of its texts is not that in corpus.json; detect the "
+            "corpus again"
         )
     return Texts(texts, labels)

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from uedp.accounting.chain import read
+from uedp.accounting.chain import read_chain
 from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Origin
 from uedp.accounting.ledger import RUN_LEDGER, PlannedRun
 from uedp.errors import UserError
@@ -25,7 +25,7 @@ _PUBLIC = "public"
 
 
 @dataclass(frozen=True)
-class Learned:
+class Ancestor:
     """One run that a model, or its words, went through; `words` tells where its words are from."""
 
     run: str
@@ -42,12 +42,12 @@ class Learned:
         return self.incidence == incidence or (self.texts != "" and self.texts == texts)
 
 
-def of_model(name: str) -> tuple[Learned, ...]:
+def of_model(name: str) -> tuple[Ancestor, ...]:
     """The runs that a model went through, none if it is not known to come from any."""
     return _read(Path(name).expanduser() / FILE)
 
 
-def of_words(name: str | None) -> tuple[Learned, ...]:
+def of_words(name: str | None) -> tuple[Ancestor, ...]:
     """The runs whose texts a tokenizer or a word list was made from, as far as is known.
 
     It may be a file of a run, the run's folder, or the folder of words in it.
@@ -65,7 +65,7 @@ def of_words(name: str | None) -> tuple[Learned, ...]:
     return ()
 
 
-def of_all_words(config: Config) -> tuple[Learned, ...]:
+def of_all_words(config: Config) -> tuple[Ancestor, ...]:
     """The same for all words of a run: a saved model brings the tokenizer it was made with."""
     return (
         *(one for one in of_model(config.model.name) if one.words != _PUBLIC),
@@ -74,15 +74,15 @@ def of_all_words(config: Config) -> tuple[Learned, ...]:
     )
 
 
-def origin_of_words(words: tuple[Learned, ...], incidence: str, texts: str) -> Origin:
+def origin_of_words(words: tuple[Ancestor, ...], incidence: str, texts: str) -> Origin:
     """What the certificate has to say of words with this lineage."""
     if any(one.is_of(incidence, texts) for one in words):
         return CORPUS_VOCABULARY
     return FOREIGN_VOCABULARY if words else "public"
 
 
-def refuse_the_same(
-    before: tuple[Learned, ...], incidence: str, model: str, texts: str = ""
+def refuse_reused_corpus(
+    before: tuple[Ancestor, ...], incidence: str, model: str, texts: str = ""
 ) -> None:
     """An epsilon for one more run on a corpus says nothing of what a model has of it already."""
     for learned in before:
@@ -94,15 +94,15 @@ def refuse_the_same(
             )
 
 
-def write(out: Path, learned: tuple[Learned, ...]) -> None:
+def write(out: Path, learned: tuple[Ancestor, ...]) -> None:
     write_atomically(out / FILE, json.dumps([asdict(one) for one in learned], indent=2) + "\n")
 
 
-def _read(path: Path) -> tuple[Learned, ...]:
+def _read(path: Path) -> tuple[Ancestor, ...]:
     """What the file says, and what the ledger of a run beside it says, should they differ."""
     try:
         told = (
-            tuple(Learned(**entry) for entry in parse_json(path.read_bytes()))
+            tuple(Ancestor(**entry) for entry in parse_json(path.read_bytes()))
             if path.is_file()
             else ()
         )
@@ -112,18 +112,22 @@ def _read(path: Path) -> tuple[Learned, ...]:
         raise UserError(f"{path}: damaged; what the model learned from is not known") from None
 
 
-def _of_ledger(run: Path) -> tuple[Learned, ...]:
+def _of_ledger(run: Path) -> tuple[Ancestor, ...]:
     if not (run / RUN_LEDGER).is_file():
         return ()
-    plan = next((one for one in read(run / RUN_LEDGER)[0] if one.get("kind") == "plan"), None)
+    plan = next((one for one in read_chain(run / RUN_LEDGER)[0] if one.get("kind") == "plan"), None)
     if plan is None:
         return ()
-    planned = PlannedRun.read(plan)
-    own = Learned(
+    planned = PlannedRun.from_record(plan)
+    return (*(Ancestor(**fields) for fields in planned.lineage), entry_of(planned))
+
+
+def entry_of(planned: PlannedRun) -> Ancestor:
+    """A run as the lineage of its model will have it."""
+    return Ancestor(
         planned.run,
         planned.method,
         planned.shape.digest,
         planned.setup.texts,
         planned.setup.vocabulary,
     )
-    return (*(Learned(**one) for one in planned.lineage), own)

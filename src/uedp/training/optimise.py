@@ -1,13 +1,14 @@
 """Server optimisers: what is done with noisy sums. All of it is post-processing."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from uedp.training.config import Optimiser as Settings
+from uedp.training.config import OptimiserSettings
 
 
 class Optimiser(Protocol):
@@ -106,6 +107,18 @@ class Average:
         decay = min(self._decay, steps / (steps + 9))
         torch._foreach_lerp_(self.values, [p.detach() for p in self._parameters], 1 - decay)
 
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The average in place of the parameters."""
+        last = [p.detach().clone() for p in self._parameters]
+        with torch.no_grad():
+            torch._foreach_copy_(self._parameters, self.values)
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._parameters, last)
+
     def state(self) -> dict[str, Tensor]:
         return _numbered("average", self.values)
 
@@ -113,13 +126,13 @@ class Average:
         _fill(self.values, "average", state)
 
 
-def build(settings: Settings, parameters: Sequence[Tensor]) -> Optimiser:
+def build_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) -> Optimiser:
     if settings.name == "adam":
         return Adam(parameters, settings.momentum, settings.second_moment, settings.subtract_noise)
     return Momentum(parameters, settings.momentum if settings.name == "momentum" else 0.0)
 
 
-def rate_at(settings: Settings, done: int, rounds: int) -> float:
+def rate_at(settings: OptimiserSettings, done: int, rounds: int) -> float:
     """The learning rate of a round: warm-up, then decay to a hundredth of it at the end."""
     warm = settings.warm_up * rounds
     if done < warm:

@@ -1,29 +1,30 @@
 """A plan ties sampling, clipping, noise and accounting together, so that they cannot drift apart.
 
-Everything a run does that privacy depends on is read from here; the noise is found from the same
-profile the ledger and the certificate are made from.
+Everything in a run that privacy depends on is read from here. The noise multiplier is calibrated
+with the same profile from which the ledger and the certificate are made.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from uedp.accounting import certificate as certificates
 from uedp.accounting import decisions
+from uedp.accounting import statement as statements
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.profile import PrivacyEvent, Profile
-from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
+from uedp.accounting.proven import epsilon
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.release import Clips
 from uedp.mechanism.sampling import Sampling
-from uedp.training.config import PRIVATE, Config
+from uedp.methods import Method, RoundSettings, method_named
+from uedp.training.config import Config
 from uedp.training.provenance import Provenance
 
-_TOO_FEW, _FEW = 5, 20  # users a round: refused below the one, doubted below the other
-_FAINT = 0.05  # signal to noise over a whole run, from which on little is learned
+_TOO_FEW, _FEW = 5, 20  # users per round: refused below the one, warned of below the other
+_FAINT = 0.05  # signal-to-noise ratio of a whole run below which little is learned
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +32,8 @@ class Plan:
     """One run, fixed before it begins.
 
     Guarantees:
-      - `profile` describes the rounds that `sampling`, `clips` and `noise` make
-      - its epsilon over `rounds` is at most the config's, where the config asks for one
+      - `profile` describes the rounds made with `sampling`, `clips` and `noise`
+      - its epsilon over `rounds` is at most the target of the config, where there is one
     """
 
     config: Config
@@ -45,8 +46,12 @@ class Plan:
     provenance: Provenance = field(default_factory=Provenance)
 
     @property
-    def beside(self) -> tuple[tuple[PrivacyEvent, int], ...]:
-        """What is released beside the rounds."""
+    def method(self) -> type[Method]:
+        return method_named(self.config.privacy.method)
+
+    @property
+    def vocabulary_events(self) -> tuple[tuple[PrivacyEvent, int], ...]:
+        """What is released in addition to the rounds."""
         return () if self.vocabulary is None else ((self.vocabulary, 1),)
 
     @property
@@ -55,7 +60,7 @@ class Plan:
 
     @property
     def noise(self) -> float:
-        """In units of the update clip; for UeDP-Alg the paper's `z`."""
+        """The noise multiplier, in units of the update clip; for UeDP-Alg the paper's `z`."""
         return 0.0 if self.profile is None else self.profile.noise
 
     @property
@@ -64,36 +69,56 @@ class Plan:
         return self.profile is not None and self.epsilon < math.inf and self.setup().exposed is None
 
     @property
-    def expected_weight(self) -> float:
-        """The expected number of drawn users: what a noisy sum is divided by."""
-        return self.sampling.user_rate * self.shape.users
+    def round_settings(self) -> RoundSettings:
+        return RoundSettings(
+            sampling=self.sampling,
+            clips=self.clips,
+            noise=self.noise,
+            users=self.shape.users,
+            seed=self.config.privacy.seed,
+            max_tokens=self.config.run.tokens_at_once,
+            half_precision=self.provenance.precision == "bfloat16",
+            options=self.config.method_options,
+        )
+
+    @property
+    def expected_users(self) -> float:
+        return self.round_settings.expected_users
 
     @property
     def statement(self) -> str:
-        """The guarantee in one sentence; lines that say which entities, and caveats, follow."""
+        """The guarantee in one sentence; lines on entities and caveats follow."""
         privacy = self.config.privacy
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
-        return certificates.statement(
+        return statements.statement(
             self.profile, self.epsilon, privacy.delta, self.private, self.setup()
         )
 
     @property
     def missed_line(self) -> str:
-        """What the guarantee comes to where the detector missed the entity, in one sentence."""
+        """The guarantee for an entity that the detector missed, in one sentence."""
         if not self.private:
             return ""
         privacy = self.config.privacy
-        return certificates.missed_line(
-            certificates.missed_table(
+        return statements.missed_line(
+            statements.missed_table(
                 self.profile, self.rounds, privacy.delta, self.setup(), self.vocabulary
             )
         )
 
+    @property
+    def summary(self) -> list[str]:
+        """What is said before the first round, line by line."""
+        sentence, *lines = self.statement.splitlines()
+        return [line for line in (sentence, self.missed_line, *lines) if line]
+
     def on(self, incidence: Incidence) -> "Plan":
-        """The same rounds on another corpus. UeDP-Alg's epsilon depends on it: build it anew."""
-        if isinstance(self.profile, UedpAlgProfile):
-            raise ValueError("what is proven of uedp-alg depends on the corpus")
+        """The same rounds on another corpus, if what is proven does not depend on it."""
+        if self.profile is not None:
+            profile = self.method.profile(self.config.privacy, incidence, self.noise)
+            if profile != self.profile:
+                raise ValueError(f"the profile of {self.method.name} depends on the corpus")
         return replace(self, shape=_shape(incidence))
 
     def seeded(self, seed: int | None) -> "Plan":
@@ -101,43 +126,46 @@ class Plan:
         privacy = self.config.privacy.model_copy(update={"seed": seed})
         return replace(self, config=self.config.model_copy(update={"privacy": privacy}))
 
+    def epsilon_after(self, rounds: int) -> float:
+        assert self.profile is not None
+        return epsilon(self.profile, rounds, self.config.privacy.delta, *self.vocabulary_events)
+
     def signal_to_noise(self, parameters: int) -> float:
-        """Length of what all rounds can say at best, over that of their noise.
+        """Norm of the signal of all rounds at best, over that of their noise.
 
         At best all users move as far as they may, and the same way in every round.
         """
         if not self.noise:
             return math.inf
-        users = self.sampling.user_rate * self.shape.users
-        noise = self.noise * (users + 1 if isinstance(self.profile, UedpAlgProfile) else 1)
-        return users * math.sqrt(self.rounds) / (noise * math.sqrt(parameters))
+        noise = self.method.noise_per_update(self.round_settings)
+        return self.expected_users * math.sqrt(self.rounds) / (noise * math.sqrt(parameters))
 
-    def doubts(self, parameters: int) -> list[str]:
-        """What speaks against a run of so many trained parameters, one line each."""
-        found = []
-        users = self.sampling.user_rate * self.shape.users
+    def warnings(self, parameters: int) -> list[str]:
+        """Reasons not to start a run with so many trained parameters."""
+        warnings = []
+        users = self.expected_users
         if self.profile is not None and users < _FEW:
-            found.append(
+            warnings.append(
                 f"a round draws about {users:.2g} users: the noise hides one among them, so with "
                 f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
             )
-        if certificates.LARGE_EPSILON < self.epsilon < math.inf:
-            found.append(
-                f"epsilon {self.epsilon:.3g} says little, being above "
-                f"{certificates.LARGE_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
+        if statements.LARGE_EPSILON < self.epsilon < math.inf:
+            warnings.append(
+                f"epsilon {self.epsilon:.3g} promises little, being above "
+                f"{statements.LARGE_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
             )
         if self.provenance.precision == "bfloat16" and self.profile is not None:
-            found.append(
+            warnings.append(
                 f"half precision raises the noise by {self.clips.margin:.0%}, for rounding that "
                 "depends on who else was drawn; leave out run.precision to compute in float32"
             )
         if (ratio := self.signal_to_noise(parameters)) < _FAINT:
-            found.append(
-                f"the noise will drown what is learned: at best signal to noise is {ratio:.2g} "
-                f"over all rounds, and {_FAINT:g} is little; raise privacy.epsilon or "
+            warnings.append(
+                f"the noise will drown the signal: at best the signal-to-noise ratio is "
+                f"{ratio:.2g} over all rounds, and {_FAINT:g} is low; raise privacy.epsilon or "
                 "privacy.user_rate, or train fewer parameters"
             )
-        return found
+        return warnings
 
     def describe(self) -> dict[str, float | str | None]:
         privacy = self.config.privacy
@@ -148,15 +176,15 @@ class Plan:
             "noise": self.noise,
             "rounds": self.rounds,
             "user rate": privacy.user_rate,
-            "users per round": privacy.user_rate * self.shape.users,
+            "users per round": self.expected_users,
             "entity share": self.clips.share,
             "update clip": self.clips.update,
         }
 
     def setup(self) -> decisions.Setup:
-        """What is put on record before the first round."""
+        """What is recorded before the first round."""
         privacy, known = self.config.privacy, self.provenance
-        stated = decisions.Setup(
+        setup = decisions.Setup(
             noise_source="cipher" if privacy.seed is None else "fixed seed",
             precision=known.precision,
             rounding_margin=self.clips.margin,
@@ -169,8 +197,8 @@ class Plan:
             sentences_per_user=privacy.sentences_per_user,
         )
         if privacy.chosen_by:
-            stated = stated.model_copy(update={"chosen_by": privacy.chosen_by})
-        return stated
+            setup = setup.model_copy(update={"chosen_by": privacy.chosen_by})
+        return setup
 
     def planned(self, run: str) -> PlannedRun:
         """The first line of the ledger of a run by this plan."""
@@ -182,7 +210,7 @@ class Plan:
             shape=self.shape,
             setup=self.setup(),
             vocabulary=self.vocabulary,
-            lineage=tuple(asdict(one) for one in self.provenance.lineage),
+            lineage=tuple(asdict(ancestor) for ancestor in self.provenance.lineage),
             without_noise=self.config.privacy.method if self.profile is None else None,
         )
 
@@ -192,81 +220,73 @@ class Plan:
         return "declared" if self.config.task.labels else "from the corpus, not covered"
 
 
-# How far one text can move what others add by how rows are laid out and rounded, in update clips
-# per root of the users that others are: about twice the most that `benchmarks/rounding.py` found of
-# one pretrained model. Models with random weights move a hundredth of that: do not set it by them.
+# How far one text can move the updates of others through batch layout and rounding, in update clips
+# per square root of the number of other users: about twice the largest shift that
+# `benchmarks/rounding.py` measured on one pretrained model. Models with random
+# weights move a hundredth of that: do not set it by them.
 _MARGIN: Mapping[decisions.Precision, float] = {"float32": 1e-3, "bfloat16": 3e-2}
 
 
 def rounding_margin(precision: decisions.Precision, users: float) -> float:
-    """What the noise is raised by, in units of the update clip, for so many users a round."""
+    """The increase of the noise for so many users per round, in units of the update clip."""
     return _MARGIN[precision] * math.sqrt(max(users, 1.0))
 
 
-def build(config: Config, incidence: Incidence, provenance: Provenance | None = None) -> Plan:
+def build_plan(config: Config, incidence: Incidence, provenance: Provenance | None = None) -> Plan:
     """Calibrate, and refuse what cannot work, before anything is loaded or trained."""
-    privacy = config.privacy
-    private = privacy.method in PRIVATE
+    privacy, method = config.privacy, method_named(config.privacy.method)
     if not incidence.sentences:
         raise UserError(f"{config.data.train}: the corpus has no sentences to train on")
-    if private and incidence.users < _TOO_FEW:
+    provenance = provenance or Provenance()
+    vocabulary = _vocabulary(config)
+    plan = Plan(
+        config=config,
+        profile=None,
+        epsilon=math.inf,
+        sampling=method.sampling(privacy),
+        clips=method.clips(privacy, 0.0),
+        shape=_shape(incidence),
+        vocabulary=vocabulary,
+        provenance=provenance,
+    )
+    if not config.private:
+        return plan
+    _refuse_few_users(config, incidence)
+
+    def profile(noise: float) -> Profile:
+        return method.profile(privacy, incidence, noise)
+
+    if privacy.noise is not None:
+        noise = privacy.noise
+    else:
+        assert privacy.epsilon is not None  # the config has one of the two
+        noise = noise_for(
+            privacy.epsilon, privacy.delta, privacy.rounds, profile, plan.vocabulary_events
+        )
+    margin = rounding_margin(provenance.precision, plan.expected_users)
+    plan = replace(plan, profile=profile(noise), clips=method.clips(privacy, margin))
+    return replace(plan, epsilon=plan.epsilon_after(privacy.rounds))
+
+
+def _refuse_few_users(config: Config, incidence: Incidence) -> None:
+    privacy = config.privacy
+    if incidence.users < _TOO_FEW:
         raise UserError(
             f"{config.data.train}: {incidence.users} users are too few to hide among; at least "
             f"{_TOO_FEW} are needed, and hundreds make sense"
         )
-    if private and incidence.users * privacy.user_rate < _TOO_FEW:
+    if incidence.users * privacy.user_rate < _TOO_FEW:
         raise UserError(
             f"privacy.user_rate {privacy.user_rate:g}: of {incidence.users:,} users a round would "
             f"draw {incidence.users * privacy.user_rate:.2g}, too few to hide among; choose at "
             f"least {math.ceil(1e3 * _TOO_FEW / incidence.users) / 1e3:g}"
         )
-    if private and privacy.delta * incidence.users >= 1:
-        # with this delta, giving away one user's text whole would count as private
+    if privacy.delta * incidence.users >= 1:
+        # with this delta, publishing one user's text verbatim would count as private
         raise UserError(
             f"privacy.delta {privacy.delta:g}: must be below one over the number of users, "
             f"{1 / incidence.users:.2g}; choose {0.1 / incidence.users:.1g} or less"
         )
-    share = privacy.entity_share if privacy.method == "rotation" else 2.0
-
-    def profile(noise: float) -> Profile:
-        if privacy.method == "rotation":
-            return RotationProfile(
-                noise, privacy.user_rate, share, privacy.entity_rate, privacy.extended_rate
-            )
-        if privacy.method == "user-level":
-            return UserLevelProfile(noise, privacy.user_rate)
-        return UedpAlgProfile(noise, privacy.user_rate, incidence.users, _other_holders(incidence))
-
-    precision = Provenance().precision if provenance is None else provenance.precision
-    margin = rounding_margin(precision, privacy.user_rate * incidence.users)
-    words = _vocabulary(config)
-    beside: tuple[tuple[PrivacyEvent, int], ...] = () if words is None else ((words, 1),)
-    described: Profile | None = None
-    spent = math.inf
-    if private:
-        if privacy.noise is not None:
-            noise = privacy.noise
-        else:
-            assert privacy.epsilon is not None  # the config has one of the two
-            noise = noise_for(privacy.epsilon, privacy.delta, privacy.rounds, profile, beside)
-        described = profile(noise)
-        spent = epsilon(described, privacy.rounds, privacy.delta, *beside)
-    return Plan(
-        config=config,
-        profile=described,
-        epsilon=spent,
-        sampling=Sampling(
-            privacy.user_rate,
-            privacy.entity_rate,
-            privacy.extended_rate,
-            privacy.sentences_per_entity,
-            privacy.sentences_per_user,
-        ),
-        clips=Clips(privacy.update_clip, share, margin if private else 0.0),
-        shape=_shape(incidence),
-        vocabulary=words,
-        provenance=provenance or Provenance(),
-    )
 
 
 def _shape(incidence: Incidence) -> decisions.Shape:
@@ -290,19 +310,12 @@ def _vocabulary(config: Config) -> VocabularyRelease | None:
     settings, privacy = config.vocabulary, config.privacy
     if settings.source != "private":
         return None
-    assert privacy.epsilon is not None  # the config has seen to it
+    profile_type = method_named(privacy.method).profile_type
+    assert privacy.epsilon is not None  # the config requires it
     return release_for(
         privacy.epsilon,
         privacy.delta,
         settings.share,
         settings.words_per_user,
-        settings.words_per_sentence if privacy.method == "rotation" else None,
+        settings.words_per_sentence if profile_type and profile_type.protects_entities else None,
     )
-
-
-def _other_holders(incidence: Incidence) -> int:
-    """Most users that mention one entity, beside a protected one who may not.
-
-    At least one: a sentence without entities is an entity of its own, and its user holds it.
-    """
-    return int(incidence.holders.counts.max(initial=1))

@@ -22,8 +22,8 @@ from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
 from uedp.training import lineage
 from uedp.training.config import Config
-from uedp.training.datasets import Material
-from uedp.training.lineage import Learned
+from uedp.training.datasets import TrainingData
+from uedp.training.lineage import Ancestor
 
 # what corpus.json calls a person's own lists
 _LISTS = {
@@ -44,27 +44,27 @@ class Provenance:
     users: Users = "as given"
     precision: Precision = "float32"
     words: Origin | None = None  # of the tokenizer; None: what the config says
-    model: tuple[Learned, ...] = ()  # runs that the model went through
-    vocabulary: tuple[Learned, ...] = ()  # runs that the words come from
+    model: tuple[Ancestor, ...] = ()  # runs that the model went through
+    vocabulary: tuple[Ancestor, ...] = ()  # runs that the words come from
 
     @property
-    def lineage(self) -> tuple[Learned, ...]:
+    def lineage(self) -> tuple[Ancestor, ...]:
         return tuple(dict.fromkeys((*self.model, *self.vocabulary)))
 
 
 def gather(
-    config: Config, material: Material, ledger: CorpusLedger, precision: Precision
+    config: Config, data: TrainingData, ledger: CorpusLedger, precision: Precision
 ) -> Provenance:
-    texts = ledger.keyed(material.text_digest)
-    incidence = material.incidence.digest
+    texts = ledger.keyed(data.text_digest)
+    incidence = data.incidence.digest
     words = lineage.of_all_words(config)
     origin: Origin | None = lineage.origin_of_words(words, incidence, texts) if words else None
     if config.vocabulary.source == "corpus":
         origin = CORPUS_VOCABULARY
     return Provenance(
         texts=texts,
-        entities=entities_of(material.info, ledger.keyed),
-        users=users_of(material.info),
+        entities=entities_of(data.info, ledger.keyed),
+        users=users_of(data.info),
         precision=precision,
         words=origin,
         model=lineage.of_model(config.model.name),
@@ -96,7 +96,7 @@ def entities_of(info: Mapping[str, Any] | None, keyed: Keyed | None = None) -> E
     except (ValidationError, TypeError, AttributeError):
         raise UserError(
             "corpus.json: what it says of detectors, categories, lists or coverage cannot be read; "
-            "make the corpus anew with `uedp detect`"
+            "detect the corpus again"
         ) from None
 
 
@@ -109,13 +109,13 @@ def users_of(info: Mapping[str, Any] | None) -> Users:
 def refuse_other_corpus(certificate: Certificate, corpus: Path) -> None:
     """Raise unless the texts and the detection of a corpus are those that a run was made on."""
     from uedp.corpus.store import Corpus
-    from uedp.training.datasets import of_corpus
+    from uedp.training.datasets import training_data_of
 
     opened, ledger = Corpus(corpus), CorpusLedger(corpus)
-    material = of_corpus(opened)
-    if material.incidence.digest != certificate.incidence.digest:
+    data = training_data_of(opened)
+    if data.incidence.digest != certificate.incidence.digest:
         raise UserError(f"{corpus}: users and entities are not those that the run was made on")
-    if certificate.setup.texts and ledger.keyed(material.text_digest) != certificate.setup.texts:
+    if certificate.setup.texts and ledger.keyed(data.text_digest) != certificate.setup.texts:
         raise UserError(f"{corpus}: its texts are not those that the run was made on")
     if (users := users_of(opened.info)) != (said := certificate.setup.users):
         raise UserError(f"{corpus}: its users are {users}, not {said} as the certificate states")

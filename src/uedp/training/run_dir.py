@@ -13,22 +13,23 @@ from typing import IO
 from uedp import files
 from uedp.errors import UserError
 from uedp.strict import parse_json
-from uedp.training.config import Config, load
+from uedp.training.config import Config, load_config
 
 CONFIG = "config.yaml"
 IDENTITY = "run.json"
+RESULT = "result.json"  # written last: a run that has one is finished
 _NAME = re.compile(r"[\w.-]{1,150}")  # it is part of the name of a file beside the corpus
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[IO[bytes]]:
+def lock_run_dir(out: Path) -> Iterator[IO[bytes]]:
     """Hold the identity of a run, empty if it has none yet, against other processes.
 
     If it is empty still at the end, nothing has begun, and no trace is left. What is in the folder
     of a run is its owner's alone, whatever the umask.
     """
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: not a folder; choose another --out")
+        raise UserError(f"{out}: not a folder; choose another `out=...`")
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(out / IDENTITY, "a+b", opener=files.private_opener) as file:
@@ -45,23 +46,24 @@ def alone(out: Path) -> Iterator[IO[bytes]]:
                 files.remove_empty(made)
 
 
-def begun(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:
+def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:
     """The name of the run that a folder holds, if it is the one asked for; None if it is empty."""
     identity.seek(0)
     if not (text := identity.read()):
         if any(path.name != IDENTITY for path in out.iterdir()):
-            raise UserError(f"{out}: exists and is not a run; choose another --out")
+            raise UserError(f"{out}: exists and is not a run; choose another `out=...`")
         if resume:
-            raise UserError(f"{out}: holds no run to resume; leave out --resume")
+            raise UserError(f"{out}: holds no run to resume; leave out `resume=True`")
         return None
     if not resume:
-        raise UserError(f"{out}: holds a run already; add --resume to go on with it")
+        raise UserError(f"{out}: holds a run already; add `resume=True` to continue it")
     # a run killed as it began has not written its config yet, nor anything else
     new = {path.name for path in out.iterdir()} <= {IDENTITY, files.partial_path(out / CONFIG).name}
-    before = config if new else load(out / CONFIG)
+    before = config if new else load_config(out / CONFIG)
     if changed := _differences(before, config):
         raise UserError(
-            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another --out"
+            f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another "
+            "`out=...`"
         )
     files.make_private(out)
     try:
@@ -73,7 +75,7 @@ def begun(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str |
     return name
 
 
-def begin(identity: IO[bytes]) -> str:
+def name_run(identity: IO[bytes]) -> str:
     """Give a run its name. From here on the folder is a run."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     Path(identity.name).parent.chmod(0o700)
@@ -86,8 +88,8 @@ def _differences(before: Config, now: Config) -> list[str]:
     """Fields that differ and matter: `run` says where and how often, not what."""
     old, new = before.model_dump(exclude={"run"}), now.model_dump(exclude={"run"})
     return [
-        f"{section}.{field} is {value!r}, not {new[section][field]!r}"
+        f"{section}.{field} is {value!r}, not {new[section].get(field)!r}"
         for section, fields in old.items()
         for field, value in fields.items()
-        if value != new[section][field]
+        if value != new[section].get(field)
     ]

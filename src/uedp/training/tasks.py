@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,43 +21,20 @@ from uedp.mechanism.packing import (
     packed_logits,
     packing_for,
 )
+from uedp.methods import Autocast, SentenceTask
 from uedp.progress import SILENT, Progress
 
-Precision = Callable[[], AbstractContextManager[Any]]
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 IGNORED = -100  # cross entropy's mark for tokens that do not count
 
 
-class Task(Protocol):
-    """Sentences of one corpus, ready for a model.
-
-    Guarantees:
-      - the loss of a sentence depends on that sentence and the weights alone: it is normalised by
-        its own tokens, and padding counts for nothing
-      - an empty sentence has loss zero and gradient zero
-    """
-
-    lengths: Ints
-
-    def packing_for(self, model: nn.Module) -> Packing:
-        """Shared rows where this task allows them and the model keeps sentences apart."""
-
-    def batch(self, sentences: Ints) -> dict[str, Tensor]:
-        """These sentences, padded: what `sentence_losses` reads."""
-
-    def losses(
-        self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW
-    ) -> Tensor | PackedLosses:
-        """The loss of each of these sentences."""
-
-    @staticmethod
-    def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
-        """The loss of each sentence of a batch."""
+class Task(SentenceTask, Protocol):
+    """Sentences of one corpus, ready for a model, and measures over all of them."""
 
     def evaluate(
-        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
     ) -> Mapping[str, float]:
-        """Measures over all sentences."""
+        """Measures over all sentences, about `max_tokens` of them computed at a time."""
 
 
 class NextWord:
@@ -133,14 +110,14 @@ class NextWord:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
     ) -> Mapping[str, float]:
         total = 0.0
         tokens = sum(max(len(ids) - 1, 0) for ids in self._ids)
         if not tokens:
             raise UserError("there is nothing to evaluate: every sentence is empty")
-        for rows in _batches(self.lengths, room, progress):
-            with precision(), unmasked(model):
+        for rows in _batches(self.lengths, max_tokens, progress):
+            with autocast(), unmasked(model):
                 found = _token_losses(model, _to_device(self.batch(rows), model))
             total += float(found.double().sum())
         return {
@@ -204,12 +181,12 @@ class Classification:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, precision: Precision, room: int, progress: Progress = SILENT
+        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
     ) -> Mapping[str, float]:
         wrong = total = loss = 0.0
-        for rows in _batches(self.lengths, room, progress):
+        for rows in _batches(self.lengths, max_tokens, progress):
             batch = _to_device(self.batch(rows), model)
-            with precision():
+            with autocast():
                 logits = _logits(model, batch)
             counted = batch["labels"] != IGNORED
             wrong += float(((logits.argmax(1) != batch["labels"]) & counted).sum())
@@ -271,7 +248,7 @@ def _logits(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
     return logits.float()
 
 
-def build(
+def build_task(
     kind: str,
     texts: Sequence[str],
     labels: Sequence[str | None],
@@ -295,7 +272,7 @@ def encode_for(
     model: Any, tokenizer: Any, tokens: int, keep: Path | None, progress: Progress = SILENT
 ) -> Encode | None:
     """What reads texts for a model that takes vectors; other models read them themselves."""
-    if model.config.model_type != "uedp_probe":
+    if getattr(getattr(model, "config", None), "model_type", None) != "uedp_probe":
         return None
     from uedp.training.vectors import Encoder  # asks Transformers in, which takes seconds
 
@@ -358,14 +335,14 @@ def _to_device(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
 
 
-def _batches(lengths: Ints, room: int, progress: Progress) -> Iterator[Ints]:
-    """Sentences of like length together, about `room` tokens at a time."""
+def _batches(lengths: Ints, max_tokens: int, progress: Progress) -> Iterator[Ints]:
+    """Sentences of like length together, about `max_tokens` at a time."""
     order = np.argsort(lengths, kind="stable")
     with progress.stage("evaluating", len(order), "sentences") as meter:
         start = 0
         while start < len(order):
             end = start + 1
-            while end < len(order) and (end + 1 - start) * lengths[order[end]] <= room:
+            while end < len(order) and (end + 1 - start) * lengths[order[end]] <= max_tokens:
                 end += 1
             yield order[start:end]
             meter.advance(end - start)

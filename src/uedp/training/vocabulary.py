@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from uedp.accounting.certificate import PRIVATE_VOCABULARY, Origin
+from uedp.accounting.decisions import PRIVATE_VOCABULARY, Origin
 from uedp.accounting.ledger import RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.vocabulary import VocabularyRelease
@@ -29,7 +29,7 @@ from uedp.incidence import Incidence
 from uedp.mechanism.noise import Noise, SecureNoise
 from uedp.mechanism.sampling import Sampling, draw, draw_whole
 from uedp.models.load import public_tokenizer
-from uedp.training.config import Vocabulary as Settings
+from uedp.training.config import VocabularySettings
 
 UNKNOWN, PADDING, START, END = "<unk>", "<pad>", "<bos>", "<eos>"
 _STARTS_WORD = ("Ġ", "▁")  # of byte-level and of SentencePiece tokens
@@ -50,7 +50,7 @@ FOLDER = "vocabulary"  # of a run that has words of its own: their tokenizer
 
 
 def prepare(
-    settings: Settings,
+    settings: VocabularySettings,
     out: Path,
     texts: Sequence[str],
     incidence: Incidence,

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.mechanism.clip import ClippedSum, Engine, engine
+from uedp.mechanism.clip import ClippedSum, Engine, MatrixWeight, Record, combine
 from uedp.mechanism.clip.layout import Layout
-from uedp.mechanism.clip.recording import Record
 from uedp.mechanism.clip.reference import clipped_sum
 
 VOCABULARY = 37
@@ -146,7 +145,7 @@ def test_random_nets(way, owners, width, inner, tied, norm, bias, clips, dtype, 
 
     with pytest.MonkeyPatch.context() as patch:
         if way:  # else what the engine thinks is cheapest
-            patch.setattr(engine, "_cheapest", lambda *_: way)
+            patch.setattr(combine, "_cheapest", lambda *_: way)
         # halves carry their own rounding, which no way of adding up can undo
         tolerance = 0.1 if dtype == torch.bfloat16 else 2e-5
         agree(model, losses, owners, *clips, tolerance=tolerance)
@@ -157,8 +156,8 @@ def test_the_cheapest_way_follows_the_sizes():
         layout = Layout.of([user for user in range(users) for _ in range(each)])
         inputs = torch.zeros(users * each, tokens, width)
         record = Record(inputs, torch.zeros(users * each, tokens, out))
-        return engine._cheapest(
-            [engine._Layer(nn.Parameter(torch.zeros(out, width)), record, False)], layout
+        return combine._cheapest(
+            [MatrixWeight(nn.Parameter(torch.zeros(out, width)), record)], layout
         )
 
     assert way(2, 4, 24, 768, 768) == "grams"
@@ -295,7 +294,7 @@ def test_architectures(name, how, way, monkeypatch):
     import peft
 
     if way:
-        monkeypatch.setattr(engine, "_cheapest", lambda *_: way)
+        monkeypatch.setattr(combine, "_cheapest", lambda *_: way)
 
     torch.manual_seed(0)
     model = language_models()[name]().eval()

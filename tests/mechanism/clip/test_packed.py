@@ -10,8 +10,7 @@ import torch
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.mechanism import packing
-from uedp.mechanism.clip import Engine
-from uedp.mechanism.clip import engine as engine_module
+from uedp.mechanism.clip import Engine, combine
 from uedp.mechanism.clip.reference import clipped_sum
 from uedp.mechanism.packing import SHARED_ROWS, PackedLosses, cut_up
 from uedp.models.trainable import make_trainable
@@ -27,7 +26,7 @@ CLIPS = torch.tensor([0.3, 1.0, 0.2, 0.5, 0.4, 9.0])
 @pytest.mark.parametrize("way", ["as it costs least", "explicit", "in pieces"])
 def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
     if way != "as it costs least":
-        monkeypatch.setattr(engine_module, "_cheapest", lambda *_: "explicit")
+        monkeypatch.setattr(combine, "_cheapest", lambda *_: "explicit")
     if way == "in pieces":
         monkeypatch.setattr(packing, "piece_width", lambda _: 3)
     model = make_trainable(getattr(tiny, kind)(), train, rank=2, alpha=4.0, seed=0)
@@ -54,7 +53,7 @@ def test_the_sum_is_the_oracles(kind, train, way, monkeypatch):
 @pytest.mark.parametrize("pieces", [False, True])
 def test_a_sentence_that_is_not_finite_contributes_nothing(pieces, monkeypatch):
     if pieces:
-        monkeypatch.setattr(engine_module, "_cheapest", lambda *_: "explicit")
+        monkeypatch.setattr(combine, "_cheapest", lambda *_: "explicit")
         monkeypatch.setattr(packing, "piece_width", lambda _: 3)
     model = tiny.llama()
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from uedp.mechanism.clip import Engine, engine
+from uedp.mechanism.clip import Engine, combine
 from uedp.mechanism.clip.rounding import exact_float32
 from uedp.mechanism.clip.shared import SharedMask
 
@@ -132,7 +132,7 @@ def stacked(sentences: list[tuple[Tensor, Tensor, Tensor]]) -> tuple[Tensor, Ten
 @pytest.mark.parametrize(("kind", "way"), WAYS)
 def test_nothing_is_added_above_its_clip(kind, way, dtype, device, monkeypatch):
     if way:
-        monkeypatch.setattr(engine, "_cheapest", lambda *_: way)
+        monkeypatch.setattr(combine, "_cheapest", lambda *_: way)
     worst = 0.0
     for attack, sentences in attacks(kind, dtype, device, 2):
         alone = attack.added(stacked(sentences[:1]), CLIP, 1.0)
@@ -147,7 +147,7 @@ def test_nothing_is_added_above_its_clip(kind, way, dtype, device, monkeypatch):
 def test_a_sentence_moves_its_user_by_its_clip_at_most(kind, way, dtype, device, monkeypatch):
     """Emptied, or there, beside others of the user whose sum is clipped too."""
     if way:
-        monkeypatch.setattr(engine, "_cheapest", lambda *_: way)
+        monkeypatch.setattr(combine, "_cheapest", lambda *_: way)
     worst = 0.0
     for attack, sentences in attacks(kind, dtype, device, 2):
         torch.manual_seed(0)

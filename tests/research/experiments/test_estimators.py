@@ -30,7 +30,7 @@ def test_trials_differ_only_in_estimator_and_noise() -> None:
         privacy = trial.config["privacy"]
         assert (privacy["rounds"], privacy["user_rate"]) == (100, 0.05)
         assert privacy["noise"] == (0.0 if trial.name.endswith("no-noise") else 2.5)
-    kinds = [t.config.get("alg", {}).get("estimator", "f_E+") for t in trials.values()]
+    kinds = [t.config.get("method_options", {}).get("estimator", "f_E+") for t in trials.values()]
     assert kinds.count("f_E") == 2
 
 

@@ -15,8 +15,8 @@ from research.experiments.extended_rate import SWEEPS, rank_correlation
 from research.experiments.next_word import gpt_trials, lstm_trials
 from tests.research import trained
 from tests.research.conftest import Make
-from uedp.accounting.planning import Supply
 from uedp.accounting.planning import options as planned
+from uedp.mechanism.sampling import supply_of
 
 NAME = "extended-rate"
 
@@ -51,7 +51,7 @@ def test_the_prediction_is_the_planner_s_on_the_same_incidence(
     result: Result, options: Options
 ) -> None:
     incidence = load_incidence(options.common / "datasets-quick" / "conll")
-    supply = Supply.of_incidence(incidence)
+    supply = supply_of(incidence)
     for row in result["series"]["gpt"]["rows"]:
         own = [[row["user_rate"]], [row["rounds"]], [row["share"]], [row["extended_rate"]]]
         (option,) = planned(8.0, 1e-5, supply, *own)

@@ -1,4 +1,4 @@
-"""A model in training mode, with everything random about it held still.
+"""A model in training mode with its randomness held fixed, and checks that it keeps no state.
 
 Some layers mix sentences only in training mode. To see that, the same sentences must be computed
 together and one by one, which dropout would make differ by chance.
@@ -18,23 +18,23 @@ from uedp.mechanism.clip.shared import SharedMask
 
 
 @contextmanager
-def training_without_chance(model: nn.Module) -> Iterator["WithoutChance"]:
+def deterministic_training(model: nn.Module) -> Iterator["FixedRandomness"]:
     """In training mode, dropping nothing; afterwards every module is in the mode it was in.
 
     Guarantees:
       - dropout, by layer, by function or within attention, passes everything
-      - PyTorch's other random numbers are replaced by one that is not zero, so that what they are
-        multiplied by still shows
-      - masks that do not grow with the number of sentences can be told (`refuse_shared`): those
+      - PyTorch's other random numbers are replaced by one that is not zero, so that their effect
+        still shows
+      - draws that do not grow with the number of sentences are detected (`refuse_shared`): those
         that sentences share differ from chunk to chunk of a round, unless a `SharedMask` holds them
     """
-    with modes_kept(model), WithoutChance() as chance:
+    with modes_kept(model), FixedRandomness() as fixed:
         model.train()
-        yield chance
+        yield fixed
 
 
 def refuse_layer_drop(model: nn.Module) -> None:
-    """Layers skipped by chance are skipped for all sentences of a chunk: a mask nobody holds."""
+    """A randomly skipped layer is skipped for all sentences of a chunk: a shared mask not held."""
     for owner in (getattr(model, "config", None), *model.modules()):
         for name, value in vars(owner).items() if owner is not None else ():
             if "layerdrop" in name and isinstance(value, int | float) and value > 0:
@@ -44,7 +44,7 @@ def refuse_layer_drop(model: nn.Module) -> None:
                 )
 
 
-def kept_by(model: nn.Module) -> dict[str, Any]:
+def held_values(model: nn.Module) -> dict[str, Any]:
     """Copies of all tensors and numbers that a model's modules hold, except held masks."""
     return {
         name: value.detach().clone() if isinstance(value, Tensor) else value
@@ -52,8 +52,8 @@ def kept_by(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def refuse_kept(model: nn.Module, before: Mapping[str, Any]) -> None:
-    """Raise if a model no longer holds what it held before its passes."""
+def refuse_changed_values(model: nn.Module, before: Mapping[str, Any]) -> None:
+    """Raise if a model no longer holds the values it held before its passes."""
     for name, value in _held(model).items():
         old = before.get(name)
         same = (
@@ -62,10 +62,10 @@ def refuse_kept(model: nn.Module, before: Mapping[str, Any]) -> None:
             else old == value
         )
         if not same:
-            raise stateful(name)
+            raise state_error(name)
 
 
-def stateful(name: str) -> UserError:
+def state_error(name: str) -> UserError:
     """The error for a parameter, buffer or attribute that a forward pass changes."""
     return UserError(
         f"{name} changes in the forward pass, which would carry text from one user to another; "
@@ -74,12 +74,12 @@ def stateful(name: str) -> UserError:
 
 
 def _held(model: nn.Module) -> dict[str, Any]:
-    found: dict[str, Any] = dict(model.state_dict(keep_vars=True))
+    held: dict[str, Any] = dict(model.state_dict(keep_vars=True))
     for path, module in model.named_modules():
         if not isinstance(module, SharedMask):
-            held = {**vars(module), **module._buffers}
-            found |= {f"{path}.{name}".lstrip("."): value for name, value in held.items()}
-    return {name: v for name, v in found.items() if isinstance(v, Tensor | int | float)}
+            own = {**vars(module), **module._buffers}
+            held |= {f"{path}.{name}".lstrip("."): value for name, value in own.items()}
+    return {name: value for name, value in held.items() if isinstance(value, Tensor | int | float)}
 
 
 _DROPOUT = {
@@ -93,26 +93,26 @@ _DROPOUT = {
     torch.alpha_dropout,
     torch.feature_dropout,
 }
-_DRAWN = {torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.normal}
-_DRAWN_IN_PLACE = {Tensor.uniform_, Tensor.normal_, Tensor.exponential_}
+_DRAWS = {torch.rand, torch.rand_like, torch.randn, torch.randn_like, torch.normal}
+_DRAWS |= {Tensor.uniform_, Tensor.normal_, Tensor.exponential_}
 _COINS = {torch.bernoulli, Tensor.bernoulli, Tensor.bernoulli_}
-_ANYTHING = 0.5
+_FIXED_DRAW, _FIXED_COIN = 0.5, 1.0
 
 
-class WithoutChance(TorchFunctionMode):
-    """Holds the random numbers of a pass still, and counts how many each call draws."""
+class FixedRandomness(TorchFunctionMode):
+    """Replaces the random numbers of a pass by constants, and counts those of each call."""
 
     def __init__(self) -> None:
         super().__init__()
         self._drawn: dict[int, list[int]] = {}
         self._now: list[int] = []
 
-    def of(self, sentences: int) -> None:
-        """The next pass has so many sentences."""
+    def start_pass(self, sentences: int) -> None:
+        """The next pass has this many sentences."""
         self._now = self._drawn[sentences] = []
 
     def refuse_shared(self, few: int, many: int) -> None:
-        """Raise if a pass over many sentences drew no more somewhere than one over few."""
+        """Raise if some call drew no more for many sentences than for few."""
         pairs = zip(self._drawn[few], self._drawn[many], strict=False)
         if any(more <= less for less, more in pairs):
             raise UserError(
@@ -129,17 +129,17 @@ class WithoutChance(TorchFunctionMode):
     ) -> Any:
         named = dict(kwargs or {})
         if func in _DROPOUT:
-            return self._own(args[0] if args else named["input"])
+            return self._counted(args[0] if args else named["input"])
         if func is nn.functional.scaled_dot_product_attention:
             if len(args) > 4:
                 args = (*args[:4], 0.0, *args[5:])
             named.pop("dropout_p", None)
             return func(*args, **named)
-        found = func(*args, **named)
-        if func in _DRAWN or func in _DRAWN_IN_PLACE:
-            return self._own(found).fill_(_ANYTHING)
-        return self._own(found).fill_(1.0) if func in _COINS else found
+        result = func(*args, **named)
+        if func in _DRAWS:
+            return self._counted(result).fill_(_FIXED_DRAW)
+        return self._counted(result).fill_(_FIXED_COIN) if func in _COINS else result
 
-    def _own(self, drawn: Tensor) -> Tensor:
+    def _counted(self, drawn: Tensor) -> Tensor:
         self._now.append(drawn.numel())
         return drawn

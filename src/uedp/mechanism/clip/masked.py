@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from uedp.mechanism.clip.layout import Grams, Layout
-from uedp.mechanism.clip.rounding import OF_SCALING, masses, of_sum
-from uedp.mechanism.clip.rules import Gradients, Rule, exact_product, token_squares
+from uedp.mechanism.clip.rounding import SCALING_ERROR, masses, sum_error
+from uedp.mechanism.clip.rules import ClipRule, Gradients, exact_product, token_squares
 
 try:
     import triton
@@ -26,7 +26,7 @@ _PRODUCTS = 4  # float32 as three products in the tensor cores' own format: two 
 _ROOM = 2 << 20  # bytes for gradients that are formed and dropped again: they stay in the cache
 
 
-class MaskedProduct(Rule):
+class MaskedProduct(ClipRule):
     """A weight whose gradient is `mask * sum over tokens of grads_t (x) inputs_t`.
 
     Inner products under a mask do not come apart into those of inputs and of gradients. So the
@@ -60,7 +60,7 @@ class MaskedProduct(Rule):
             grams.squares.add_(squares)
             # a tile's squares are added up, then those of all tiles
             tiles = -(-self._mask.numel() // (_HIGH * _WIDE))
-            rounding = of_sum(_HIGH * _WIDE + tiles)
+            rounding = sum_error(_HIGH * _WIDE + tiles)
             grams.allow(slice(None), squares.sqrt(), squares=rounding)
             self._allow(grams)
             return
@@ -74,7 +74,7 @@ class MaskedProduct(Rule):
                 for part in own.split(_SLICE, 2):
                     gram[bins].add_(torch.bmm(part, part.transpose(1, 2)))
             own_squares = torch.diagonal(gram, dim1=1, dim2=2).flatten()
-            grams.allow(bucket.rows, own_squares.sqrt(), squares=of_sum(_SLICE))
+            grams.allow(bucket.rows, own_squares.sqrt(), squares=sum_error(_SLICE))
 
     def _allow(self, grams: Grams) -> None:
         """For gradients that are formed, of sentences and of users, and for scaling them."""
@@ -82,8 +82,8 @@ class MaskedProduct(Rule):
         features = self._inputs.shape[-1] + self._grads.shape[-1]
         mass = masses(inputs, grads, features).sum(1) * self._mask.max()
         # where nothing came back nothing is added, and nothing rounds
-        formed = _PRODUCTS * of_sum(grams.user_totals((grads > 0).sum(1)))
-        grams.allow(slice(None), mass, norms=formed + OF_SCALING)
+        formed = _PRODUCTS * sum_error(grams.user_totals((grads > 0).sum(1)))
+        grams.allow(slice(None), mass, norms=formed + SCALING_ERROR)
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
         if self._fused:

@@ -27,10 +27,10 @@ _TINY = 2.0**-100  # squared, per feature: below it products underflow
 
 # Of a record times its sentence's weight: in float32, or in two bfloat16 of eight digits each,
 # rounded or cut off.
-OF_SCALING = 2.0**-15
+SCALING_ERROR = 2.0**-15
 
 
-def of_sum(terms: float | Tensor) -> Any:
+def sum_error(terms: float | Tensor) -> Any:
     """The error of a sum of so many products, relative to the sum of their absolute values."""
     return (terms + _SPARE) * _UNIT
 

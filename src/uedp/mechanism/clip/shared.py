@@ -57,12 +57,6 @@ class SharedMask(nn.Module):
         return self.last.to(like)
 
 
-def mask_of(layer: nn.Module) -> Tensor | None:
-    """What a layer's weight was multiplied by in the last pass, if it was."""
-    mask = getattr(layer, "clip_mask", None)
-    return mask.last if isinstance(mask, SharedMask) else None
-
-
 def shared_masks(model: nn.Module) -> list[SharedMask]:
     return [module for module in model.modules() if isinstance(module, SharedMask)]
 

@@ -1,0 +1,164 @@
+"""The words of a certificate: who is protected, the guarantee in one sentence, and its caveats."""
+
+import decimal
+import math
+from collections.abc import Sequence
+
+from uedp.accounting.decisions import (
+    CORPUS_VOCABULARY,
+    FOREIGN_VOCABULARY,
+    Setup,
+    StrictModel,
+    Users,
+)
+from uedp.accounting.missed import MISSED_CASES, missed_epsilon, missed_words
+from uedp.accounting.profile import Profile
+from uedp.accounting.vocabulary import VocabularyRelease
+
+ADJACENCY = (
+    "Compared with the same corpus with these texts emptied (replacing a text costs two steps)."
+)
+NOT_PROTECTED = (
+    "that a user took part",
+    "sentence counts",
+    "which sentences carry detected entities",
+    "which users and sentences share an anonymous entity",
+    "edits that change detection or linking",
+    "mentions missed or split over several ids (see `missed_mentions`)",
+    "facts about an entity in sentences that do not name it",
+    "evaluation data",
+    "what the model had learned before this run",
+    "what later runs on the same corpus add (`corpus_total` is the sum so far)",
+    "coverage, where it is stated",
+)
+LARGE_EPSILON = 20  # a larger one says little
+NO_FINITE_EPSILON = "no finite epsilon"
+
+
+class MissedMention(StrictModel):
+    """Epsilon for an entity that was missed in some sentences, which are emptied with the rest.
+
+    `sentences_per_user` of null: all sentences of each of these users.
+    """
+
+    users: int
+    sentences_per_user: int | None
+    epsilon: float | None
+    words: str
+
+
+def unit(profile: Profile, users: Users = "as given") -> str:
+    """Who or what is protected."""
+    return profile.unit_of_groups if users == "assigned at random" else profile.unit
+
+
+def statement(
+    profile: Profile, epsilon: float, delta: float, private: bool, setup: Setup | None = None
+) -> str:
+    """The guarantee in one sentence; with a setup, lines with the entities and caveats follow."""
+    lines = ["This run has no privacy guarantee."]
+    if private:
+        protected = unit(profile, "as given" if setup is None else setup.users)
+        guarantee = f"({rounded(epsilon)}, {delta:g})-differentially private"
+        lines = [f"The model is {guarantee} for {protected}."]
+    if setup is not None:
+        if private and profile.protects_entities and setup.entities is not None:
+            lines.append(f"Entities: {setup.entities.describe()}.")
+        lines += [f"Caveat: {text}." for text in caveats(profile, setup, epsilon)]
+    return "\n".join(lines)
+
+
+def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
+    """What the number does not cover, one sentence each."""
+    cases = (
+        (
+            setup.noise_source == "fixed seed",
+            "the noise came from a fixed seed: whoever knows it can remove the noise",
+        ),
+        (
+            setup.vocabulary == CORPUS_VOCABULARY,
+            "the vocabulary or the tokenizer was made from this corpus, outside of what is charged "
+            "here: which words are in it is not covered",
+        ),
+        (
+            setup.vocabulary == FOREIGN_VOCABULARY,
+            "the vocabulary or the tokenizer was made from another corpus: what it tells of that "
+            "is not covered, also if the texts are in part the same",
+        ),
+        (
+            epsilon == math.inf,
+            f"with this noise and so many rounds there is {NO_FINITE_EPSILON}",
+        ),
+        (
+            LARGE_EPSILON < epsilon < math.inf,
+            f"an epsilon above {LARGE_EPSILON} says little: it bounds odds by a factor of "
+            "e^epsilon",
+        ),
+        (
+            setup.users == "assigned at random",
+            "who wrote what is not known: users are groups of texts put together at random, and "
+            "people are not protected beyond the texts in one group",
+        ),
+        (
+            setup.entities is None and profile.protects_entities,
+            "which entities were looked for, and by which detectors, is not stated",
+        ),
+        (
+            setup.labels == "from the corpus, not covered",
+            "which labels there are was taken from the corpus and is not covered",
+        ),
+        (
+            setup.earlier_runs == "on other corpora",
+            "the model went through other runs before, on other corpora: what it learned there is "
+            "not covered, also if their texts are in part the same",
+        ),
+        (
+            setup.chosen_by == Setup.model_fields["chosen_by"].default,
+            "who chose the clip bounds and rates, and on which data, is not stated",
+        ),
+    )
+    return tuple(text for holds, text in cases if holds)
+
+
+def missed_table(
+    profile: Profile | None,
+    rounds: int,
+    delta: float,
+    setup: Setup,
+    vocabulary: VocabularyRelease | None,
+) -> tuple[MissedMention, ...]:
+    """Epsilon by `MISSED_CASES`; empty where the method makes no promise about them."""
+    if profile is None or profile.missed(1, 1) is None:
+        return ()
+    most = setup.sentences_per_user
+    return tuple(
+        MissedMention(
+            users=users,
+            sentences_per_user=sentences,
+            epsilon=finite(
+                missed_epsilon(profile, rounds, delta, users, sentences, most, vocabulary)
+            ),
+            words=missed_words(users, sentences),
+        )
+        for users, sentences in MISSED_CASES
+    )
+
+
+def missed_line(table: Sequence[MissedMention]) -> str:
+    """The line below a statement: the epsilon where the detector missed the entity."""
+    cases = [
+        f"in {row.words}: "
+        + (NO_FINITE_EPSILON if row.epsilon is None else f"epsilon {rounded(row.epsilon)}")
+        for row in table
+    ]
+    return f"If the detector missed the entity {'; '.join(cases)}." if cases else ""
+
+
+def rounded(value: float, digits: int = 4, down: bool = False) -> str:
+    """A number in so many digits; up by default, for an epsilon must not promise too much."""
+    context = decimal.Context(digits, decimal.ROUND_FLOOR if down else decimal.ROUND_CEILING)
+    return f"{float(context.create_decimal(repr(value))):.{digits}g}"
+
+
+def finite(value: float) -> float | None:
+    return value if value < math.inf else None

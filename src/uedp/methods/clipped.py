@@ -1,0 +1,104 @@
+"""The round shared by methods that clip every drawn user's update and add noise to the sum."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from uedp.errors import UserError
+from uedp.incidence import Incidence, Ints
+from uedp.mechanism.clip import Engine, trainable_layers
+from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
+from uedp.mechanism.release import release
+from uedp.methods.base import Autocast, Draw, Gradient, Method, RoundSettings, SentenceTask
+from uedp.methods.randomness import Randomness
+
+_PROBED_LENGTHS = (0.1, 0.4, 0.7, 0.95)  # quantiles: short and long, so that some are padded
+
+
+class ClippedMethod(Method):
+    """A noisy sum of clipped updates, divided by the expected number of drawn users.
+
+    A subclass says who takes part (`sampler`), with which clipping norms (`clips`), and how the
+    accountant sees it (`profile`).
+    """
+
+    noises_gradients = True
+
+    @classmethod
+    @abstractmethod
+    def sampler(cls, settings: RoundSettings, incidence: Incidence) -> Draw:
+        """Who takes part in each round, and with which sentences. No text is read."""
+
+    @classmethod
+    def check_model(cls, model: nn.Module) -> None:
+        super().check_model(model)
+        trainable_layers(model)
+
+    def __init__(
+        self,
+        settings: RoundSettings,
+        incidence: Incidence,
+        model: nn.Module,
+        task: SentenceTask,
+        autocast: Autocast,
+    ) -> None:
+        super().__init__(settings, incidence, model, task, autocast)
+        self._engine = Engine(model)
+        self.parameters = self._engine.parameters
+        self._draw = self.sampler(settings, incidence)
+        try:
+            self._check()
+        except UserError:
+            if self.packing == ONE_PER_ROW:
+                raise
+            self.packing = ONE_PER_ROW  # some layers can be followed only with a row per sentence
+            self._check()
+
+    def _check(self) -> None:
+        """Compare the engine with the reference on a few sentences."""
+        order = np.argsort(self.task.lengths, kind="stable")
+        probed = order[[int(quantile * len(order)) for quantile in _PROBED_LENGTHS]]
+
+        def losses(which: Sequence[int]) -> Tensor | PackedLosses:
+            return self._losses(probed[list(which)])
+
+        self._engine.check(losses, len(probed), self.settings.half_precision)
+
+    def _losses(self, sentences: Ints) -> Tensor | PackedLosses:
+        with self.autocast():
+            losses = self.task.losses(self.model, sentences, self.packing)
+        if not isinstance(losses, PackedLosses):
+            return losses
+        return replace(losses, recompute=self._in_same_precision(losses.recompute))
+
+    def _in_same_precision(self, recompute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        # recomputing a batch in another precision would move everybody in it
+        def recomputed() -> Tensor:
+            with self.autocast():
+                return recompute()
+
+        return recomputed
+
+    def round(self, number: int) -> Gradient:
+        settings, device = self.settings, self.parameters[0].device
+        with Randomness(settings.seed).of_round(number, device) as (uniforms, key, noise):
+            drawn = self._draw(number, uniforms, key)
+            released = release(
+                self._engine,
+                drawn,
+                self._losses,
+                self.task.lengths[drawn.sentences.values],
+                settings.clips,
+                noise,
+                settings.noise,
+                settings.max_tokens,
+                self.packing,
+            )
+        scale = 1 / settings.expected_users
+        torch._foreach_mul_(released.sums, scale)
+        deviation = settings.noise * settings.clips.unit_of_noise * scale
+        return Gradient(released.sums, deviation, released.stats)

@@ -1,0 +1,406 @@
+"""The privacy engine: guards, ledgers and private rounds, for any training loop.
+
+`uedp.train` uses it with a config; a loop of one's own attaches a model:
+
+    engine = uedp.PrivacyEngine(corpus, target_epsilon=8, rounds=200, run_dir="run")
+    private = engine.attach(model, tokenizer)
+    for step in private.rounds():
+        optimizer.step()
+        optimizer.zero_grad()
+    print(engine.certificate().statement)
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from uedp.accounting.certificate import Certificate, issue, load_certificate
+from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger, refuse_another_plan
+from uedp.accounting.model_files import model_files
+from uedp.errors import UserError
+from uedp.files import write_atomically
+from uedp.hf_hub import max_tokens
+from uedp.mechanism.release import ClipStats
+from uedp.methods import Gradient
+from uedp.models.load import LoadedModel
+from uedp.models.trainable import save_model, trained_names
+from uedp.progress import SILENT, Progress
+from uedp.training import checkpoint, lineage, run_dir, vocabulary
+from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
+from uedp.training.config import Config, parse_config
+from uedp.training.datasets import TrainingData, read_training_data
+from uedp.training.plan import Plan
+
+if TYPE_CHECKING:
+    from uedp.corpus.store import Corpus
+
+_STATE, _METHOD = "optimiser.", "method."  # prefixes of a checkpoint's tensors beside the weights
+
+
+@dataclass(frozen=True)
+class Step:
+    """A private round whose noisy gradient lies in `.grad`. `stats` are for the curator only."""
+
+    round: int
+    rounds: int
+    stats: ClipStats
+
+
+class PrivacyEngine:
+    """Trains a model of yours on a corpus, under a stated guarantee.
+
+    Args:
+        corpus: a corpus with its incidence, or its folder.
+        target_epsilon: the noise is calibrated to it; give `noise=` instead to choose the noise.
+        run_dir: where ledger, certificate, checkpoints and the trained model go.
+        resume: continue the run in `run_dir` with the rounds that it has not spent.
+        task: "next-word" or "classification", the latter with `labels`.
+        privacy: further fields of a config's privacy section, such as `method` and `user_rate`.
+
+    Guarantees:
+      - nothing is trained before the guarantee was stated (`say`)
+      - a refusal leaves nothing behind, in the run directory or in the ledger of the corpus
+      - every round is in the ledger before anything of it can be seen
+      - every run is in the ledger of the corpus, one without a guarantee as infinite
+      - two processes never work in one run directory
+      - a private run does not begin with a model that has learned from the same corpus
+      - a run is resumed with the noise source, precision, texts and detection that it began with
+      - the files of a finished run's model are in its ledger and its certificate, by their hashes
+    """
+
+    def __init__(
+        self,
+        corpus: "Corpus | str | Path",
+        target_epsilon: float | None = None,
+        *,
+        rounds: int = 200,
+        run_dir: str | Path = "run",
+        resume: bool = False,
+        task: str = "next-word",
+        labels: tuple[str, ...] = (),
+        max_tokens: int = 128,
+        progress: Progress = SILENT,
+        say: Say = lambda line: None,
+        **privacy: Any,
+    ) -> None:
+        folder = corpus if isinstance(corpus, str | Path) else corpus.folder
+        config = parse_config(
+            {
+                "privacy": {"epsilon": target_epsilon, "rounds": rounds, **privacy},
+                "data": {"train": folder},
+                "model": {"name": "attached", "train": "attached", "max_tokens": max_tokens},
+                "task": {"kind": task, "labels": labels},
+            },
+            "PrivacyEngine",
+        )
+        self._set(config, Path(run_dir), None, resume, progress, say)
+
+    @classmethod
+    def from_config(
+        cls,
+        config: Config,
+        out: Path,
+        *,
+        data: TrainingData | None = None,
+        resume: bool = False,
+        progress: Progress = SILENT,
+        say: Say = lambda line: None,
+    ) -> Self:
+        """For the run that a config describes; `data` stands in for the corpora that it names."""
+        engine = cls.__new__(cls)
+        engine._set(config, out, data, resume, progress, say)
+        return engine
+
+    def _set(
+        self,
+        config: Config,
+        out: Path,
+        data: TrainingData | None,
+        resume: bool,
+        progress: Progress,
+        say: Say,
+    ) -> None:
+        self.config, self.out = config, out
+        self._data, self._resume, self._progress, self._say = data, resume, progress, say
+        self._held = ExitStack()  # locks and the ledger, until the run ends
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release locks and ledgers; what was spent stays spent, and the run can be resumed."""
+        self._held.close()
+
+    def certificate(self) -> Certificate:
+        """What the run guarantees, for all rounds that it planned.
+
+        A certificate of a run that is not finished names no model.
+        """
+        return load_certificate(self.out)
+
+    def attach(
+        self, model: nn.Module | None = None, tokenizer: Any = None, *, watch: Watch | None = None
+    ) -> "PrivateRun":
+        """Guard the model, state the guarantee, reserve the rounds, and open the ledger.
+
+        Args:
+            model: as it is to be trained, its frozen parameters without `requires_grad`. Left out,
+                the model that the config names is loaded.
+        """
+        config, attached = self.config, None
+        if model is not None:
+            name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+            device = next(model.parameters()).device.type
+            config = config.model_copy(
+                update={
+                    "model": config.model.model_copy(update={"name": name}),
+                    "run": config.run.model_copy(update={"device": device}),
+                }
+            )
+            limit = max_tokens(model, tokenizer, config.model.max_tokens)
+            attached = LoadedModel(model, tokenizer, limit)
+        elif config.model.train == "attached":
+            raise UserError("attach: give the model and its tokenizer")
+        self.config = config
+        try:
+            return self._begin(config, attached, watch)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(
+        self, config: Config, attached: LoadedModel | None, watch: Watch | None
+    ) -> "PrivateRun":
+        out, say = self.out, self._say
+        identity = self._held.enter_context(run_dir.lock_run_dir(out))
+        name = run_dir.existing_run(identity, out, config, self._resume)
+        if (out / run_dir.RESULT).is_file():
+            raise FinishedRunError(out)
+        data = self._data or read_training_data(config)
+        corpus = CorpusLedger(data.ledger)
+        plan = plan_run(config, data, corpus)
+        for line in plan.summary:
+            say(line)
+
+        def assembled(words: str | None = None) -> Assembly:
+            return assemble(
+                plan,
+                data,
+                attached=attached,
+                tokenizer=words,
+                progress=self._progress,
+                say=say,
+                watch=watch,
+            )
+
+        assembly = assembled()  # every guard, before anything is written
+        resumed = name is not None
+        name = name or run_dir.name_run(identity)
+        planned = plan.planned(name)
+        try:
+            refuse_another_plan(out, planned)
+            corpus.reserve(planned, _budget(config))
+        except UserError:
+            if not resumed:
+                identity.truncate(0)
+            raise
+        write_atomically(out / run_dir.CONFIG, config.to_yaml())
+        ancestors = (*plan.provenance.lineage, lineage.entry_of(planned))
+        lineage.write(out, ancestors)
+        ledger = None
+        if plan.profile is not None:
+            ledger = self._held.enter_context(RunLedger.open(out, planned, data.ledger))
+        if config.vocabulary.source != "tokenizer":
+            words = vocabulary.prepare(
+                config.vocabulary,
+                out,
+                data.train.texts,
+                data.incidence,
+                plan.vocabulary,
+                ledger,
+            )
+            lineage.write(words, ancestors)  # whoever copies the words takes it along
+            assembly = assembled(str(words))
+        checkpoint.clear(out)
+        return PrivateRun(assembly, out, name, ledger, corpus, self._held, say)
+
+
+class FinishedRunError(UserError):
+    """The run directory holds a finished run."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__(f"{out}: this run is finished; nothing is left to do")
+
+
+def _budget(config: Config) -> Budget | None:
+    budget = config.privacy.corpus_budget
+    return None if budget is None else Budget(budget, config.privacy.delta)
+
+
+class PrivateRun:
+    """A model attached to an engine: its private rounds, its checkpoints, its certificate."""
+
+    def __init__(
+        self,
+        assembly: Assembly,
+        out: Path,
+        name: str,
+        ledger: RunLedger | None,
+        corpus: CorpusLedger,
+        held: ExitStack,
+        say: Say,
+    ) -> None:
+        self.assembly, self.out, self.name = assembly, out, name
+        self._ledger, self._corpus, self._held, self._say = ledger, corpus, held, say
+
+    @property
+    def plan(self) -> Plan:
+        return self.assembly.plan
+
+    @property
+    def model(self) -> nn.Module:
+        return self.assembly.model
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trained parameters, in the order of gradients."""
+        return self.assembly.method.parameters
+
+    def rounds(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Step]:
+        """Spend the rounds that are left, one per iteration; finish the run after the last.
+
+        Before the body of the loop runs, every trained parameter has its noisy gradient in `.grad`.
+        With `optimizer`, its state is part of the checkpoints from which a run is resumed.
+        """
+        done, state, _ = self.restore()
+        if optimizer is not None:
+            _restore_optimizer(optimizer, state)
+        saved = time.monotonic()
+        for number in range(done, self.plan.rounds):
+            gradient = self.round(number)
+            for parameter, value in zip(self.parameters, gradient.values, strict=True):
+                parameter.grad = value.to(parameter.dtype)
+            yield Step(number + 1, self.plan.rounds, gradient.stats)
+            last = number + 1 == self.plan.rounds
+            if last or time.monotonic() - saved >= self.plan.config.run.checkpoint_seconds:
+                self.save_checkpoint(number + 1, _optimizer_state(optimizer))
+                saved = time.monotonic()
+        self.finish()
+        self._held.close()
+
+    def round(self, number: int) -> Gradient:
+        """Spend one round, and give its noisy gradient."""
+        if self._ledger is not None:
+            self._ledger.spend()  # before anything of the round can be seen
+        self.model.train()
+        with set_up_for_training(self.model, self.plan.config.task.kind):
+            return self.assembly.method.round(number)
+
+    def finish(self) -> Certificate | None:
+        """Save the model, enter its files in the ledger, close the run, issue the certificate."""
+        if self._ledger is None:
+            self._save_model()
+            self._corpus.close(self.name, self.plan.rounds)
+            return None
+        written = self._save_model()
+        # only what was written: `verify` must find files that others put beside them
+        files = model_files(self.out).items()
+        self._ledger.record_saved({name: digest for name, digest in files if name in written})
+        self._corpus.close(self.name, self._ledger.spent, self._ledger.vocabulary_spent)
+        return self.certify()
+
+    def _save_model(self) -> frozenset[str]:
+        return save_model(self.model, self.out, self.assembly.tokenizer)
+
+    def certify(self) -> Certificate | None:
+        """Issue the certificate of the run as it stands."""
+        if self._ledger is None:
+            return None
+        self._ledger.record_corpus(self._corpus.total(self.plan.config.privacy.delta))
+        return issue(self.out)
+
+    # --- checkpoints -----------------------------------------------------------------------------
+
+    def save_checkpoint(
+        self, done: int, state: Mapping[str, Tensor], info: Mapping[str, Any] | None = None
+    ) -> None:
+        """Save weights, the method's state and the optimiser's after `done` rounds."""
+        tensors = dict(zip(trained_names(self.model), self.parameters, strict=True))
+        method = {f"{_METHOD}{name}": value for name, value in self.assembly.method.state().items()}
+        optimiser = {f"{_STATE}{name}": value for name, value in state.items()}
+        checkpoint.write(self.out, done, {**tensors, **method, **optimiser}, info or {})
+
+    def restore(self) -> tuple[int, dict[str, Tensor], Mapping[str, Any] | None]:
+        """Take up the newest checkpoint.
+
+        Returns:
+            The rounds done, which are those that the ledger has; the optimiser's state; and what
+            was saved beside them, None if there is no checkpoint.
+        """
+        newest = checkpoint.newest(self.out)
+        spent = self._ledger.spent if self._ledger is not None else 0
+        if newest is None:
+            if spent:
+                self._say(f"{spent} rounds were spent, but no checkpoint is left: they are lost")
+            return spent, {}, None
+        tensors, info = newest
+        done = int(info["done"])
+        if self._ledger is not None and spent < done:
+            raise UserError(
+                f"{self.out}: {done} rounds were done, but its ledger has {spent}; restore the "
+                "ledger from a copy, or begin a new run"
+            )
+        try:
+            self.set_weights([tensors[name] for name in trained_names(self.model)])
+            self.assembly.method.restore(_under(_METHOD, tensors))
+        except (KeyError, RuntimeError) as error:
+            raise UserError(
+                f"{self.out}: its checkpoint does not fit model "
+                f"{self.plan.config.model.name!r} ({error}); was the model changed?"
+            ) from None
+        if spent > done:
+            self._say(
+                f"{spent - done} rounds were spent after the last checkpoint; they count but are "
+                "lost"
+            )
+        return max(spent, done), _under(_STATE, tensors), info
+
+    @torch.no_grad()
+    def set_weights(self, values: list[Tensor]) -> None:
+        for parameter, value in zip(self.parameters, values, strict=True):
+            parameter.copy_(value)
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]:
+    """The tensors of a PyTorch optimizer's state, by parameter and name."""
+    if optimizer is None:
+        return {}
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": torch.as_tensor(value)
+        for number, values in state.items()
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Tensor]) -> None:
+    values: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        number, _, name = key.partition(".")
+        values.setdefault(int(number), {})[name] = tensor
+    if values:
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": values})

@@ -1,0 +1,65 @@
+"""What a run leaves behind, and reading it back."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uedp.accounting.certificate import Certificate, load_certificate
+from uedp.errors import UserError
+from uedp.files import write_atomically
+from uedp.models.load import load_model
+from uedp.strict import parse_json
+from uedp.training.config import Config
+from uedp.training.metrics import finite
+from uedp.training.run_dir import RESULT
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run leaves behind."""
+
+    folder: Path
+    model: Any
+    tokenizer: Any
+    certificate: Certificate | None
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    rounds: int
+    finished: bool
+
+
+def finished_outcome(out: Path, config: Config) -> Outcome:
+    result, trained = read_result(out / RESULT), load_model(out, config.task.kind)
+    return Outcome(
+        folder=out,
+        model=trained.model,
+        tokenizer=trained.tokenizer,
+        certificate=load_certificate(out) if config.private else None,
+        before=result["before"],
+        after=result["after"],
+        rounds=result["rounds"],
+        finished=True,
+    )
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    try:
+        result = parse_json(path.read_bytes())
+    except ValueError:
+        result = None
+    shape = {"before": dict, "after": dict, "rounds": int}
+    if not isinstance(result, dict) or any(type(result.get(k)) is not v for k, v in shape.items()):
+        raise UserError(f"{path}: damaged; restore it from a copy")
+    return result
+
+
+def write_result(outcome: Outcome) -> None:
+    """Mark the run as finished, with its measures."""
+    result = {
+        "before": finite(outcome.before),
+        "after": finite(outcome.after),
+        "rounds": outcome.rounds,
+    }
+    write_atomically(outcome.folder / RESULT, json.dumps(result, indent=2) + "\n")
