@@ -5,12 +5,20 @@ computed to hold, so that rounding can only cost utility, never privacy.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from uedp.accounting.pld import max_rounds
-from uedp.accounting.profile import MOST_NOISE, PrivacyEvent
-from uedp.accounting.proven import MAX_ROUNDS, Events, check_delta, epsilon
+from uedp.accounting.profile import MOST_NOISE, PrivacyEvent, Profile
+from uedp.accounting.proven import (
+    MAX_ROUNDS,
+    Events,
+    RotationProfile,
+    UserLevelProfile,
+    check_delta,
+    epsilon,
+)
 from uedp.errors import UserError
 
 _PRECISION = 2e-4  # relative, of the noise or the share
@@ -111,6 +119,73 @@ def share_for(
         else:
             high = middle
     return low
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A plan of rotation whose epsilon meets a target."""
+
+    profile: Profile
+    noise: float
+    rounds: int
+    entity_share: float
+    epsilon: float
+
+
+def rotation_profile(
+    noise: float,
+    user_rate: float,
+    entity_share: float,
+    entity_rate: float = 1.0,
+    extended_rate: float = 1.0,
+) -> Profile:
+    """The profile of rotation; with an entity share of 0, that of user-level DP."""
+    if entity_share == 0:
+        return UserLevelProfile(noise, user_rate)
+    return RotationProfile(
+        noise, user_rate, entity_share, entity_rate=entity_rate, extended_rate=extended_rate
+    )
+
+
+def calibrate_rotation(
+    target: float,
+    delta: float,
+    user_rate: float,
+    *,
+    noise: float | None = None,
+    rounds: int | None = None,
+    entity_share: float | None = None,
+    entity_rate: float = 1.0,
+    extended_rate: float = 1.0,
+) -> Calibration:
+    """Solve for the noise, the rounds or the entity share, whichever is left out.
+
+    Guarantees:
+      - the epsilon of the plan returned is at most the target
+    """
+
+    def profile(noise: float, share: float) -> Profile:
+        return rotation_profile(noise, user_rate, share, entity_rate, extended_rate)
+
+    if noise is None and rounds is not None and entity_share is not None:
+        share = entity_share
+        noise = noise_for(target, delta, rounds, lambda value: profile(value, share))
+    elif rounds is None and noise is not None and entity_share is not None:
+        rounds = rounds_for(target, delta, profile(noise, entity_share))
+        if rounds == 0:
+            raise UserError(f"noise {noise:g}: a single round exceeds the target; raise it")
+    elif entity_share is None and noise is not None and rounds is not None:
+        level = noise
+        entity_share = share_for(target, delta, rounds, lambda value: profile(level, value))
+    else:
+        missing = {"noise": noise, "rounds": rounds, "entity share": entity_share}
+        names = ", ".join(name for name, value in missing.items() if value is None)
+        raise UserError(
+            "leave out exactly one of `noise=...`, `rounds=...` and `entity_share=...`; "
+            f"left out: {names or 'none'}"
+        )
+    solved = profile(noise, entity_share)
+    return Calibration(solved, noise, rounds, entity_share, epsilon(solved, rounds, delta))
 
 
 def _check(target: float, delta: float, rounds: int = 1) -> None:

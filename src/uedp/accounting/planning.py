@@ -50,7 +50,11 @@ class Supply:
     extended_per_user: Floats | None = None
 
     @classmethod
-    def of_counts(cls, users: int, sentences: int, usable: float) -> "Supply":
+    def of_counts(cls, users: int | None, sentences: int | None, usable: float) -> "Supply":
+        if users is None or sentences is None:
+            raise UserError("a plan needs a corpus, or `users=...` and `sentences=...`")
+        if users < 1 or sentences < 1 or not 0 <= usable <= 1:
+            raise UserError("`users=...` and `sentences=...` must be above 0, `usable=...` in 0..1")
         return cls(users, np.array([sentences * usable / users]))
 
     def norms(self, share: float, extended_rate: float = 1.0) -> float:
