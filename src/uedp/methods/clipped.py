@@ -23,7 +23,7 @@ from uedp.methods.base import (
 )
 from uedp.methods.randomness import Randomness
 
-_PROBED_LENGTHS = (0.0, 0.4, 0.7, 1.0)  # quantiles: short and long, so that some are padded
+_PROBED_LENGTHS = (0.1, 0.4, 0.7, 1.0)  # quantiles: short and long, so that some are padded
 
 
 class ClippedMethod(Method):

@@ -163,7 +163,7 @@ def task_of_run(
 @torch.no_grad()
 def refuse_mixing(model: nn.Module, task: SentenceTask) -> None:
     """Refuse a model in which the loss of a short sentence changes beside a long one."""
-    sentences = probe_sentences(task, (0.0, 0.3, 0.6, 1.0))
+    sentences = probe_sentences(task, (0.1, 0.3, 0.5, 1.0))
     short = sentences[:-1]
     packing = task.packing_for(model)
     with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
