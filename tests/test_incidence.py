@@ -82,6 +82,27 @@ def test_save_and_load(world):
         assert np.array_equal(before.values, after.values)
 
 
+@given(worlds().map(dense))
+def test_every_array_is_read_only(world):
+    """Guarantee of `Incidence`: no method or lending rule can change what is accounted for."""
+    owners = np.array(world[0], dtype=np.int32)
+    mentions = np.array(world[1], dtype=np.int64).reshape(-1, 2)
+    incidence = Incidence.build(owners, mentions[:, 0], mentions[:, 1], *world[2:])
+    with tempfile.TemporaryDirectory() as folder:
+        incidence.save(Path(folder) / "incidence")
+        loaded = Incidence.of(folder)
+    for one in (incidence, loaded):
+        tables = (one.sentence_entities, one.user_sentences, one.entity_sentences, one.holders)
+        arrays = [a for table in tables for a in (table.offsets, table.values)]
+        for array in (one.sentence_user, one.extended, *arrays, *(t[0] for t in tables if len(t))):
+            assert not array.flags.writeable
+            with pytest.raises(ValueError, match="read-only"):
+                array[:] = 0
+    digest = incidence.digest
+    owners[:] = 0  # the array it was built from is still the caller's
+    assert Incidence.build(incidence.sentence_user, *mentions.T, *world[2:]).digest == digest
+
+
 def test_digest_sees_every_change():
     base = build([0, 1], [(0, 0)], 2, 2)
     others = [
@@ -159,7 +180,7 @@ def test_arrays_that_are_no_incidence_are_refused(case, tmp_path):
     assert Incidence.of(tmp_path).entities == 2
     name, array = REWRITTEN[case]
     np.save(tmp_path / "incidence" / f"{name}.npy", array)
-    with pytest.raises(UserError, match=r"\.npy: .*make the corpus anew") as refused:
+    with pytest.raises(UserError, match=r"\.npy: .*build the corpus again") as refused:
         Incidence.of(tmp_path)
     assert "\n" not in str(refused.value)
 

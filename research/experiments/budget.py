@@ -32,11 +32,11 @@ from research.paper import COUNTS, ENTITY_RATE, EPSILONS, USERS_PER_ROUND
 from research.sources import DATA_SETS
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.planning import Supply
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
 from uedp.accounting.published import PublishedMethod, PublishedSetting
 from uedp.incidence import Incidence
+from uedp.mechanism.sampling import supply_of
 
 NOISE = 2.0  # the paper's z in this figure
 DELTA = 1e-5
@@ -254,7 +254,7 @@ def _prove(
     whole = incidences["all"]
     rate = USERS_PER_ROUND[name] / COUNTS[name]["users"]
     noise = NOISE * (rate * whole.users + 1)
-    norms = Supply.of_incidence(whole).norms(SHARE)
+    norms = supply_of(whole).norms(SHARE)
     computed: dict[tuple[Profile, int], float] = {}
     with options.progress.stage(f"proving, {name}", None, "epsilons") as meter:
 

@@ -36,6 +36,7 @@ from research.settings import (
 from research.trial_runner import measure_trials, prepared_data, repeats
 from uedp.accounting.planning import Option, Supply
 from uedp.accounting.planning import options as planned
+from uedp.mechanism.sampling import supply_of
 
 EPSILON = 8.0
 _SOURCES = ("uedp.accounting", "uedp.mechanism", "research.experiments.extended_rate")
@@ -141,7 +142,7 @@ def _options(sweep: Sweep, quick: bool) -> Iterator[Trial]:
 
 def _sweep_result(sweep: Sweep, rows: Sequence[Row], options: Options) -> Result:
     incidence = load_incidence(prepared_data(sweep.data, options))
-    supply = Supply.of_incidence(incidence)
+    supply = supply_of(incidence)
 
     def predict(row: Row) -> Result:
         own = {key: row[key] for key in ("user_rate", "rounds", "share", "extended_rate")}

@@ -1,10 +1,10 @@
-"""The one exception that is the user's to mend."""
+"""UserError: a mistake the user can fix."""
 
 
 class UserError(Exception):
-    """Something outside the program is wrong: an argument, a file, a missing install.
+    """A mistake the user can fix: a wrong argument or file, or a missing package.
 
-    The message names the thing (file and line, or field), the value, and the remedy, in one
-    line. Commands print it without a traceback and exit with code 2; anything else that escapes
-    is a bug and shows its traceback.
+    The message is one line that names the file or field, the value, and the remedy. Commands print
+    it without a traceback and exit with code 2; any other exception is a bug and keeps its
+    traceback.
     """

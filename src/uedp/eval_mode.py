@@ -1,4 +1,4 @@
-"""Models in another mode for the length of a block."""
+"""Context managers for the training and evaluation modes of a model."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def modes_kept(model: "nn.Module") -> Iterator[None]:
-    """Afterwards every module is in the mode it was in."""
+    """Restore the mode of every module after the block."""
     modes = {module: module.training for module in model.modules()}
     try:
         yield
@@ -21,7 +21,7 @@ def modes_kept(model: "nn.Module") -> Iterator[None]:
 
 @contextmanager
 def evaluating(model: "nn.Module") -> Iterator[None]:
-    """Without dropout; afterwards every module is in the mode it was in."""
+    """Put a model in evaluation mode for the block."""
     with modes_kept(model):
         model.eval()
         yield

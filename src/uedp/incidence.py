@@ -1,4 +1,4 @@
-"""Who mentions what, with every name taken out: all that the mechanism may read.
+"""Which users mention which entities, without names: all that the mechanism may read.
 
 The incidence is the pair of maps of `docs/privacy.md` section 1: which user a sentence belongs
 to, and which entities it mentions. Users, sentences and entities are integers here. A sentence
@@ -19,7 +19,7 @@ from scipy import sparse
 
 from uedp.errors import UserError
 
-FOLDER = "incidence"  # beside the corpus it was made from
+FOLDER = "incidence"  # in the folder of its corpus
 
 Ints = npt.NDArray[np.integer[Any]]
 
@@ -64,12 +64,13 @@ class Rows:
 
 @dataclass(frozen=True, eq=False)
 class Incidence:
-    """Users, sentences and entities as integers, and how they touch.
+    """Users, sentences and entities as integers, and the relations between them.
 
     Guarantees:
       - holds no text and no name: only counts and integer ids
-      - entity ids follow the order of first mention, so they carry nothing of the names
+      - entity ids follow the order of first mention, so they do not depend on the names
       - `holders[e]` are exactly the users with a sentence that mentions `e`
+      - immutable: every array is read-only
     """
 
     sentence_user: Ints
@@ -77,6 +78,11 @@ class Incidence:
     user_sentences: Rows
     entity_sentences: Rows
     holders: Rows
+
+    def __post_init__(self) -> None:
+        tables = (self.sentence_entities, self.user_sentences, self.entity_sentences, self.holders)
+        for array in (self.sentence_user, *(a for t in tables for a in (t.offsets, t.values))):
+            array.flags.writeable = False
 
     @property
     def users(self) -> int:
@@ -90,14 +96,16 @@ class Incidence:
     def entities(self) -> int:
         return len(self.holders)
 
-    @property
+    @cached_property
     def extended(self) -> npt.NDArray[np.bool_]:
         """Which sentences mention no detected entity (the paper's set S)."""
-        return np.equal(self.sentence_entities.counts, 0)
+        flags: npt.NDArray[np.bool_] = np.equal(self.sentence_entities.counts, 0)
+        flags.flags.writeable = False
+        return flags
 
     @cached_property
     def digest(self) -> str:
-        """A hash of the incidence: runs with the same digest add up to one guarantee."""
+        """A hash of the incidence: runs with the same digest share one privacy budget."""
         state = hashlib.sha256()
         state.update(json.dumps([self.users, self.sentences, self.entities]).encode())
         for array, width in (
@@ -122,30 +130,31 @@ class Incidence:
         Time and memory are linear in sentences and mentions.
         """
         sentences = len(sentence_user)
-        _within("sentence_user", sentence_user, users)
-        _within("mention_sentence", mention_sentence, sentences)
-        _within("mention_entity", mention_entity, entities)
+        for name, ids, count in (
+            ("sentence_user", sentence_user, users),
+            ("mention_sentence", mention_sentence, sentences),
+            ("mention_entity", mention_entity, entities),
+        ):
+            if not _all_within(ids, count):
+                raise ValueError(f"{name} must lie in 0..{count - 1}, not {ids.min()}..{ids.max()}")
         if len(mention_sentence) != len(mention_entity):
             raise ValueError("mention_sentence and mention_entity differ in length")
-        owners = np.ascontiguousarray(sentence_user, dtype=np.int32)
+        owners = np.array(sentence_user, dtype=np.int32)  # a copy: it will be read-only
         mentioned = _rows(mention_sentence, mention_entity, sentences, entities)
         return cls._from_maps(owners, mentioned, users, entities)
 
     @classmethod
     def _from_maps(cls, owners: Ints, mentioned: Rows, users: int, entities: int) -> "Incidence":
-        """All that follows from who wrote what and what is mentioned where."""
+        """The other tables follow from the users of the sentences and their mentions."""
         sentences = len(owners)
-        in_sentences = _transposed(mentioned, entities)
+        entity_sentences = _rows(mentioned.values, mentioned.row_of_value(), entities, sentences)
         return cls(
             sentence_user=owners,
             sentence_entities=mentioned,
             user_sentences=_rows(owners, np.arange(sentences, dtype=np.int32), users, sentences),
-            entity_sentences=in_sentences,
+            entity_sentences=entity_sentences,
             holders=_rows(
-                np.repeat(np.arange(entities, dtype=np.int32), in_sentences.counts),
-                owners[in_sentences.values],
-                entities,
-                users,
+                entity_sentences.row_of_value(), owners[entity_sentences.values], entities, users
             ),
         )
 
@@ -171,24 +180,24 @@ class Incidence:
         """A saved incidence.
 
         Guarantees:
-          - what is drawn from (`user_sentences`, `entity_sentences`, `holders`) is never read but
-            derived from the arrays that the digest covers
+          - the tables that sampling uses (`user_sentences`, `entity_sentences`, `holders`) are
+            derived from the arrays that the digest covers, never read
           - arrays of another type or shape, ids out of range, rows out of order, users without a
             sentence and entities without a mention are refused
         """
 
         def array(name: str, kind: type[np.integer[Any]]) -> Ints:
             path = folder / f"{name}.npy"
-            found = _array(path)
-            if found.dtype != np.dtype(kind) or found.ndim != 1:
+            values = _read_array(path)
+            if values.dtype != np.dtype(kind) or values.ndim != 1:
                 raise _damaged(path, f"not one row of {np.dtype(kind).name}")
-            return found
+            return values
 
         counts = array("counts", np.int64)
         owners = array("sentence_user", np.int32)
         offsets = array("sentence_entities.offsets", np.int64)
         values = array("sentence_entities.values", np.int32)
-        # none without a sentence: counts bound what is allocated below
+        # each has a sentence or mention, so the arrays bound what is allocated below
         if len(counts) != 2 or not (
             0 <= counts[0] <= len(owners) and 0 <= counts[1] <= len(values)
         ):
@@ -199,12 +208,12 @@ class Incidence:
         return cls._from_maps(owners, Rows(offsets, values), users, entities)
 
 
-def _array(path: Path) -> Ints:
-    """An array file read into memory, so that nothing can change it once it was checked."""
+def _read_array(path: Path) -> Ints:
+    """An array file read into memory, so that it cannot change after it was checked."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # on headers of old versions
-            # mapped first: a header that promises more than the file holds is refused there
+            # mapped first: that refuses a header that promises more than the file holds
             return np.array(np.load(path, mmap_mode="r", allow_pickle=False))
     except Exception:  # NumPy parses the header as Python, with as many ways to fail
         raise _damaged(path, "missing or damaged") from None
@@ -213,7 +222,7 @@ def _array(path: Path) -> Ints:
 def _problem(
     owners: Ints, offsets: Ints, values: Ints, users: int, entities: int
 ) -> tuple[str, str] | None:
-    """The array that is no part of an incidence, and why; None if all is well."""
+    """The name of an invalid array and the reason, or None."""
     where = "sentence_entities.offsets"
     if len(offsets) != len(owners) + 1:
         return where, f"{len(offsets) - 1:,} rows for {len(owners):,} sentences"
@@ -240,12 +249,7 @@ def _all_within(ids: Ints, count: int) -> bool:
 
 
 def _damaged(path: Path, how: str) -> UserError:
-    return UserError(f"{path}: {how}; make the corpus anew with `uedp detect`")
-
-
-def _within(name: str, ids: Ints, count: int) -> None:
-    if not _all_within(ids, count):
-        raise ValueError(f"{name} must lie in 0..{count - 1}, found {ids.min()}..{ids.max()}")
+    return UserError(f"{path}: {how}; build the corpus again")
 
 
 def _rows(row: Ints, value: Ints, rows: int, values: int) -> Rows:
@@ -256,12 +260,3 @@ def _rows(row: Ints, value: Ints, rows: int, values: int) -> Rows:
     table = sparse.coo_array((ones, (row, value)), shape=(rows, values)).tocsr()
     table.sum_duplicates()
     return Rows(table.indptr.astype(np.int64), table.indices.astype(np.int32, copy=False))
-
-
-def _transposed(table: Rows, values: int) -> Rows:
-    if len(table) == 0 or values == 0:
-        return Rows(np.zeros(values + 1, dtype=np.int64), np.zeros(0, dtype=np.int32))
-    ones = np.ones(len(table.values), dtype=np.bool_)
-    matrix = sparse.csr_array((ones, table.values, table.offsets), shape=(len(table), values))
-    columns = matrix.tocsc()
-    return Rows(columns.indptr.astype(np.int64), columns.indices.astype(np.int32, copy=False))

@@ -1,4 +1,4 @@
-"""How long work tells how far it is, without knowing who listens."""
+"""Progress-reporting protocol."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -6,17 +6,17 @@ from typing import Protocol
 
 
 class Meter(Protocol):
-    """One stage of work under way."""
+    """The progress of one stage."""
 
     def advance(self, items: int, position: int | None = None) -> None:
-        """`items` more are done; `position` is how far along the total is, if not the items."""
+        """Add items; `position` is the progress toward the total, if that counts otherwise."""
 
     def note(self, text: str) -> None:
-        """What to show beside the bar in place of the rate."""
+        """Set the text shown with the bar."""
 
 
 class Progress(Protocol):
-    """Something that shows stages: a terminal, a notebook, nothing."""
+    """Shows stages: on a terminal, in a notebook, or nowhere."""
 
     def stage(self, name: str, total: int | None, unit: str) -> AbstractContextManager[Meter]: ...
 

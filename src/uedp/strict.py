@@ -1,4 +1,4 @@
-"""Parsers of JSON and YAML for files that others may have written."""
+"""Strict parsers of JSON and YAML, for files that may be hostile."""
 
 import json
 from collections.abc import Hashable
@@ -10,11 +10,11 @@ _DEEPEST = 32  # levels; a config has three
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parse JSON.
 
     Guarantees:
-      - whatever is wrong with the text is a ValueError with a message of one line
-      - a key that stands twice in an object is refused by name
+      - any error in the text is a ValueError with a message of one line
+      - a duplicate key in an object is refused by name
     """
     try:
         return json.loads(text, object_pairs_hook=_object)
@@ -23,34 +23,34 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def parse_yaml(text: str) -> Any:
-    """The value of a YAML text of plain values, lists and mappings.
+    """Parse YAML of plain values, lists and mappings.
 
     Guarantees:
-      - whatever is wrong with the text is a ValueError with a message of one line
-      - a key that stands twice in a mapping is refused by name; anchors, aliases and merged
-        mappings, which could multiply what is read, are refused
+      - any error in the text is a ValueError with a message of one line
+      - a duplicate key in a mapping is refused by name; anchors, aliases and merged mappings,
+        which could make a small file huge, are refused
     """
     try:
         return yaml.load(text, _Loader)
-    except Exception as error:  # a value that is not of its tag's form fails in many ways
+    except Exception as error:  # a malformed value can raise almost anything
         reason = " ".join(str(error).split()) or type(error).__name__
         syntax = "not YAML: " if isinstance(error, yaml.YAMLError) else ""
         raise ValueError(f"{syntax}{reason}") from None
 
 
 class DuplicateKeyError(ValueError):
-    """A key stands twice: which of its values is meant?"""
+    """A key that stands twice in a mapping."""
 
     def __init__(self, key: object) -> None:
         super().__init__(f"the key {key!r} stands twice; leave one out")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values = dict(pairs)
+    if len(values) != len(pairs):
         keys = [key for key, _ in pairs]
         raise DuplicateKeyError(next(key for key in keys if keys.count(key) > 1))
-    return found
+    return values
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]

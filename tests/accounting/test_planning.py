@@ -7,6 +7,7 @@ from uedp.accounting.planning import Supply, options
 from uedp.accounting.proven import RotationProfile, epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
+from uedp.mechanism.sampling import supply_of
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ def supply() -> Supply:
     """Three users: two sentences of an own entity, one without entity, and both."""
     user = np.array([0, 0, 1, 2, 2])
     incidence = Incidence.build(user, np.array([0, 1, 3]), np.array([0, 0, 1]), 3, 2)
-    return Supply.of_incidence(incidence)
+    return supply_of(incidence)
 
 
 def test_usable_sentences_and_those_without_entity(supply: Supply) -> None:

@@ -138,7 +138,7 @@ def test_plan_from_counts(run):
     assert "(few)" in rows[0]  # 9 users a round
     assert rows[1] == ""  # only the best was asked for
     missed = {name: values for name, *values in (re.split(" {2,}", line) for line in rows)}
-    best, halved = missed["the best of these"], missed["half the entity share"]
+    best, halved = missed["the best plan"], missed["half the entity share"]
     assert len(best) == len(halved) == 4  # the noise, and epsilon in three cases
     assert float(best[1]) > 4  # more than what is not missed has
     assert float(halved[1]) < float(best[1])
@@ -188,7 +188,7 @@ def test_certificate_show(run, folder):
         "not verified: ",
         "Caveat: which entities",
         "differentially private",
-        "user alone",
+        "user without entity",
         "missed in five sentences of five users",
         "If the detector missed the entity in one sentence: epsilon ",
         "that a user took part",
@@ -314,7 +314,7 @@ def test_the_ledger_of_a_corpus(run, corpus, tmp_path):
     assert before["epsilon"] == pytest.approx(epsilon(profile, 210, 1e-5), rel=1e-6)
     assert [entry["closed"] for entry in before["runs"]] == [True, False]
     shown = run("ledger", corpus).out
-    assert "open: counts what it planned" in shown
+    assert "open: charged for all planned rounds" in shown
     assert "all 2 runs together: epsilon" in shown
     closed = run("ledger", corpus, "--close", made)
     assert closed.code == 0
@@ -379,14 +379,14 @@ def test_certificate_schema(run):
             "calibrate --epsilon 1 --user-rate 0.1 --rounds 5 --entity-share 0.1 --delta 0",
         ),
         (
-            "not even one round",
+            "a single round exceeds the target",
             "calibrate --epsilon 0.01 --user-rate 0.5 --noise 0.5 --entity-share 0.1",
         ),
         (
-            "does not even protect the user",
+            "too small even for a user",
             "calibrate --epsilon 0.01 --user-rate 0.5 --noise 0.5 --rounds 5",
         ),
-        ("give a corpus folder", "plan --epsilon 8"),
+        ("a plan needs a corpus, or --users and --sentences", "plan --epsilon 8"),
         ("must be above 0", "plan --epsilon 8 --users 0 --sentences 5"),
         ("user rate 7", "plan --epsilon 8 --users 5 --sentences 5 --user-rate 7"),
         ("no certificate", "certificate show nowhere"),

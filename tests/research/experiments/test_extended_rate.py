@@ -15,8 +15,8 @@ from research.experiments.extended_rate import SWEEPS, rank_correlation
 from research.experiments.next_word import gpt_trials, lstm_trials
 from tests.research import trained
 from tests.research.conftest import Make
-from uedp.accounting.planning import Supply
 from uedp.accounting.planning import options as planned
+from uedp.mechanism.sampling import supply_of
 
 NAME = "extended-rate"
 
@@ -28,9 +28,9 @@ def options(trained_options: Make) -> Options:
 
 @pytest.fixture(scope="module")
 def result(options: Options) -> Result:
-    with pytest.MonkeyPatch.context() as patch:  # the third is like the others, and takes longer
-        patch.setattr(extended_rate, "SWEEPS", {k: SWEEPS[k] for k in ("gpt", "topics")})
-        return trained.run_in_process(EXPERIMENTS[NAME], options)
+    with pytest.MonkeyPatch.context() as patch:  # the others differ only in their trials
+        patch.setattr(extended_rate, "SWEEPS", {"gpt": SWEEPS["gpt"]})
+        return trained.measure_in_process(EXPERIMENTS[NAME], options)
 
 
 def test_the_base_of_each_sweep_is_a_trial_of_another_experiment() -> None:
@@ -51,7 +51,7 @@ def test_the_prediction_is_the_planner_s_on_the_same_incidence(
     result: Result, options: Options
 ) -> None:
     incidence = load_incidence(options.common / "datasets-quick" / "conll")
-    supply = Supply.of_incidence(incidence)
+    supply = supply_of(incidence)
     for row in result["series"]["gpt"]["rows"]:
         own = [[row["user_rate"]], [row["rounds"]], [row["share"]], [row["extended_rate"]]]
         (option,) = planned(8.0, 1e-5, supply, *own)
@@ -114,7 +114,7 @@ def test_the_page_and_the_figure(result: Result, tmp_path: Path) -> None:
 def test_finished_trials_are_reported_without_training_or_new_predictions(
     result: Result, options: Options, trial_results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extended_rate, "SWEEPS", {k: SWEEPS[k] for k in ("gpt", "topics")})
+    monkeypatch.setattr(extended_rate, "SWEEPS", {"gpt": SWEEPS["gpt"]})
     monkeypatch.setattr(runs, "_start", lambda *_: pytest.fail("trained"))
     monkeypatch.setattr(extended_rate, "planned", lambda *_: pytest.fail("predicted again"))
     (trial_results / "conll-rotation-8.json").unlink()

@@ -30,6 +30,10 @@ class Bucket:
         """Rows of a (sentences, tokens, ...) tensor as (bins, all tokens of the bin, ...)."""
         return self.split(values).flatten(1, 2)
 
+    def stacked_tokens(self, values: Tensor) -> Tensor:
+        """The same for each of several layers: (layers * bins, all tokens of the bin, ...)."""
+        return values[:, self.rows].reshape(len(values) * self.bins, -1, *values.shape[3:])
+
 
 @dataclass(frozen=True)
 class Layout:
