@@ -193,7 +193,7 @@ REFUSED = {
     "no workers": (["detect", "good.jsonl", "--workers", "0", "--out", "o"], "--workers 0"),
     "not a corpus": (["inspect", "taken"], "taken: not a corpus"),
     "plot format": (["inspect", "corpus", "--plot", "h.txt"], "h.txt"),
-    "no marks": (["coverage", "corpus", "--detector", "patterns"], "corpus: holds no human marks"),
+    "no marks": (["coverage", "corpus", "--detector", "patterns"], "corpus: has no human marks"),
     "no marks to wait for": (["coverage", "corpus", "--detector", "magic"], "no human marks"),
 }
 

@@ -174,7 +174,7 @@ def coverage(
 ) -> None:
     """Compare detectors, or what was detected already, with the human marks in a corpus."""
     from uedp.entities.coverage import coverage as compare
-    from uedp.entities.coverage import record, require_marks
+    from uedp.entities.coverage import record_coverage, require_marks
 
     opened = Corpus(corpus)
     require_marks(opened)
@@ -184,7 +184,7 @@ def coverage(
     if not names:
         found = compare(opened, progress())
         if keep:
-            record(opened, found)
+            record_coverage(opened, found)
         names, propagate = tuple(opened.info["detectors"]), bool(opened.info["propagated"])
     else:
         detection = Detection(
