@@ -73,7 +73,7 @@ def audit_mechanism(
     with 1 where an attack or a round does more than what is proven allows.
     """
     from uedp.audit.mechanism import cases
-    from uedp.audit.plans import METHODS, plan_of, read_plan
+    from uedp.audit.plans import auditable_methods, plan_of, read_plan
     from uedp.audit.sensitivity import measurable, measure
     from uedp.audit.verdict import document
     from uedp.report.audit_plots import mechanism_bounds
@@ -102,7 +102,7 @@ def audit_mechanism(
     else:
         if changes:
             raise UserError(f"--set {changes[0]}: changes a config; name one")
-        plans = [plan_of(name, **given) for name in method or METHODS]
+        plans = [plan_of(name, **given) for name in method or auditable_methods()]
     planned = [case for plan in plans for case in cases(plan)]
     # on the corpus of a config too, beside the stress corpus
     places = [
