@@ -36,7 +36,7 @@ def test_all_methods_in_one_table(run):
         *["uedp-alg"] * 3,
     ]
     assert "no lower bound exceeds the proven epsilon" in rows
-    assert rows[-1] == "chance of a false alarm, all audits together: at most 0.05"
+    assert rows[-1] == "probability of any false alarm: at most 0.05"
 
 
 def test_what_is_printed_is_what_was_found(run):
@@ -79,7 +79,7 @@ def test_an_alarm_has_its_own_exit_code(run, monkeypatch, tmp_path):
 def test_a_round_that_moves_too_far_is_an_alarm(run, monkeypatch):
     """Sentences that mention the same entity get a whole share each."""
     monkeypatch.setattr(
-        uedp.mechanism.sampling, "_crowding", lambda place, mentions: np.ones(len(mentions), int)
+        uedp.mechanism.sampling, "crowding", lambda mentions: np.ones(len(mentions), int)
     )
     line = [*MECHANISM, "--method", "rotation", "--noise", 1, "--rounds", 3, "--runs", 40]
     outcome = run(*line, "--quick")

@@ -10,7 +10,7 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import CorpusLedger
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
-from uedp.entities.coverage import coverage, record
+from uedp.entities.coverage import coverage, record_coverage
 from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
@@ -86,14 +86,14 @@ def test_every_detector_has_a_version(tmp_path):
 
 def test_coverage_that_was_measured_is_stated(tmp_path):
     made = detect(sentences(), tmp_path / "corpus", Detection(("patterns",)))
-    record(made, coverage(made))
+    record_coverage(made, coverage(made))
     found = trained(made.folder, tmp_path / "run").setup.entities.coverage
     assert found.marks == 40
     assert found.sentences_found == 1  # each holds an address
     assert found.sentences_complete == 0  # "the" was marked
     own = detect(sentences(), tmp_path / "own", Detection(("labels",)))
     with pytest.raises(UserError, match="cannot measure themselves"):
-        record(own, coverage(own))
+        record_coverage(own, coverage(own))
 
 
 def test_a_corpus_is_compared_with_what_the_run_was_made_on(corpus, tmp_path):
