@@ -73,7 +73,7 @@ RUNS: dict[str, _Config | None] = {
 def prepare(options: argparse.Namespace) -> None:
     import uedp
     from uedp.audit.gaps import entity_gaps
-    from uedp.audit.secrets import plant, save
+    from uedp.audit.secrets import plant, save_secrets
     from uedp.entities.deidentify import deidentified_texts
     from uedp.entities.detectors.patterns import load_patterns
 
@@ -99,7 +99,7 @@ def prepare(options: argparse.Namespace) -> None:
         f"{len(planted)} secrets in {sum(s.repeats for s in planted)} of {len(sentences):,} "
         f"sentences, {len(secrets) - len(planted)} left out; the detector `patterns` finds {seen}"
     )
-    save(secrets, folder / "secrets.json")
+    save_secrets(secrets, folder / "secrets.json")
     with tempfile.TemporaryDirectory() as work:
         train, plain, validation = (
             uedp.detect(source, Path(work) / name, uedp.Detection(("labels",)))
@@ -227,12 +227,12 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
     """Attack the model in a folder; without one, the model before training."""
     import torch
 
-    from research.membership import membership
-    from uedp.audit.extraction import likelihood, rank_entities, rank_secrets, written
+    from research.membership import likelihood, membership
+    from uedp.audit.extraction import rank_entities, rank_secrets, written
     from uedp.audit.gaps import Gap
     from uedp.audit.ranks import Roc, summary
     from uedp.audit.scoring import Scorer
-    from uedp.audit.secrets import load as load_secrets
+    from uedp.audit.secrets import load_secrets
     from uedp.models.load import load_model
 
     device = "cuda" if torch.cuda.is_available() else "cpu"

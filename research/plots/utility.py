@@ -147,20 +147,19 @@ def _alg(axes: "Axes", rows: Sequence[Row]) -> None:
 def against_extended_rate(result: Result, path: Path) -> None:
     """The measure against the rate (top) and against the predicted merit (bottom)."""
     figure, axes = new_figure(path, 2, len(result["series"]))
-    for column, sweep in enumerate(result["series"].values()):
+    columns = np.reshape(axes, (2, -1)).T  # also of a single sweep
+    for (upper, lower), sweep in zip(columns, result["series"].values(), strict=True):
         rows = sweep["rows"]
         base = next(row for row in rows if row["extended_rate"] == 1)
         swept = [row for row in rows if all(row[k] == base[k] for k in _SAME)]
-        _measured(
-            axes[0][column], sorted(swept, key=lambda row: row["extended_rate"]), "extended_rate"
-        )
-        axes[0][column].set_xlim(-0.05, 1.05)
-        label_axes(axes[0][column], "rate of extended entities, q_s", sweep["measure"])
-        axes[0][column].set_title(sweep["title"])
+        _measured(upper, sorted(swept, key=lambda row: row["extended_rate"]), "extended_rate")
+        upper.set_xlim(-0.05, 1.05)
+        label_axes(upper, "rate of extended entities, q_s", sweep["measure"])
+        upper.set_title(sweep["title"])
         top = max(row["predicted"]["merit"] for row in rows)
         merits = [{**row, "merit": row["predicted"]["merit"] / top} for row in rows]
-        _measured(axes[1][column], merits, "merit", joined=False)
-        label_axes(axes[1][column], "predicted merit relative to the best", sweep["measure"])
+        _measured(lower, merits, "merit", joined=False)
+        label_axes(lower, "predicted merit relative to the best", sweep["measure"])
     save(figure, path)
 
 

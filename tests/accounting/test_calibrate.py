@@ -116,7 +116,7 @@ def test_rounds_stop_where_delta_is_lost_in_rounding():
 
 def test_rounds_near_the_most_are_found_exactly(monkeypatch):
     """Not only powers of two below the limit."""
-    monkeypatch.setattr(calibrate, "_MOST_ROUNDS", 1000)
+    monkeypatch.setattr(calibrate, "MAX_ROUNDS", 1000)
     assert rounds_for(5.0, DELTA, UserLevelProfile(500.0, 0.1)) == 1000
 
 

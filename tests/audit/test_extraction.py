@@ -19,13 +19,23 @@ from matplotlib.image import imread
 from torch import Tensor, nn
 
 import uedp
+from research.membership import likelihood
 from tests.conftest import marked
 from uedp.audit import scoring
-from uedp.audit.extraction import extract, likelihood, rank_entities, rank_secrets, written
+from uedp.audit.extraction import extract, rank_entities, rank_secrets, written
 from uedp.audit.gaps import Gap, entity_gaps
-from uedp.audit.ranks import Ranked, Roc, by_chance, rank, roc, share, summary
+from uedp.audit.ranks import Ranked, Roc, chance_exposure, rank, roc, share, summary
 from uedp.audit.scoring import Completions, Endings, Question, Scorer, likelihoods
-from uedp.audit.secrets import Secret, drawn, filled, load, plant, save, size, write
+from uedp.audit.secrets import (
+    Secret,
+    fill_mask,
+    load_secrets,
+    mask_size,
+    plant,
+    sample_mask,
+    save_secrets,
+    write_sentences,
+)
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
@@ -152,7 +162,7 @@ def test_who_is_planted_is_drawn_apart_from_names_and_numbers() -> None:
         ({"mask": "5##"}, "too few to hide 100 secrets"),
         ({"each": 0}, "at least one secret"),
         ({"repeats": (0,)}, "at least one secret"),
-        ({"prompt": "Call me at"}, "must hold {name}"),
+        ({"prompt": "Call me at"}, "must contain {name}"),
         ({"repeats": (21,), "holders": "existing"}, "only 20 users"),
         ({"repeats": (1,), "each": 15_000, "mask": "######"}, "names for"),
     ],
@@ -169,27 +179,27 @@ def test_planting_twice_is_refused() -> None:
 
 
 def test_numbers_of_a_form() -> None:
-    assert size("212-555-####") == 10_000
-    assert filled("(#) #-#", 42) == "(0) 4-2"
-    assert drawn("5#", 10) == [f"5{n}" for n in range(10)]
-    some = drawn("####", 50, seed=1)
+    assert mask_size("212-555-####") == 10_000
+    assert fill_mask("(#) #-#", 42) == "(0) 4-2"
+    assert sample_mask("5#", 10) == [f"5{n}" for n in range(10)]
+    some = sample_mask("####", 50, seed=1)
     assert len(set(some)) == 50
     assert all(len(number) == 4 for number in some)
 
 
 def test_secrets_and_sentences_survive_the_disk(tmp_path: Path) -> None:
     sentences, secrets = plant(NOTES, each=1)
-    save(secrets, tmp_path / "secrets.json")
-    assert load(tmp_path / "secrets.json") == secrets
+    save_secrets(secrets, tmp_path / "secrets.json")
+    assert load_secrets(tmp_path / "secrets.json") == secrets
     for name in ("t.jsonl", "t.jsonl.gz"):
-        write(sentences, tmp_path / name)
+        write_sentences(sentences, tmp_path / name)
         columns = uedp.Columns(marks="marks")
         assert list(uedp.read_sentences(tmp_path / name, columns=columns)) == sentences
     (tmp_path / "not.json").write_text('[{"prompt": 1}]')
     with pytest.raises(UserError, match="not a list of secrets"):
-        load(tmp_path / "not.json")
+        load_secrets(tmp_path / "not.json")
     with pytest.raises(UserError, match="cannot be read"):
-        load(tmp_path / "none.json")
+        load_secrets(tmp_path / "none.json")
 
 
 # --- likelihoods ---------------------------------------------------------------------------------
@@ -283,7 +293,7 @@ def test_too_long_a_text_is_refused(model: Any) -> None:
 def test_one_beam_is_greedy_and_more_find_what_greedy_misses(model: Any) -> None:
     scorer = Scorer(model, TOKENIZER, 128)
     prompts = ["Call", "Call me", "Ask"]
-    found = scorer.go_on(prompts, 5)
+    found = scorer.continuations(prompts, 5)
     for prompt, (text,) in zip(prompts, found, strict=True):
         ids = torch.tensor(scorer.tokens([prompt]))
         length = ids.shape[1]
@@ -333,8 +343,8 @@ def test_exposure_runs_from_none_to_its_cap() -> None:
 def test_exposure_by_chance_is_the_mean_over_all_ranks() -> None:
     for among in (1, 7, 100):
         ranks = np.arange(1, among + 1)
-        assert by_chance(among) == pytest.approx(np.mean(np.log2(among / ranks)))
-    assert by_chance(10**6) == pytest.approx(1 / math.log(2), abs=1e-4)
+        assert chance_exposure(among) == pytest.approx(np.mean(np.log2(among / ranks)))
+    assert chance_exposure(10**6) == pytest.approx(1 / math.log(2), abs=1e-4)
 
 
 def test_a_model_that_knows_secrets_gives_them_away_and_no_others() -> None:
@@ -369,7 +379,7 @@ def test_a_sample_of_alternatives_caps_exposure_and_leaves_other_secrets_out() -
     assert [item.space for item in found] == [10**6, 10**6]
     assert all(item.exposure <= 6 for item in found)
     for item, first in zip(found, "21", strict=True):
-        likelier = sum(number.startswith(first) for number in drawn("######", 63))
+        likelier = sum(number.startswith(first) for number in sample_mask("######", 63))
         assert item.rank == 1 + likelier + (63 - likelier) / 2
     assert not summary(found)["exact"]
 
@@ -377,7 +387,7 @@ def test_a_sample_of_alternatives_caps_exposure_and_leaves_other_secrets_out() -
 def test_many_likelihoods_are_those_of_each_alone(model: Any) -> None:
     _, secrets = plant(NOTES, repeats=(1, 4), each=3, left_out=5, mask="9-###", prompt="{name}")
     secrets.append(Secret("A much longer prompt than the others", "9-123", "9-###", 1, True))
-    scorer = Scorer(model, TOKENIZER, 128, room=200)
+    scorer = Scorer(model, TOKENIZER, 128, batch_tokens=200)
     found = likelihood(scorer, secrets)
     for secret, own in zip(secrets, found, strict=True):
         ids = [TOKENIZER.bos_token_id, *TOKENIZER(f"{secret.prompt} {secret.secret}")["input_ids"]]
@@ -587,7 +597,7 @@ def exposure_of(trained: tuple[Path, list[Secret]], method: str) -> dict[str, An
     else:
         assert found.epsilon == pytest.approx(METHODS[method], abs=0.05)
     assert not any(secret.secret in json.dumps(found.to_json()) for secret in secrets)
-    return summary(found.found)
+    return summary(found.ranked)
 
 
 def test_training_without_noise_gives_numbers_away(trained: tuple[Path, list[Secret]]) -> None:
@@ -622,7 +632,7 @@ def test_runs_that_cannot_be_attacked_are_refused(
     with pytest.raises(UserError, match="not a run"):
         extract(tmp_path)
     with pytest.raises(
-        UserError, match=r"names no corpus; name one of other users with --held-out"
+        UserError, match=r"names no corpus; give one of other users by `held_out=...`"
     ):
         extract(folder / "noiseless")
     (tmp_path / "config.yaml").write_bytes((folder / "noiseless" / "config.yaml").read_bytes())

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from uedp.audit.bounds import gaussian_epsilon
-from uedp.audit.one_run import Guessing, choose, lower_bound, p_value, prove
+from uedp.audit.one_run import Cuts, choose_cuts, lower_bound, p_value, prove
 from uedp.errors import UserError
 
 
@@ -97,7 +97,7 @@ def test_the_bound_exceeds_the_truth_no_more_often_than_it_says(
 def test_the_bound_is_near_the_truth_for_many_canaries(epsilon: float) -> None:
     rng = np.random.default_rng(1)
     scores, inside = randomised_response(rng, 50_000, epsilon)
-    found = prove(Guessing(0.5, 0.5), scores, inside, 0.0)
+    found = prove(Cuts(0.5, 0.5), scores, inside, 0.0)
     assert found.guesses == 50_000
     assert 0.9 * epsilon < found.epsilon < epsilon
 
@@ -149,7 +149,7 @@ def test_choosing_costs_no_confidence() -> None:
     for _ in range(300):
         told, inside = randomised_response(rng, 150, epsilon)
         scores = told + rng.normal(0, 0.05, 150)
-        how = choose(scores[:30], inside[:30], 120)
+        how = choose_cuts(scores[:30], inside[:30], 120)
         found = prove(how, scores[30:], inside[30:], 1e-5).epsilon
         exceeded += found > epsilon
         total += found
@@ -174,7 +174,7 @@ def test_a_gaussian_mechanism_is_bounded_from_below(mu: float, least: float) -> 
     for _ in range(30):
         inside = rng.random(250) < 0.5
         scores = mu * inside + rng.normal(size=250)
-        how = choose(scores[:50], inside[:50], 200)
+        how = choose_cuts(scores[:50], inside[:50], 200)
         bounds.append(prove(how, scores[50:], inside[50:], 1e-5).epsilon)
     assert np.mean(bounds) > least
     assert max(bounds) < gaussian_epsilon(mu, 1e-5)
@@ -182,10 +182,10 @@ def test_a_gaussian_mechanism_is_bounded_from_below(mu: float, least: float) -> 
 
 def test_all_right_and_nothing_known() -> None:
     inside = np.array([True, False] * 40)
-    sure = prove(choose(inside * 1.0, inside, 80), inside * 1.0, inside, 1e-5)
+    sure = prove(choose_cuts(inside * 1.0, inside, 80), inside * 1.0, inside, 1e-5)
     assert (sure.canaries, sure.guesses, sure.correct) == (80, 80, 80)
     flat = np.zeros(80)
-    nothing = prove(choose(flat, inside, 80), flat, inside, 1e-5)
+    nothing = prove(choose_cuts(flat, inside, 80), flat, inside, 1e-5)
     assert nothing.epsilon == 0
 
 
@@ -194,7 +194,7 @@ def test_guesses_are_never_both() -> None:
     for _ in range(200):
         count = int(rng.integers(2, 30))
         scores, inside = rng.integers(0, 4, count).astype(float), rng.random(count) < 0.5
-        how = choose(scores, inside, 50)
+        how = choose_cuts(scores, inside, 50)
         assert how.low <= how.high
         found = prove(how, scores, inside, 1e-5)
         assert found.correct <= found.guesses <= found.canaries == count

@@ -192,7 +192,7 @@ REFUSED = {
     "no workers": (["detect", "good.jsonl", "--workers", "0", "--out", "o"], "--workers 0"),
     "not a corpus": (["inspect", "taken"], "taken: not a corpus"),
     "plot format": (["inspect", "corpus", "--plot", "h.txt"], "h.txt"),
-    "no marks": (["coverage", "corpus", "--detector", "patterns"], "corpus: holds no human marks"),
+    "no marks": (["coverage", "corpus", "--detector", "patterns"], "corpus: has no human marks"),
     "no marks to wait for": (["coverage", "corpus", "--detector", "magic"], "no human marks"),
 }
 
@@ -350,7 +350,7 @@ def test_module_runs_and_a_bug_shows_its_traceback(tmp_path):
     )
     assert listed.returncode == 0
     assert "detect" in listed.stdout
-    broken = "import uedp.corpus.store as s, uedp.cli as c; s.Corpus = None; c.main(['inspect', 'x'])"
+    broken = (
         "import uedp.corpus.store as s, uedp.cli; s.Corpus = None; uedp.cli.main(['inspect', 'x'])"
     )
     crash = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True)

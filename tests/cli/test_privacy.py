@@ -383,7 +383,7 @@ def test_certificate_schema(run):
             "calibrate --epsilon 0.01 --user-rate 0.5 --noise 0.5 --entity-share 0.1",
         ),
         (
-            "does not even protect the user",
+            "too small even for a user",
             "calibrate --epsilon 0.01 --user-rate 0.5 --noise 0.5 --rounds 5",
         ),
         ("a plan needs a corpus, or --users and --sentences", "plan --epsilon 8"),

@@ -83,7 +83,7 @@ def main() -> None:
         files._exchanged = lambda one, other: False  # type: ignore[assignment]
     os.fsync = lambda descriptor: None  # a kill loses nothing that was written
     # what is imported late (Pandas, by Arrow), once for all
-    list(parallel.detect([Sentence("u", "x")], ["labels"]))
+    list(parallel.detect_batches([Sentence("u", "x")], ["labels"]))
     pa.array(["x"])
     number, code = 0, KILLED
     while code == KILLED:

@@ -14,7 +14,8 @@ from tests.corpus.overwriter import KILLED, LEDGER, write
 from uedp import files
 from uedp.accounting.ledger import Budget, CorpusLedger
 from uedp.accounting.proven import UserLevelProfile
-from uedp.corpus.store import Corpus, new_folder
+from uedp.corpus.folder import new_corpus_folder
+from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 from uedp.files import scratch_dir
 
@@ -76,7 +77,7 @@ def test_a_ledger_begun_in_the_meantime_is_not_lost(tmp_path):
     out = tmp_path / "corpus"
     write(out, "old")
     write(tmp_path / "other", "new")
-    with new_folder(out, overwrite=True) as work:
+    with new_corpus_folder(out, overwrite=True) as work:
         for path in (tmp_path / "other").iterdir():
             path.rename(work / path.name)
         (out / "ledger.jsonl").write_bytes(LEDGER)

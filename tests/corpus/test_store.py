@@ -11,10 +11,12 @@ import pytest
 
 from tests.conftest import marked
 from uedp import files
+from uedp.corpus import folder as corpus_folder
 from uedp.corpus import store
 from uedp.corpus.digest import text_digest
+from uedp.corpus.folder import new_corpus_folder
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.store import Corpus, RowWriter, SentenceWriter, new_folder
+from uedp.corpus.store import Corpus, RowWriter, SentenceWriter
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
 from uedp.files import scratch_dir
@@ -34,7 +36,7 @@ def make(
     overwrite: bool = False,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
-    with new_folder(path, overwrite) as work:
+    with new_corpus_folder(path, overwrite) as work:
         put(work, name)
         meanwhile()
 
@@ -58,7 +60,7 @@ def old(tmp_path) -> Path:
 
 def test_a_folder_appears_when_done(tmp_path):
     path = tmp_path / "a" / "b" / "corpus"
-    with new_folder(path) as work:
+    with new_corpus_folder(path) as work:
         put(work)
         assert not path.exists()
         assert work.parent.parent == path.parent  # on the same disk
@@ -106,7 +108,9 @@ def test_even_in_the_last_moment_nothing_is_replaced_unasked(tmp_path, monkeypat
     path = tmp_path / "corpus"
     path.mkdir()
     put(path, "old")
-    monkeypatch.setattr(store, "_refuse_existing", lambda *arguments: None)  # checked too early
+    monkeypatch.setattr(
+        corpus_folder, "_refuse_existing", lambda *arguments: None
+    )  # checked too early
     with pytest.raises(UserError, match="cannot be put in place"):
         make(path)
     assert (path / "corpus.json").read_text() == "old"
@@ -114,7 +118,7 @@ def test_even_in_the_last_moment_nothing_is_replaced_unasked(tmp_path, monkeypat
 
 
 def test_overwriting(old, tmp_path):
-    with new_folder(old, overwrite=True) as work:
+    with new_corpus_folder(old, overwrite=True) as work:
         put(work)
         assert (old / "corpus.json").read_text() == "old"
     assert (old / "corpus.json").read_text() == "new"
@@ -213,7 +217,7 @@ def test_long_documents_are_not_piled_up(tmp_path, monkeypatch):
     writer.append(marked("u", "y" + "z" * 200, *[("y", "PER")] * 200))
     writer.append(Sentence("u", "last"))
     writer.close()
-    table = store.read_table(tmp_path / "sentences.arrow", store.SENTENCES)
+    table = store.read_arrow(tmp_path / "sentences.arrow", store.SENTENCES)
     assert [b.num_rows for b in table.to_batches()] == [3] * 6 + [3, 1]
     assert table.num_rows == 22
 
@@ -245,7 +249,7 @@ MANIFESTS = {
 @pytest.mark.parametrize("case", MANIFESTS)
 def test_a_damaged_manifest_is_named(case, tmp_path):
     (tmp_path / "corpus.json").write_bytes(MANIFESTS[case])
-    with pytest.raises(UserError, match=r"corpus\.json: .*uedp detect"):
+    with pytest.raises(UserError, match=r"corpus\.json: .*build it again"):
         Corpus(tmp_path)
 
 
@@ -368,7 +372,7 @@ def test_another_schema_is_refused(tmp_path):
     for table in (pa.table({"name": [1, 2]}), pa.table({"name": ["a", "b"], "more": ["c", "d"]})):
         with pa.ipc.new_file(str(corpus.folder / "users.arrow"), table.schema) as writer:
             writer.write_table(table)
-        with pytest.raises(UserError, match=r"users\.arrow: other columns"):
+        with pytest.raises(UserError, match=r"users\.arrow: not the columns of a corpus"):
             list(Corpus(corpus.folder))
 
 

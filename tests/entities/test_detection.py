@@ -225,7 +225,7 @@ def test_existing_folder_is_refused_and_only_a_corpus_overwritten(tmp_path):
 
 
 def test_not_a_corpus(tmp_path):
-    with pytest.raises(UserError, match="uedp detect"):
+    with pytest.raises(UserError, match="build one first"):
         Corpus(tmp_path)
     (tmp_path / "corpus.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="format 99"):

@@ -22,7 +22,7 @@ def test_all_three(tmp_path):
 
 def test_nothing_is_public_without_a_reason(tmp_path):
     path = write(tmp_path / "allow.csv", "entity,reason\nReuters,\n")
-    with pytest.raises(UserError, match=r"allow.csv:2: empty 'reason'.*on record"):
+    with pytest.raises(UserError, match=r"allow.csv:2: empty 'reason'.*it is recorded"):
         read_lists(path, None, None)
 
 
@@ -31,7 +31,7 @@ def test_conflicts_and_empty_files_are_refused(tmp_path):
     deny = write(tmp_path / "d.csv", "entity,category\nbob smith,person\n")
     with pytest.raises(UserError, match="take it off one"):
         read_lists(allow, deny, None)
-    with pytest.raises(UserError, match="holds no entries"):
+    with pytest.raises(UserError, match="has no entries"):
         read_lists(None, write(tmp_path / "e.csv", "entity,category\n"), None)
     with pytest.raises(UserError, match="listed twice"):
         read_lists(None, None, write(tmp_path / "t.csv", "alias,entity\nx,IBM\nx,HP\n"))

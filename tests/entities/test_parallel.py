@@ -20,7 +20,9 @@ def test_batches_are_bounded_in_sentences_and_characters(monkeypatch):
     monkeypatch.setattr(parallel, "BATCH", 4)
     monkeypatch.setattr(parallel, "CHARACTERS", 100)
     texts = ["a"] * 9 + ["b" * 60] * 3 + ["c" * 1000, "d"]
-    batches = [batch for batch, _ in parallel.detect([Sentence("u", t) for t in texts], ["labels"])]
+    batches = [
+        batch for batch, _ in parallel.detect_batches([Sentence("u", t) for t in texts], ["labels"])
+    ]
     assert [len(batch) for batch in batches] == [4, 4, 3, 2, 1]
     assert [s.text for batch in batches for s in batch] == texts
 
@@ -40,7 +42,7 @@ def test_at_most_ahead_batches_per_worker_are_held(monkeypatch):
             yield Sentence("u", f"mail a{number}@x.example")
 
     found = []
-    for batch, hits in parallel.detect(source(), ["patterns"], workers=2):
+    for batch, hits in parallel.detect_batches(source(), ["patterns"], workers=2):
         found.extend(zip(batch, hits, strict=True))
         held.append(read // 2 - done)  # this one is still held by us
         done += 1
@@ -110,7 +112,6 @@ def test_workers_die_with_a_parent_that_is_killed(watched, tmp_path):
     assert left == []
 
 
-@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="no signal masks here")
 def test_workers_do_not_hear_an_interrupt():
     with parallel._pool(["labels"], 1) as pool:
         with parallel._starting_workers():

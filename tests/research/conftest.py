@@ -4,7 +4,7 @@ import gzip
 import json
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from research.base import Options, Result
 from research.catalogue import EXPERIMENTS
 from tests.conftest import Run, command_runner
 from tests.research import trained
+from uedp.entities.detectors import load_detector
 
 Make = Callable[[str], Options]
 
@@ -120,7 +121,7 @@ def gpt_options(trained_options: Make) -> Options:
 
 @pytest.fixture(scope="session")
 def gpt_result(gpt_options: Options) -> Result:
-    return trained.run_in_process(EXPERIMENTS["next-word-gpt"], gpt_options)
+    return trained.measure_in_process(EXPERIMENTS["next-word-gpt"], gpt_options)
 
 
 @pytest.fixture
@@ -138,12 +139,7 @@ def trial_results(trained_options: Make) -> Iterator[Path]:
 @pytest.fixture
 def options(data: Path, ner: Path, tmp_path: Path) -> Make:
     """Options of an experiment, as the command creates them."""
-
-    def of(name: str) -> Options:
-        work = tmp_path / "out" / ".work" / name
-        return Options(data, work, quick=True, models={"ner": str(ner)})
-
-    return of
+    return _options(data, ner, tmp_path / "out")
 
 
 @pytest.fixture(scope="session")
@@ -151,10 +147,24 @@ def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("together")
 
 
-@pytest.fixture
-def shared(options: Make, together: Path) -> Make:
+@pytest.fixture(scope="session")
+def shared(data: Path, ner: Path, together: Path) -> Make:
     """Options with one folder for all tests, in which finished steps are reused."""
-    return lambda name: replace(options(name), work=together / ".work" / name)
+    return _options(data, ner, together)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _detectors_load_once() -> Iterator[None]:
+    """Detectors have no state, and loading one takes longer than its work on a few sentences."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("uedp.entities.parallel.load_detector", cache(load_detector))
+        patch.setattr("research.experiments.integrity.load_detector", cache(load_detector))
+        yield
+
+
+def _options(data: Path, ner: Path, out: Path) -> Make:
+    models = {"ner": str(ner)}
+    return lambda name: Options(data, out / ".work" / name, quick=True, models=models)
 
 
 def _packed(path: Path, text: str) -> None:

@@ -86,6 +86,7 @@ def test_finished_only_trains_nothing_and_names_trials_not_run(
     arguments = (GPT, "--data", out / "nothing", "--out", out, "--quick")
     made = run(*arguments, "--finished-only")
     assert (made.code, made.err) == (0, "")
+    assert (out / f"{GPT}.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads((out / f"{GPT}.json").read_text())
     assert names_not_run(result["rows"]) == ["conll-user-8", "ag-rotation-8"]
     assert not (trial_results / "conll-user-8.json").exists()

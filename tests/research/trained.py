@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from research import runs
-from research.base import Experiment, Options, Result, run_experiment
+from research.base import Experiment, Options, Result
 from research.runs import Trial, Workspace
 from tests.models import tiny
 
@@ -68,15 +68,15 @@ class InProcess:
         return self
 
 
-def run_in_process(experiment: Experiment, options: Options) -> Result:
-    """Run an experiment; trains exactly the trials that have no result yet, in their order."""
+def measure_in_process(experiment: Experiment, options: Options) -> Result:
+    """Measure an experiment; trains exactly the trials that have no result yet."""
     results = options.common / "trials-quick"
     before = {path.stem for path in results.glob("*.json")}
     with pytest.MonkeyPatch.context() as patch:
         trained = InProcess()
         patch.setattr(runs, "_start", trained)
         patch.setattr("time.sleep", lambda _: None)
-        result = run_experiment(experiment, options, options.work.parent.parent)
+        result = experiment.measure(options)
     after = {path.stem for path in results.glob("*.json")}
     assert set(trained.names) == after - before
     return result

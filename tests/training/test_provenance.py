@@ -92,7 +92,7 @@ def test_coverage_that_was_measured_is_stated(tmp_path):
     assert found.sentences_found == 1  # each holds an address
     assert found.sentences_complete == 0  # "the" was marked
     own = detect(sentences(), tmp_path / "own", Detection(("labels",)))
-    with pytest.raises(UserError, match="cannot measure themselves"):
+    with pytest.raises(UserError, match="nothing to measure"):
         record_coverage(own, coverage(own))
 
 

@@ -1,7 +1,7 @@
-"""The other way round: noise, rounds or entity share for a target epsilon.
+"""Calibration: noise, rounds or entity share for a target epsilon.
 
-Every search brackets the answer, narrows the bracket, and returns the end that was seen to meet
-the target, so that rounding can only cost utility, never privacy.
+Every search brackets the answer, narrows the bracket, and returns the end at which the target was
+computed to hold, so that rounding can only cost utility, never privacy.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ from uedp.accounting.proven import (
 )
 from uedp.errors import UserError
 
-_PRECISION = 2e-4  # of the noise or the share found
+_PRECISION = 2e-4  # relative, of the noise or the share
 
 
 def noise_for(
@@ -31,7 +31,7 @@ def noise_for(
     profile: Callable[[float], PrivacyEvent],
     beside: Events = (),
 ) -> float:
-    """The least noise (to 0.02%) whose rounds, and others beside them, stay within the target.
+    """The least noise (to 0.02%) whose rounds, with other events beside them, meet the target.
 
     Guarantees:
       - `epsilon(profile(noise), rounds, delta, *beside) <= target` for the noise returned
@@ -54,7 +54,7 @@ def noise_for(
             high, at_high = low, at_low
             low /= 2
             if low < 1e-3:
-                return high  # less noise than this is none
+                return high  # less noise counts as none
     else:
         at_low = spent(low)
     # Near a straight line in logarithms: false position, with the Illinois rule against one
@@ -77,7 +77,7 @@ def noise_for(
 
 
 def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
-    """The most rounds that stay within the target; 0 if not even one does.
+    """The most rounds that meet the target; 0 if not even one does.
 
     Guarantees:
       - that many rounds meet the target; one more does not, or is more than ten million, or more
@@ -88,7 +88,7 @@ def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
         return 0
     low, high = 1, min(MAX_ROUNDS, max_rounds(delta)) + 1
     while high - low > 1:
-        middle = min(2 * low, (low + high) // 2)  # few rounds are quicker to try
+        middle = min(2 * low, (low + high) // 2)  # few rounds compose faster
         if epsilon(profile, middle, delta) <= target:
             low = middle
         else:
@@ -99,7 +99,7 @@ def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
 def share_for(
     target: float, delta: float, rounds: int, profile: Callable[[float], PrivacyEvent]
 ) -> float:
-    """The largest entity share (to 0.02% or 2e-6, at most 2) whose rounds stay within the target.
+    """The largest entity share (to 0.02% or 2e-6, at most 2) whose rounds meet the target.
 
     Guarantees:
       - the share returned meets the target; if even a share of 0 does not, this is an error
@@ -109,7 +109,7 @@ def share_for(
         return 2.0
     if epsilon(profile(0.0), rounds, delta) > target:
         raise UserError(
-            f"epsilon {target:g}: this noise does not even protect the user alone so well; raise it"
+            f"epsilon {target:g}: this noise is too small even for a user alone; raise it"
         )
     low, high = 0.0, 2.0
     while high - low > _PRECISION * max(high, 0.01):

@@ -1,7 +1,7 @@
-"""What is decided before a run begins, and cannot be computed from its rounds.
+"""Decisions made before a run starts, which cannot be computed from its rounds.
 
-All of it goes into the first line of the run's ledger. A certificate reads it there, so that nobody
-can state it differently afterwards, and a run that is resumed with anything else is refused.
+All of them go into the first line of the run's ledger. A certificate reads them there, so that
+nobody can state them differently afterwards; a run resumed with others is refused.
 """
 
 from typing import Annotated, Any, Literal
@@ -31,7 +31,7 @@ class StrictModel(BaseModel):
 
 
 class Coverage(StrictModel):
-    """How much of what people marked the detection found, as `uedp coverage --record` measured."""
+    """How much of a person's own annotation the detection found."""
 
     marks: int
     sentences_found: Annotated[float, Field(ge=0, le=1)]
@@ -39,7 +39,7 @@ class Coverage(StrictModel):
 
 
 class EntityList(StrictModel):
-    """A person's own list, by its length and a digest under the key of the corpus.
+    """A user-supplied list, by its length and a digest under the key of the corpus.
 
     The digest is keyed because a list may hold names: a plain hash of a short one can be guessed.
     """
@@ -49,7 +49,7 @@ class EntityList(StrictModel):
 
 
 class Entities(StrictModel):
-    """Which entities were looked for: what an epsilon for "an entity" is about."""
+    """Which entities were looked for: the meaning of "an entity" in the guarantee."""
 
     detectors: dict[str, str]  # name to version
     categories: tuple[str, ...]
@@ -59,7 +59,7 @@ class Entities(StrictModel):
 
     @property
     def names_sought(self) -> bool:
-        """Whether anything looks for names; patterns know forms such as numbers and addresses."""
+        """Whether any detector looks for names; patterns find numbers, addresses and the like."""
         return any(name.partition(":")[0] != "patterns" for name in self.detectors)
 
     def describe(self) -> str:
@@ -84,28 +84,28 @@ class Entities(StrictModel):
                 f"of the marked sentences {self.coverage.sentences_found:.1%} found, "
                 f"{self.coverage.sentences_complete:.1%} complete"
             )
-        return " ".join("; ".join(parts).split())  # on one line, whatever a file calls a version
+        return " ".join("; ".join(parts).split())  # a version may contain newlines
 
 
 class Setup(StrictModel):
-    """What was decided. What is not covered becomes a caveat."""
+    """How the run is set up. Anything not covered by the guarantee becomes a caveat."""
 
     noise_source: NoiseSource = "cipher"
-    # of the passes; sums, norms, clip factors and noise are float32 or better
+    # of forward and backward passes; sums, norms, clip factors and noise are float32 or better
     precision: Precision = "float32"
-    # the noise that is added is the noise multiplier times one plus this
+    # the noise added is the noise multiplier times one plus this
     rounding_margin: Annotated[float, Field(ge=0)] = 0.0
-    # of owners, texts and labels, under the key of the corpus: a plain hash would let anybody who
-    # knows all texts but one test what that one says
+    # digest of owners, texts and labels, under the key of the corpus: a plain hash would let
+    # anybody who knows all texts but one test guesses of that one
     texts: str = ""
     # null: not stated
     entities: Entities | None = None
     users: Users = "as given"
-    # differentially private exactly if one is in the ledger, where it is charged
+    # differentially private exactly if the ledger has a vocabulary, where it is charged
     vocabulary: Origin = "public"
-    # the names of what a classifier tells apart
+    # the class names of a classifier
     labels: Labels = "none"
-    # of the model that the run began with
+    # of the model that the run started from
     earlier_runs: EarlierRuns = "none known"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # that a round uses, for missed mentions; null: no bound
@@ -123,7 +123,7 @@ class Setup(StrictModel):
 
     @property
     def exposed(self) -> str | None:
-        """Why there is no guarantee whatever the noise, if that is so."""
+        """Why there is no guarantee, whatever the noise; None if there may be one."""
         if self.noise_source == "fixed seed":
             return "the noise came from a fixed seed"
         if self.vocabulary == CORPUS_VOCABULARY:
@@ -132,7 +132,7 @@ class Setup(StrictModel):
 
 
 class Shape(StrictModel):
-    """The incidence the guarantee is about."""
+    """The incidence that the guarantee covers."""
 
     digest: str
     users: int

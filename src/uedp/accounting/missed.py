@@ -1,4 +1,4 @@
-"""What a guarantee is worth where the detector missed the entity, and what moves it (Theorem 3)."""
+"""The epsilon for an entity that the detector missed, and the settings that move it (Theorem 3)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -39,12 +39,12 @@ def missed_epsilon(
     return _epsilon(missed, rounds, delta, *beside)
 
 
-# a table asks for the same rounds under several bounds, and a run for its table more than once
+# a table asks for the same rounds under several bounds, and a run asks for its table twice
 _epsilon = lru_cache(maxsize=256)(epsilon)
 
 
 def missed_words(users: int, sentences: int | None) -> str:
-    """Where the entity was missed, in plain words."""
+    """Where the entity was missed, in words."""
     count = _NUMBERS.get(users, f"{users:,}")
     if sentences is None:
         return "all sentences of one user" if users == 1 else f"all sentences of {count} users"
@@ -69,10 +69,10 @@ class Neighbour:
 def neighbours(
     profile: Profile, rounds: int, delta: float, most: int | None = None
 ) -> Iterator[Neighbour]:
-    """The plan itself, then others around it: how each setting moves missed mentions' epsilon.
+    """The plan itself, then plans around it: how each setting moves the epsilon of missed mentions.
 
-    Where a variant of the profile is planned, its noise is calibrated to the plan's own epsilon.
-    There are none where the method makes no promise about missed mentions.
+    The noise of a variant of the profile is calibrated to the plan's own epsilon. There are none
+    where the method makes no promise about missed mentions.
     """
     if profile.missed(1, 1) is None:
         return

@@ -1,7 +1,7 @@
-"""The files that make up a model, by their hashes: what a certificate is about.
+"""The files that make up a model, by their hashes: the subject of a certificate.
 
-All that stands in a run's folder is part of the model, unless it is known to be something else: a
-loader may prefer a file that nobody thought of, such as a `model.safetensors` beside shards or an
+Every file in a run's folder is part of the model unless it is known to be something else: a loader
+may prefer an unexpected file, such as a `model.safetensors` beside shards or an
 `adapter_config.json` that changes what the others mean.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from uedp.errors import UserError
 
-# What else a run leaves in its folder; no loader reads any of these.
+# Other files that a run leaves in its folder; no loader reads any of these.
 _RECORDS = frozenset(
     [
         "certificate.json",
@@ -32,22 +32,22 @@ def model_files(folder: Path) -> dict[str, str]:
     """The SHA-256 of every file of the model in a folder, by its path within.
 
     Guarantees:
-      - every file counts but those that a run writes beside its model, hidden ones and `.md`
+      - every file is included but those that a run writes beside its model, hidden ones and `.md`
     """
-    found = {}
+    digests = {}
     for path in sorted(folder.rglob("*")):
         within = path.relative_to(folder)
         if not _belongs(within):
             continue
         if path.is_file():
-            found[within.as_posix()] = _sha256(path)
-        elif path.is_symlink():  # what a folder elsewhere holds is not looked at, nor certified
-            found[within.as_posix()] = "a link"
-    return found
+            digests[within.as_posix()] = _sha256(path)
+        elif path.is_symlink():  # a linked folder is neither read nor certified
+            digests[within.as_posix()] = "a link"
+    return digests
 
 
 def refuse_other_files(folder: Path, certified: Mapping[str, str]) -> None:
-    """Raise unless a folder holds the certified files and no more that could be of a model."""
+    """Raise unless a folder holds the certified files and no others that a loader could read."""
     here = model_files(folder)
     if missing := sorted(set(certified) - set(here)):
         raise UserError(f"{folder / missing[0]}: missing, but certified as part of the model")

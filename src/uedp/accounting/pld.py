@@ -1,9 +1,9 @@
 """Privacy-loss distributions: discretise a pair, compose rounds, read off epsilon.
 
 Discretisation is connect-the-dots (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): exact at
-the grid's epsilons, above the truth between them, hence pessimistic at any resolution. The
-result is dp-accounting's `DensePLDPmf`; composition and the search for epsilon are ours, because
-theirs walk Python loops over the grid.
+the grid's epsilons, above the truth between them, hence pessimistic at any resolution. Tests
+compare it with dp-accounting, whose composition and search for epsilon loop over the grid in
+Python.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ Ints = npt.NDArray[np.int64]
 # Grid steps per standard deviation of one round's loss. A step d adds at most d^2/4 to a round's
 # variance, here 6e-5 of it.
 _STEPS_PER_SPREAD = 64
-_COARSEST = 0.1
-_MOST_POINTS = 1 << 18
+_MAX_STEP = 0.1
+_MAX_POINTS = 1 << 18
 # Relative rounding error of a Fourier coefficient, times a margin. Raised to the T-th power it
 # grows T-fold; `slack` carries it into delta.
 _ROUNDING = 4e-16
@@ -33,13 +33,13 @@ _WRAPPED = 1e-15  # mass outside the range that a sum is kept on, by Chernoff's 
 
 @dataclass(frozen=True)
 class PrivacyLossDistribution:
-    """A discretised loss distribution on the grid `step * (lowest + i)`, plus mass at infinity."""
+    """A discretised distribution on the grid `step * (lowest + i)`, plus mass at infinity."""
 
     step: float
     lowest: int
     masses: Floats
     infinite: float
-    slack: float = 0.0  # by how much delta may be off through rounding; added where it is used
+    slack: float = 0.0  # of delta, for rounding errors; `epsilon` and `delta` add it
 
     def epsilon(self, delta: float) -> float:
         """The smallest epsilon >= 0 with hockey-stick divergence at most delta; inf if none is.
@@ -82,10 +82,11 @@ class PrivacyLossDistribution:
         return self.step * np.arange(self.lowest, self.lowest + len(self.masses), dtype=np.float64)
 
 
+BothDirections = tuple[PrivacyLossDistribution, PrivacyLossDistribution]
+
+
 @lru_cache(maxsize=8)  # a run asks for the same rounds again: planned, spent so far, certified
-def discretise(
-    pair: DominatingPair, step: float
-) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
+def discretise(pair: DominatingPair, step: float) -> BothDirections:
     """The losses of `P'` over `P` and of `P` over `P'`, on a grid of the given step.
 
     Guarantees:
@@ -239,5 +240,5 @@ def grid_step(pairs: Sequence[DominatingPair]) -> float:
     spreads = [pair.loss_spread() for pair in pairs]
     spread = min((s for s in spreads if s > 0), default=1.0)
     widest = max(high - low for low, high in (pair.loss_range() for pair in pairs))
-    step = min(spread / _STEPS_PER_SPREAD, _COARSEST)
-    return float(max(step, widest / _MOST_POINTS))
+    step = min(spread / _STEPS_PER_SPREAD, _MAX_STEP)
+    return float(max(step, widest / _MAX_POINTS))

@@ -1,14 +1,13 @@
-"""What is proven: from how a method samples to the epsilon it guarantees.
+"""The accountant: the profiles of the methods, and the epsilon that is proven of their rounds.
 
-A `Profile` says how one round treats a user and an entity; it gives the dominating pairs of
-`docs/privacy.md`, one per kind of entity, and rounds of them compose. Symbols are the paper's:
-`q_u` user rate, `q_e` entity rate, `q_s` extended rate, `z` noise, `s` entity share, all in
-units of the update clip beta.
+A profile gives the dominating pairs of one round (`docs/privacy.md`), one per kind of entity; the
+privacy-loss distributions of rounds compose. Symbols are the paper's: `q_u` user rate, `q_e` entity
+rate, `q_s` extended rate, `z` noise, `s` entity share, all in units of the update clip beta.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import numpy as np
 from scipy import stats
@@ -24,6 +23,7 @@ from uedp.accounting.divergence import (
 from uedp.accounting.hidden_draw import hidden_draw, revealed_draw
 from uedp.accounting.hidden_holders import HiddenHolders
 from uedp.accounting.pld import (
+    BothDirections,
     PrivacyLossDistribution,
     compose,
     discretise,
@@ -40,12 +40,12 @@ from uedp.accounting.profile import (
 )
 from uedp.errors import UserError
 
-# Binomial outcomes rarer than this, and beyond so many, are counted as a larger one.
+MAX_ROUNDS = 10_000_000  # of a run; composing more takes minutes
+# Binomial outcomes rarer than this count as the largest, and so many at most are told apart.
 _RARE = 1e-18
-_MOST_OUTCOMES = 400
-_MOST_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
-MAX_ROUNDS = 10_000_000  # of a run; beyond, composing takes minutes and no epsilon is small
-_TINY = 1e-20  # smaller rates and shares are counted as this: their squares would vanish
+_MAX_OUTCOMES = 400
+_MAX_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
+_TINY = 1e-20  # smaller rates and shares count as this: their squares would underflow
 
 _GROUP = "one group of texts put together at random"
 _NOT_PEOPLE = "Groups are not people: whoever wrote more than one group holds is protected less"
@@ -56,13 +56,13 @@ _NOT_PEOPLE = "Groups are not people: whoever wrote more than one group holds is
 class UserLevelProfile(Profile):
     """User-level DP-SGD: Poisson-drawn users, one clipped update each. Entities: no guarantee."""
 
-    method: ClassVar[str] = "user-level"
-    unit: ClassVar[str] = (
+    method = "user-level"
+    unit = (
         "one user: all text the user wrote. Entities that several users mention are not protected"
     )
-    unit_of_groups: ClassVar[str] = f"{_GROUP}. {_NOT_PEOPLE}. Entities are not protected"
-    short_unit: ClassVar[str] = "one user; entities that several users mention are not protected"
-    protects_entities: ClassVar[bool] = False
+    unit_of_groups = f"{_GROUP}. {_NOT_PEOPLE}. Entities are not protected"
+    short_unit = "one user; entities that several users mention are not protected"
+    protects_entities = False
 
     def pairs(self) -> Mapping[str, DominatingPair]:
         return {"user": sampled_gaussian(self.noise, self.user_rate)}
@@ -80,17 +80,17 @@ class RotationProfile(Profile):
     `reveal_draw=True` asks for Theorem 1 even where Theorem 2 applies, as a cross-check.
     """
 
-    method: ClassVar[str] = "rotation"
-    unit: ClassVar[str] = (
+    method = "rotation"
+    unit = (
         "one user together with one sensitive entity: all text the user wrote, and all text of "
         "anyone that mentions the entity; a sentence with no detected entity counts as one"
     )
-    unit_of_groups: ClassVar[str] = (
+    unit_of_groups = (
         f"{_GROUP}, and one sensitive entity: all text of the group, and all text that mentions "
         f"the entity; a sentence with no detected entity counts as one. {_NOT_PEOPLE}"
     )
-    short_unit: ClassVar[str] = "one user together with one sensitive entity"
-    protects_entities: ClassVar[bool] = True
+    short_unit = "one user together with one sensitive entity"
+    protects_entities = True
 
     entity_share: float
     entity_rate: float = 1.0
@@ -148,9 +148,9 @@ class RotationProfile(Profile):
 class MissedProfile:
     """Rotation for an entity whose mention was missed, or has another id, in `holders` more users.
 
-    `per_user` such sentences at most of each of them are selected; each moves its user's update by
-    `sentence_share`. The user the entity is lent to is one of these in some rounds and none of
-    them in others, so every round counts as whichever is worse at each epsilon (Theorem 3). With
+    A round selects at most `per_user` such sentences of each of them; each moves its user's update
+    by `sentence_share`. In some rounds the entity is lent to one of these users, in others not, so
+    every round counts as whichever is worse at each epsilon (Theorem 3). With
     `rotation.reveal_draw`, or more than a few holders, every draw is revealed.
 
     Guarantees:
@@ -189,10 +189,10 @@ class MissedProfile:
         return {"user and missed entity": PointwiseMax((elsewhere, one_of_them))}
 
     def _pair(self, others: int, missed: float, tails: float, heads: float) -> DominatingPair:
-        """`others` holders who move by `missed`, and the lent one, by what its coin says."""
+        """`others` holders who move by `missed`; the lent one by `tails` or `heads` of its coin."""
         base = self.rotation
         rate, coin = max(base.user_rate, _TINY), base.entity_rate
-        if base.reveal_draw or rate == 1 or others >= _MOST_HIDDEN:
+        if base.reveal_draw or rate == 1 or others >= _MAX_HIDDEN:
             return self._revealed(others, missed, tails, heads)
         up, down = (
             HiddenHolders(base.noise, rate, lent, others, missed) for lent in (heads, tails)
@@ -208,10 +208,12 @@ class MissedProfile:
         weights, pairs = [], []
         for count, chance in _binomial(others, q):
             for drawn, probability in ((False, 1 - q), (True, q)):
-                alone = count * missed
-                a = ((alone + tails, 1 - coin), (alone + heads, coin)) if drawn else ((alone, 1.0),)
+                shift = count * missed
+                shifts: Sequence[tuple[float, float]] = ((shift, 1.0),)
+                if drawn:
+                    shifts = ((shift + tails, 1 - coin), (shift + heads, coin))
                 weights.append(chance * probability)
-                pairs.append(_with_user(base.noise, q, a))
+                pairs.append(_with_user(base.noise, q, shifts))
         return RevealedMixture(tuple(weights), tuple(pairs))
 
 
@@ -227,17 +229,17 @@ class UedpAlgProfile(Profile):
     whose text is emptied must give a zero update: no local weight decay.
     """
 
-    method: ClassVar[str] = "uedp-alg"
-    unit: ClassVar[str] = (
+    method = "uedp-alg"
+    unit = (
         "one user together with one sensitive entity that at most the stated number of other users "
         "mention"
     )
-    unit_of_groups: ClassVar[str] = (
+    unit_of_groups = (
         f"{_GROUP}, and one sensitive entity that at most the stated number of other groups "
         f"mention. {_NOT_PEOPLE}"
     )
-    short_unit: ClassVar[str] = RotationProfile.short_unit
-    protects_entities: ClassVar[bool] = True
+    short_unit = RotationProfile.short_unit
+    protects_entities = True
 
     users: int
     holders: int
@@ -260,70 +262,63 @@ class UedpAlgProfile(Profile):
 
 
 _NO_LOSS = PrivacyLossDistribution(1.0, 0, np.ones(1), 0.0)
-_ALL_LOST = PrivacyLossDistribution(1.0, 0, np.zeros(1), 1.0)
+_INFINITE_LOSS = PrivacyLossDistribution(1.0, 0, np.zeros(1), 1.0)
 
 Events = Sequence[tuple[PrivacyEvent, int]]
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The composed losses of some rounds, for each thing protected and each direction."""
+    """The composed privacy losses of some rounds, for each unit protected, in both directions."""
 
-    losses: Mapping[str, tuple[PrivacyLossDistribution, PrivacyLossDistribution]]
+    losses: Mapping[str, BothDirections]
     rounds: int
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon that holds for everything protected, in both directions."""
+        """The smallest epsilon that holds for every unit, in both directions."""
         check_delta(delta)
         if delta > 0 and self.rounds > max_rounds(delta):
             raise UserError(
                 f"delta {delta:g}: lost in rounding after {self.rounds:,} rounds; "
                 f"choose at least {1.05 * min_delta(self.rounds):.2g}"
             )
-        return max(
-            side.epsilon(delta) for directions in self.losses.values() for side in directions
-        )
+        return max(side.epsilon(delta) for both in self.losses.values() for side in both)
 
     def delta(self, epsilon: float) -> float:
         return max(side.delta(epsilon) for both in self.losses.values() for side in both)
 
 
-def guarantee(rounds: Events) -> Guarantee:
-    """Compose rounds, which may differ, for everything that all of them protect.
+def guarantee(events: Events) -> Guarantee:
+    """Compose rounds, which may differ, for every unit that all of them protect.
 
     Guarantees:
       - both directions are composed on their own; the larger epsilon counts
       - the order of the rounds does not matter
       - the result is never below the true value
     """
-    for _, count in rounds:
+    for _, count in events:
         if count < 0:
             raise UserError(f"rounds {count}: must not be negative")
     # a round that draws no one reads nothing
-    rounds = [(profile, count) for profile, count in rounds if count and profile.user_rate]
-    if not rounds:
+    events = [(event, count) for event, count in events if count and event.user_rate]
+    if not events:
         return Guarantee({"nothing happened": (_NO_LOSS, _NO_LOSS)}, 0)
-    if any(profile.noise < LEAST_NOISE for profile, _ in rounds):
-        return Guarantee({"no noise": (_ALL_LOST, _ALL_LOST)}, 0)
-    kinds = [profile.pairs() for profile, _ in rounds]
-    if len({tuple(kind) for kind in kinds}) > 1:
+    if any(event.noise < LEAST_NOISE for event, _ in events):
+        return Guarantee({"no noise": (_INFINITE_LOSS, _INFINITE_LOSS)}, 0)
+    by_event, counts = [event.pairs() for event, _ in events], [count for _, count in events]
+    if len({tuple(pairs) for pairs in by_event}) > 1:
         raise UserError("rounds that protect different things do not add up to one guarantee")
-    counts = [count for _, count in rounds]
-    composed: dict[
-        tuple[DominatingPair, ...], tuple[PrivacyLossDistribution, PrivacyLossDistribution]
-    ] = {}
-    result = {}
-    for name in kinds[0]:
-        pairs = tuple(kind[name] for kind in kinds)
+    composed: dict[tuple[DominatingPair, ...], BothDirections] = {}
+    losses = {}
+    for unit in by_event[0]:
+        pairs = tuple(own[unit] for own in by_event)
         if pairs not in composed:  # an entity and a sentence often have the same pair
             composed[pairs] = _composed(pairs, counts)
-        result[name] = composed[pairs]
-    return Guarantee(result, sum(counts))
+        losses[unit] = composed[pairs]
+    return Guarantee(losses, sum(counts))
 
 
-def _composed(
-    pairs: Sequence[DominatingPair], counts: Sequence[int]
-) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution]:
+def _composed(pairs: Sequence[DominatingPair], counts: Sequence[int]) -> BothDirections:
     step = grid_step(pairs)
     sides = [discretise(pair, step) for pair in pairs]
     return (
@@ -335,7 +330,7 @@ def _composed(
 def epsilon(
     event: PrivacyEvent, rounds: int, delta: float, *beside: tuple[PrivacyEvent, int]
 ) -> float:
-    """The proven epsilon of equal rounds, and of others beside them."""
+    """The proven epsilon of equal rounds, and of other events beside them."""
     return guarantee([(event, rounds), *beside]).epsilon(delta)
 
 
@@ -347,20 +342,20 @@ def check_delta(delta: float) -> None:
 def _with_user(
     noise: float, user_rate: float, others: Sequence[tuple[float, float]]
 ) -> ShiftedGaussian:
-    """Shifts of others, each with a chance, plus the user's own with probability `q_u`."""
+    """Shifts by others, each with its probability, plus the user's own with probability `q_u`."""
     shifts = tuple(shift + mine for shift, _ in others for mine in (0.0, 1.0))
     chances = tuple(c * p for _, c in others for p in (1 - user_rate, user_rate))
     return ShiftedGaussian(noise, shifts, chances)
 
 
 def _binomial(count: int, rate: float) -> list[tuple[int, float]]:
-    """Outcomes and chances, some outcomes counted as larger ones: fewer is safer."""
+    """Outcomes and probabilities; some outcomes count as larger ones, which is the safe side."""
     mean, variance = count * rate, count * rate * (1 - rate)
-    # Bernstein's inequality: farther from the mean than this lies at most `_RARE`
+    # Bernstein's inequality: at most `_RARE` lies farther from the mean
     reach = -np.log(_RARE) / 3 + np.sqrt(np.log(_RARE) ** 2 / 9 - 2 * np.log(_RARE) * variance)
     low, high = max(int(mean - reach), 0), min(int(np.ceil(mean + reach)), count)
     chances = stats.binom.pmf(np.arange(low, high + 1), count, rate)
-    stride = -(-len(chances) // _MOST_OUTCOMES)
+    stride = -(-len(chances) // _MAX_OUTCOMES)
     grouped = np.add.reduceat(chances, np.arange(0, len(chances), stride)) / chances.sum()
     largest = np.minimum(low + stride * np.arange(1, len(grouped) + 1) - 1, high)
     cases = [*zip(largest.tolist(), grouped.tolist(), strict=True), (count, 2 * _RARE)]

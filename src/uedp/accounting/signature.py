@@ -1,4 +1,4 @@
-"""A signature under a certificate: that it is the one its signatory saw.
+"""Signatures under certificates: proof that a certificate is the one its signatory saw.
 
 Ed25519 over the bytes of `certificate.json` after a line that says what is signed. A certificate
 names the last seal of its ledger and the hashes of the model's files, so that the signature covers
@@ -63,7 +63,7 @@ def check_signature(certificate: Path, public_key: Path) -> None:
     """Raise unless the certificate's signature was made with this key, over these very bytes."""
     key, path = _public_key(public_key), certificate.with_name(SIGNATURE)
     if not path.is_file():
-        raise UserError(f"{path}: no signature; sign it with `uedp certificate sign`")
+        raise UserError(f"{path}: no signature; the certificate has not been signed")
     try:
         signature = base64.b64decode(path.read_bytes().strip(), validate=True)
         key.verify(signature, _CONTEXT + certificate.read_bytes())
@@ -80,11 +80,9 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except _NO_KEY:
-        raise UserError(
-            f"{path}: not a private key without a password; make one with `uedp certificate keygen`"
-        ) from None
+        raise UserError(f"{path}: not a private key without a password; make a new key") from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise UserError(f"{path}: not an Ed25519 key; make one with `uedp certificate keygen`")
+        raise UserError(f"{path}: not an Ed25519 key; make a new key")
     return key
 
 

@@ -1,4 +1,7 @@
-"""The words of a certificate: who is protected, the guarantee in one sentence, and its caveats."""
+"""The words of a certificate: who is protected, the guarantee in one sentence, and its caveats.
+
+Verification compares them: certificates issued before a change of wording no longer verify.
+"""
 
 import decimal
 import math

@@ -1,6 +1,6 @@
-"""What a vocabulary taken privately from the corpus costs (Theorem 4 of `docs/privacy.md`).
+"""The cost of a vocabulary that is taken privately from the corpus (Theorem 4, `docs/privacy.md`).
 
-Words are counted by the users who give them, noise is added, and those that stay at or above a
+Words are counted by the users who contribute them, noise is added, and words at or above a
 threshold are released. `k` is the most words of a user, `k_s` the most of a sentence, `z` the noise
 in units of `sqrt(k)` (how far a user can move the counts), `tau` the threshold, in users.
 """
@@ -17,14 +17,14 @@ from uedp.accounting.divergence import DominatingPair, Floats, RevealedMixture, 
 from uedp.accounting.profile import LEAST_NOISE, PrivacyEvent, check_noise
 from uedp.errors import UserError
 
-# Of delta, for words that cross the threshold by chance. Ten times as much would lower the
-# threshold by 6% only, and mentions that were missed need more of it.
+# The part of delta for words that cross the threshold by chance. Ten times as much would lower the
+# threshold by only 6%, and missed mentions need more of it.
 _FAILURE_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class VocabularyRelease:
-    """One private vocabulary: noise, threshold, and how many words one may give.
+    """One private vocabulary: noise, threshold, and how many words one may contribute.
 
     With `words_per_sentence` an entity is protected together with a user: it is lent to one user,
     one of whose selected sentences mentions it. Without, users alone are protected.
@@ -32,8 +32,8 @@ class VocabularyRelease:
     Guarantees:
       - rounds of `RotationProfile` (with `words_per_sentence`) or of `UserLevelProfile` (without)
         and this release add up
-      - what crosses the threshold by chance is in its pairs, as a probability that all is lost:
-        whoever composes them has it in delta
+      - a word that crosses the threshold by chance is in its pairs, as a probability of infinite
+        loss: composing them charges it to delta
     """
 
     noise: float
@@ -56,17 +56,17 @@ class VocabularyRelease:
 
     @property
     def user_rate(self) -> float:
-        """Everyone takes part."""
+        """Every user takes part."""
         return 1.0
 
     @property
     def deviation(self) -> float:
-        """Of the noise on a count, in users."""
+        """The standard deviation of the noise on a count, in users."""
         return self.noise * math.sqrt(self.words_per_user)
 
     @property
     def failure(self) -> float:
-        """The most probable it can be that a word of those protected alone is released."""
+        """The largest probability that a word is released which only the protected hold."""
         return _failure(self, self._moved())
 
     def pairs(self) -> Mapping[str, DominatingPair]:
@@ -76,11 +76,11 @@ class VocabularyRelease:
         return {"user and entity": pair, "user and sentence": pair}
 
     def user_alone(self) -> "VocabularyRelease":
-        """The same release, asked about a user without an entity."""
+        """The same release, for a user without an entity."""
         return replace(self, words_per_sentence=None)
 
     def missed(self, users: int, sentences: int | None) -> "MissedInVocabulary":
-        """The same release, for an entity missed in `sentences` of each of `users`; None: in all"""
+        """The same release, for an entity missed in `sentences` of each of `users`; None: all."""
         return MissedInVocabulary(self, users, sentences)
 
     def _moved(self) -> tuple[int, ...]:
@@ -92,7 +92,7 @@ class VocabularyRelease:
 class MissedInVocabulary:
     """A release for an entity whose mention was missed, or has another id, in `holders` more users.
 
-    `per_user` such sentences at most of each of them; with None, all that it gave came from them.
+    At most `per_user` sentences of each of them are such; None: all words of theirs come from them.
     """
 
     release: VocabularyRelease
@@ -117,8 +117,8 @@ class MissedInVocabulary:
 
 
 @dataclass(frozen=True)
-class _Lost:
-    """Two outputs that never agree."""
+class _Disjoint:
+    """Two outputs that never agree: infinite loss."""
 
     def full(self, epsilons: Floats) -> Floats:
         return np.ones_like(epsilons)
@@ -134,23 +134,23 @@ class _Lost:
 
 
 def _pair(release: VocabularyRelease, moved: Sequence[int]) -> DominatingPair:
-    """For sets of words, each moved by one user, of at most these sizes, largest first."""
+    """The pair for sets of words, one per user who moves, of at most these sizes, largest first."""
     # a word on which the n-th set falls already moved by n - 1 at most: n^2 - (n - 1)^2 more
     squares = sum((2 * n - 1) * size for n, size in enumerate(moved, 1))
     shift = math.sqrt(squares / release.words_per_user)
     failure = _failure(release, moved)
     return RevealedMixture(
-        (1 - failure, failure), (ShiftedGaussian(release.noise, (shift,), (1.0,)), _Lost())
+        (1 - failure, failure), (ShiftedGaussian(release.noise, (shift,), (1.0,)), _Disjoint())
     )
 
 
 def _failure(release: VocabularyRelease, moved: Sequence[int]) -> float:
-    """The most probable it can be that a word which only these sets hold is released."""
+    """The largest probability that a word is released which only these sets hold."""
     if release.noise < LEAST_NOISE:
         return 1.0
-    # the logarithm of the probability that a word of so many users stays below
+    # log probability that a word of so many users stays below the threshold
     stays = special.log_ndtr((release.threshold - np.arange(len(moved) + 1)) / release.deviation)
-    # a word of the n-th set is of this set alone, or at most n - 1 others hold it too
+    # a word of the n-th set is in this set only, or at most n - 1 other sets hold it too
     costs = np.minimum(stays[1], np.diff(stays))
     return float(-np.expm1(np.dot(moved, costs)))
 
@@ -187,13 +187,13 @@ def release_for(
     words_per_sentence: int | None = 16,
     failure_share: float = _FAILURE_SHARE,
 ) -> VocabularyRelease:
-    """The vocabulary's part of a budget: alone, it has `share` of the target epsilon at delta.
+    """The vocabulary's part of a budget: on its own it has `share` of the target epsilon at delta.
 
-    Epsilons of Gaussians compose like the root of their squares, not like their sum: a share of 0.3
+    Gaussian releases compose like the root of the sum of squares, not like the sum: a share of 0.3
     costs the rounds about a twentieth. `noise_for` with this release `beside` finds their noise.
 
     Guarantees:
-      - the release alone has an epsilon of at most `share * target` at `delta`
+      - the release on its own has an epsilon of at most `share * target` at `delta`
       - it fails with a probability of at most `failure_share * delta`, which delta includes
     """
     if not 0 < share <= 1:

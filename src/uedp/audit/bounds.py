@@ -2,8 +2,8 @@
 
 An attack guesses from a score which of two corpora a run was on. How often it is right and wrong,
 bounded by Clopper and Pearson's (1934) exact intervals, bounds the epsilon of the mechanism from
-below. Whatever is chosen (attack, direction, threshold) is chosen on one part of the scores and
-tested on the other, so that choosing costs no confidence.
+below. Attack, direction and threshold are chosen on one part of the scores and tested on
+the other, so that choosing costs no confidence.
 """
 
 import math
@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize, special
 
 from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.proven import Guarantee
 from uedp.errors import UserError
-
-Ints = npt.NDArray[np.int64]
+from uedp.incidence import Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +37,8 @@ class Scores:
         return Scores(self.name, -self.other, -self.guessed, not self.full)
 
     def split(self) -> tuple["Scores", "Scores"]:
-        """A part to choose on, and the larger one to test on."""
-        guessed, other = (_PART_TO_CHOOSE_ON * len(side) for side in (self.guessed, self.other))
+        """A part for choosing, and a larger one for testing."""
+        guessed, other = (_SHARE_FOR_CHOOSING * len(side) for side in (self.guessed, self.other))
         first, second = (max(1, round(count)) for count in (guessed, other))
         return (
             Scores(self.name, self.guessed[:first], self.other[:second], self.full),
@@ -49,12 +47,12 @@ class Scores:
 
 
 # the best threshold is flat: choosing it roughly costs less than a wider interval in the test
-_PART_TO_CHOOSE_ON = 0.15
+_SHARE_FOR_CHOOSING = 0.15
 
 
 @dataclass(frozen=True)
 class Point:
-    """How often guesses at a threshold were right at least, and wrong at most, with confidence."""
+    """Bounds on the rates of guesses at a threshold: right at least, wrong at most so often."""
 
     attack: str
     full: bool
@@ -72,17 +70,17 @@ Merit = Callable[[Floats, Floats, bool], Floats]
 
 
 def at_least(hits: Ints, trials: int, alpha: float) -> Floats:
-    """A lower bound on a chance, from how often it came true.
+    """A lower bound on a probability, from how often the event occurred.
 
     Guarantees:
-      - at most the chance, but for a probability of `alpha`
+      - at most the probability, but in a fraction `alpha` of all cases
     """
     low = special.betaincinv(np.maximum(hits, 1), trials - hits + 1.0, alpha)
     return np.where(hits > 0, low, 0.0).astype(np.float64)
 
 
 def at_most(hits: Ints, trials: int, alpha: float) -> Floats:
-    """An upper bound on a chance: the lower one on its opposite, seen from there."""
+    """An upper bound on a probability: the complement of the lower bound on its complement."""
     high = special.betaincinv(hits + 1.0, np.maximum(trials - hits, 1), 1 - alpha)
     return np.where(hits < trials, high, 1.0).astype(np.float64)
 
@@ -112,11 +110,11 @@ class Trial:
             self._ways.append((test, thresholds, *_rates(choose, thresholds, self._alpha)))
 
     def most(self, merit: Merit) -> float:
-        """The largest merit on the part that is chosen on."""
+        """The largest merit on the part for choosing."""
         return max(float(merit(r, w, way.full).max()) for way, _, r, w in self._ways)
 
     def test(self, merit: Merit) -> Point:
-        """The attack, direction and threshold of most merit, as the other part sees them."""
+        """The attack, direction and threshold of most merit, with their rates on the other part."""
         merits = [merit(right, wrong, way.full) for way, _, right, wrong in self._ways]
         way, thresholds, _, _ = self._ways[int(np.argmax([m.max() for m in merits]))]
         threshold = thresholds[[int(np.argmax(max(merits, key=np.max)))]]
@@ -126,7 +124,7 @@ class Trial:
 
 def _rates(scores: Scores, thresholds: Floats, alpha: float) -> tuple[Floats, Floats]:
     def hits(values: Floats) -> Ints:
-        if len(thresholds) == 1:  # of many millions, counting takes a tenth of sorting
+        if len(thresholds) == 1:  # counting millions takes a tenth of sorting them
             return np.array([np.count_nonzero(values >= thresholds[0])])
         return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
 
@@ -137,7 +135,7 @@ def _rates(scores: Scores, thresholds: Floats, alpha: float) -> tuple[Floats, Fl
 
 
 def _thresholds(scores: Scores) -> Floats:
-    """Scores to cut at, close together in the tails, where small chances are told apart."""
+    """Candidate thresholds, close together in the tails, where small probabilities differ."""
     found = []
     for values in (scores.guessed, scores.other):
         count = len(values)
@@ -146,14 +144,14 @@ def _thresholds(scores: Scores) -> Floats:
     return np.unique(np.concatenate(found))
 
 
-_RANKS = 30  # more would only fit the noise of the part that is chosen on
+_RANKS = 30  # more would only overfit the part for choosing
 
 
 # --- (a) threshold tests -------------------------------------------------------------------------
 
 
 def threshold_epsilon(right: Floats, wrong: Floats, delta: float) -> Floats:
-    """`ln((right - delta) / wrong)`: what one point proves of any mechanism; 0 if nothing."""
+    """`ln((right - delta) / wrong)`: what one point proves of any mechanism; at least 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         value = np.log(np.maximum(right - delta, 0.0)) - np.log(wrong)
     positive: Floats = np.maximum(value, 0.0)
@@ -164,7 +162,7 @@ def threshold_epsilon(right: Floats, wrong: Floats, delta: float) -> Floats:
 
 
 def gaussian_mu(right: Floats, wrong: Floats) -> Floats:
-    """The mu-GDP curve through a point (Dong, Roth and Su 2022); 0 if guesses were no use."""
+    """The mu-GDP curve through a point (Dong, Roth and Su 2022); 0 if guesses were useless."""
     with np.errstate(invalid="ignore"):
         mu = special.ndtri(right) - special.ndtri(wrong)
     return np.maximum(np.nan_to_num(mu, nan=0.0, neginf=0.0), 0.0)
@@ -181,8 +179,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """Epsilon at a delta of mu-GDP.
 
-    A bound on a mechanism only as far as the mechanism's curve is that of a Gaussian: it carries
-    a point measured at frequent errors over to a rare delta.
+    A bound on a mechanism only as far as the mechanism's curve is that of a Gaussian: it
+    extrapolates from a point measured at frequent errors to a rare delta.
     """
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
@@ -255,7 +253,7 @@ def largest_noise(
             low, high = (middle, high) if allowed(curve_of(middle)) else (low, middle)
         return high
 
-    # the threshold that refutes least noise is chosen first, on the part that is chosen on
+    # the threshold that refutes least noise is chosen first, on the part for choosing
     chosen = bisected(lambda curve: trial.most(curve.excess) <= 0)
     point = trial.test(curve_of(min(chosen, 64 * claimed)).excess)
     return bisected(

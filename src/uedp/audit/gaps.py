@@ -1,4 +1,4 @@
-"""Entities taken out of their sentences, and others of their category to put there."""
+"""Gaps: mentions taken out of their sentences, and alternatives of the same category."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -9,7 +9,7 @@ from uedp.entities.categories import BASE
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
-    from uedp.corpus.store import Corpus  # at run time only where it is used: it needs Arrow
+    from uedp.corpus.store import Corpus  # imported lazily: it needs Arrow
 
 ENTITIES, OTHERS = 1000, 100  # ranked from each corpus, and among how many others
 
@@ -20,7 +20,7 @@ _LONGEST = 400  # characters of a sentence with a gap
 class Gap:
     """A mention taken out of its sentence, and others of its category to put there.
 
-    `member` says that the entity is in the training corpus, told by so many `users`.
+    `member` says that the entity is in the training corpus; `users` is how many mention it.
     """
 
     before: str
@@ -48,8 +48,8 @@ def entity_gaps(
         never the entity itself
       - the same seed gives the same gaps
     """
-    chance = np.random.default_rng(seed)
-    sides = [_mentioned(train, True, chance), _mentioned(held_out, False, chance)]
+    rng = np.random.default_rng(seed)
+    sides = [_mentioned(train, True, rng), _mentioned(held_out, False, rng)]
     common = sides[0].keys() & sides[1].keys()
     by_category: dict[str, tuple[list[Gap], list[Gap]]] = {}
     for side, mentioned in enumerate(sides):
@@ -59,43 +59,43 @@ def entity_gaps(
     usable = {name: both for name, both in by_category.items() if min(map(len, both)) > 1}
     if not usable:
         raise UserError(
-            f"{train.folder} and {held_out.folder}: in no category are there two entities that "
-            "only the one mentions, and two that only the other does; hold out more users"
+            f"{train.folder} and {held_out.folder}: no category has two entities that only the "
+            "first mentions and two that only the second mentions; hold out more users"
         )
     share = min(1.0, most / sum(min(map(len, both)) for both in usable.values()))
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     for category in sorted(usable):
         both = usable[category]
         fewest = min(map(len, both))
         each = min(others // 2, fewest - 1)
         for own in both:
-            for place in chance.permutation(len(own))[: max(1, round(share * fewest))]:
+            for place in rng.permutation(len(own))[: max(1, round(share * fewest))]:
                 drawn: list[str] = []
                 for pool in both:
                     free = np.delete(np.arange(len(pool)), place if pool is own else [])
-                    drawn += (pool[i].truth for i in chance.choice(free, each, replace=False))
-                found.append(replace(own[place], others=tuple(drawn)))
-    return found
+                    drawn += (pool[i].truth for i in rng.choice(free, each, replace=False))
+                gaps.append(replace(own[place], others=tuple(drawn)))
+    return gaps
 
 
-def _mentioned(corpus: "Corpus", member: bool, chance: np.random.Generator) -> dict[str, Gap]:
-    """For each entity a mention of it, drawn at random, unless its sentence is very long."""
+def _mentioned(corpus: "Corpus", member: bool, rng: np.random.Generator) -> dict[str, Gap]:
+    """For each entity a random mention of it, unless its sentence is very long."""
     table = corpus.mentions
     columns = (
         table[name].to_numpy() for name in ("entity", "sentence", "start", "end", "category")
     )
     rows = np.stack([np.asarray(column, dtype=np.int64) for column in columns])
-    rows = rows[:, chance.permutation(rows.shape[1])]
+    rows = rows[:, rng.permutation(rows.shape[1])]
     entities, first = np.unique(rows[0], return_index=True)
     users = corpus.incidence.holders.counts
     names = corpus.entities["name"].to_pylist()
     kinds = list(BASE)
-    found = {}
+    gaps = {}
     for entity, text, (start, end, category) in zip(
         entities.tolist(), corpus.texts(rows[1, first]), rows[2:, first].T.tolist(), strict=True
     ):
         if len(text) <= _LONGEST:
-            found[names[entity]] = Gap(
+            gaps[names[entity]] = Gap(
                 text[:start],
                 text[start:end],
                 text[end:],
@@ -104,4 +104,4 @@ def _mentioned(corpus: "Corpus", member: bool, chance: np.random.Generator) -> d
                 member,
                 int(users[entity]),
             )
-    return found
+    return gaps

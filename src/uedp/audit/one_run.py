@@ -1,7 +1,7 @@
 """A lower bound on epsilon from a single run with many canaries (Steinke, Nasr, Jagielski 2023).
 
-Each canary is in the corpus or out of it by a fair coin of its own, and an attacker who sees what
-the run gave out guesses the coins, of as many canaries as it likes. If the run is
+Each canary is in the corpus or out of it by a fair coin of its own, and an attacker who sees the
+output of the run guesses the coins, of as many canaries as it likes. If the run is
 (epsilon, delta)-private for every canary, the correct guesses among `r` are at most as many as
 heads of `r` coins that come up with `e^epsilon / (1 + e^epsilon)`, plus a few that delta gives
 away, `2 m delta` of `m` canaries on average. More than that refutes the epsilon.
@@ -11,24 +11,23 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special, stats
 
 from uedp.accounting.divergence import MAX_EPSILON, Floats
+from uedp.audit.bounds import check_confidence
 from uedp.errors import UserError
-
-Mask = npt.NDArray[np.bool_]
+from uedp.mechanism.lending import Mask
 
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """The most likely that so many correct guesses can be, under (epsilon, delta)-privacy.
+    """The largest probability of so many correct guesses, under (epsilon, delta)-privacy.
 
-    With `f(v)` the chance that a binomial of `guesses` trials reaches `v`, it is the theorem's
-    `f(v) + 2 m delta max_i (f(v - i) - f(v)) / i`: what delta gives away is best spent on falling
-    `i` guesses short.
+    With `f(v)` the probability that a binomial of `guesses` trials reaches `v`, it is the theorem's
+    `f(v) + 2 m delta max_i (f(v - i) - f(v)) / i`: delta is best spent on falling `i` guesses
+    short.
 
     Guarantees:
-      - not below the chance of this many correct guesses, or more, whatever the mechanism and
+      - not below the probability of this many correct guesses, or more, whatever the mechanism and
         whatever the attacker does, so long as at most `guesses` coins are guessed
     """
     if not 0 <= correct <= guesses <= canaries:
@@ -57,25 +56,24 @@ def lower_bound(
     number_fixed: bool = True,
     precision: float = 1e-4,
 ) -> float:
-    """An epsilon that the run exceeds, at this delta; 0 if nothing can be said.
+    """An epsilon that the run exceeds, at this delta; 0 if nothing is proven.
 
-    The theorem is for a number of guesses fixed in advance. If the number follows from what the
-    run gave out, what delta gives away may all go to outcomes where it is worth most. What it is
-    worth, `max_i (f(v - i) - f(v)) / i`, is a mean of chances of exactly so many heads and not all;
-    with coins that are fair or better none of these exceeds a half, so `f(v) + m delta` will do.
+    The theorem is for a number of guesses fixed in advance. If the number follows from the output
+    of the run, delta may all go to outcomes where it is worth most. Its worth,
+    `max_i (f(v - i) - f(v)) / i`, is a mean of probabilities of exactly so many heads and not all;
+    with coins that are fair or better none of these exceeds a half, so `f(v) + m delta` suffices.
 
     Guarantees:
-      - if every canary is protected by (epsilon, delta), the bound exceeds epsilon with a chance
-        of `1 - confidence` at most, so long as guesses follow from what the run gave out
+      - if every canary is protected by (epsilon, delta), the bound exceeds epsilon with a
+        probability of `1 - confidence` at most, so long as guesses follow from the run's output
       - it does not fall with the number of correct guesses, where `2 m delta` is at most 1
     """
-    if not 0 < confidence < 1:
-        raise UserError(f"confidence {confidence}: must lie between 0 and 1")
+    check_confidence(confidence)
 
     def refuted(epsilon: float) -> bool:
-        # whoever keeps a smaller epsilon keeps this one too: one refuted is enough
-        found = p_value(canaries, guesses, correct, epsilon, delta if number_fixed else 0.0)
-        return found + (0.0 if number_fixed else canaries * delta) <= 1 - confidence
+        # a smaller epsilon implies this one: one refuted is enough
+        chance = p_value(canaries, guesses, correct, epsilon, delta if number_fixed else 0.0)
+        return chance + (0.0 if number_fixed else canaries * delta) <= 1 - confidence
 
     if not refuted(0.0):
         return 0.0
@@ -94,16 +92,16 @@ def lower_bound(
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """What scores are guessed to mean: in if above `high`, out if not above `low`, else nothing."""
+class Cuts:
+    """How scores are read: in if above `high`, out if not above `low`, else no guess."""
 
     high: float
     low: float
 
 
 @dataclass(frozen=True)
-class OneRun:
-    """How guesses went, and the epsilon they prove the run to exceed."""
+class OneRunBound:
+    """The guesses, and the epsilon that they prove the run to exceed."""
 
     canaries: int
     guesses: int
@@ -111,12 +109,12 @@ class OneRun:
     epsilon: float
 
 
-def choose(scores: Floats, inside: Mask, canaries: int, confidence: float = 0.95) -> Guessing:
+def choose_cuts(scores: Floats, inside: Mask, canaries: int, confidence: float = 0.95) -> Cuts:
     """Where to cut, from canaries whose coins the attacker was shown, to guess `canaries` others.
 
     Of all pairs of cuts, the one that would prove most if the others, half of them in, behave alike
-    (delta, which changes little, left out). Rates are taken with a grain of salt, half a canary
-    more on either side of each cut, or the very highest and lowest scores would always seem best.
+    (delta, which changes little, left out). Rates are smoothed by half a canary on either side of
+    each cut, or the very highest and lowest scores would always seem best.
     """
     ranked = np.sort(scores)
     # between two scores, nearer to the side that scatters less
@@ -141,23 +139,23 @@ def choose(scores: Floats, inside: Mask, canaries: int, confidence: float = 0.95
     # without delta, the bound is an interval of Clopper and Pearson (1934)
     chance = special.betaincinv(np.maximum(correct, 1), guesses - correct + 1, 1 - confidence)
     best = int(np.argmax(np.where(correct > 0, chance, 0.0)))
-    return Guessing(high=float(cuts[high[best]]), low=float(cuts[low[best]]))
+    return Cuts(high=float(cuts[high[best]]), low=float(cuts[low[best]]))
 
 
-_ALIKE = 0.02  # of how far scores scatter: what differs by less is not told apart
+_ALIKE = 0.02  # in standard deviations of the scores: smaller gaps are not cut
 
 
 def prove(
-    guessing: Guessing, scores: Floats, inside: Mask, delta: float, confidence: float = 0.95
-) -> OneRun:
-    """Guess canaries that nothing was chosen on, and see what it proves.
+    cuts: Cuts, scores: Floats, inside: Mask, delta: float, confidence: float = 0.95
+) -> OneRunBound:
+    """Guess canaries that nothing was chosen on, and bound epsilon.
 
     Guarantees:
-      - the bound holds with the confidence, however the scores and the cuts were made from what
-        the run gave out and from the coins of other canaries
+      - the bound holds with the confidence, however the scores and the cuts were made from the
+        output of the run and from the coins of other canaries
     """
-    into = scores > guessing.high
-    out = (scores <= guessing.low) & ~into
+    into = scores > cuts.high
+    out = (scores <= cuts.low) & ~into
     guesses, correct = int((into | out).sum()), int((into & inside).sum() + (out & ~inside).sum())
     epsilon = lower_bound(len(scores), guesses, correct, delta, confidence, number_fixed=False)
-    return OneRun(len(scores), guesses, correct, epsilon)
+    return OneRunBound(len(scores), guesses, correct, epsilon)

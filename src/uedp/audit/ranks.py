@@ -1,4 +1,4 @@
-"""Ranks, and what they come to: exposure, extraction, and how well membership is guessed."""
+"""Ranks and what follows from them: exposure, extraction, and membership inference."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -7,24 +7,25 @@ from typing import Any
 
 import numpy as np
 
+from uedp.accounting.divergence import Floats
 from uedp.audit.bounds import at_least, at_most
-from uedp.audit.scoring import Floats
 from uedp.errors import UserError
 from uedp.incidence import Ints
 
 FALSE_POSITIVES = (0.001, 0.01, 0.1)
 
 _CONFIDENCE = 0.95
+_HELD = ("held in", "held out")
 
 
 @dataclass(frozen=True)
 class Ranked:
-    """What a model says of one gap.
+    """The truth of one gap, ranked by a model.
 
-    `rank` is that of the truth among `among` candidates, itself included; those that tie with it
-    count half; these are all that could stand there, or a sample of so large a `space`.
-    `confidence` is the log (base 2) of the share of the truth in the likelihood of all candidates.
-    `users` is how many users told it.
+    `rank` is that of the truth among `among` candidates, itself included; ties count half. The
+    candidates are the whole `space` of possible values, or a sample of it. `confidence` is the log
+    (base 2) of the truth's share in the likelihood of all candidates. `users` is how many users
+    hold it.
     """
 
     group: str
@@ -39,7 +40,7 @@ class Ranked:
 
     @property
     def exposure(self) -> float:
-        """Bits that a model saves whoever searches for the truth (Carlini et al. 2019).
+        """Bits that a model saves in a search for the truth (Carlini et al. 2019).
 
         From 0 at the end of the list to `log2(among)` at its head. For a sample of the space it is
         an estimate with that cap, however well the truth is known.
@@ -73,7 +74,7 @@ class Roc:
     others: Floats
 
     def curve(self) -> tuple[Floats, Floats]:
-        """False and true positive rates, from nobody taken for a member to everybody."""
+        """False and true positive rates, from the highest threshold to the lowest."""
         cuts = np.unique(np.concatenate([self.members, self.others]))[::-1]
         rates = [
             np.concatenate([[0.0], np.searchsorted(np.sort(-values), -cuts, "right") / len(values)])
@@ -82,12 +83,12 @@ class Roc:
         return rates[0], rates[1]
 
     def area(self) -> float:
-        """The chance that a member scores above another, half of ties counted."""
+        """The probability that a member scores above another, ties counted half."""
         false, true = self.curve()
         return float(np.trapezoid(true, false))
 
     def hits(self, false_positives: float) -> int:
-        """How many members are found while at most this share of the others is."""
+        """How many members are found at this false positive rate or less."""
         allowed = math.floor(false_positives * len(self.others) + 1e-9)
         if allowed >= len(self.others):
             return len(self.members)
@@ -100,53 +101,50 @@ class Roc:
         return np.asarray(len(self.others) - places)
 
 
-def roc(found: Sequence[Ranked]) -> Roc:
-    """By confidence, of what was trained on against what was not."""
-    values = {
-        member: np.array([item.confidence for item in found if item.member is member])
+def roc(items: Sequence[Ranked]) -> Roc:
+    """By confidence: items of the training corpus against items left out of it."""
+    sides = [
+        np.array([item.confidence for item in items if item.member is member])
         for member in (True, False)
-    }
-    for member, name in ((True, "in the training corpus"), (False, "left out of it")):
-        if not len(values[member]):
-            raise UserError(f"none of what is ranked is {name}; there is nothing to compare with")
-    return Roc(values[True], values[False])
+    ]
+    for side, name in zip(sides, ("in the training corpus", "left out of it"), strict=True):
+        if not len(side):
+            raise UserError(f"none of the ranked items is {name}; there is nothing to compare with")
+    return Roc(*sides)
 
 
-def summary(found: Sequence[Ranked]) -> dict[str, Any]:
-    """What a table shows: exposure and extraction by group, and what guessing members comes to."""
-    curve = roc(found)
+def summary(items: Sequence[Ranked]) -> dict[str, Any]:
+    """Exposure and extraction by group, and membership inference."""
+    curve = roc(items)
     groups: dict[str, list[Ranked]] = {}
-    for item in sorted(found, key=lambda item: (not item.member, item.users)):
+    for item in sorted(items, key=lambda item: (not item.member, item.users)):
         for name in _groups(item):
             groups.setdefault(name, []).append(item)
-    most = max(item.among for item in found)
+    most = max(item.among for item in items)
     return {
         "candidates": most,
-        "exact": all(item.among == item.space for item in found),
+        "exact": all(item.among == item.space for item in items),
         "largest_exposure": math.log2(most),
-        "exposure_by_chance": by_chance(most),
-        "groups": {name: _of_group(items) for name, items in groups.items()},
+        "exposure_by_chance": chance_exposure(most),
+        "groups": {name: _group_summary(group) for name, group in groups.items()},
         "membership": {"others": len(curve.others), **membership_rates(curve)},
     }
 
 
-def by_chance(among: int) -> float:
-    """Bits of exposure, on average, if all ranks are equally likely: nothing was learned."""
+def chance_exposure(among: int) -> float:
+    """Mean exposure in bits if all ranks are equally likely: nothing was learned."""
     return math.log2(among) - math.lgamma(among + 1) / math.log(2) / among
 
 
 def _groups(item: Ranked) -> Iterable[str]:
     inside, outside = ("planted", "left out") if item.extracted is not None else _HELD
-    everyone = inside if item.member else outside
-    return (everyone,) if item.group == everyone else (everyone, item.group)
+    side = inside if item.member else outside
+    return dict.fromkeys((side, item.group))
 
 
-_HELD = ("held in", "held out")
-
-
-def _of_group(items: Sequence[Ranked]) -> dict[str, Any]:
+def _group_summary(items: Sequence[Ranked]) -> dict[str, Any]:
     exposures = np.array([item.exposure for item in items])
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "count": len(items),
         "mean_exposure": float(exposures.mean()),
         "median_exposure": float(np.median(exposures)),
@@ -154,34 +152,33 @@ def _of_group(items: Sequence[Ranked]) -> dict[str, Any]:
     }
     for name in ("extracted", "in_beams"):
         if all(getattr(item, name) is not None for item in items):
-            found[name] = share([getattr(item, name) for item in items])
-    return found
+            result[name] = share([getattr(item, name) for item in items])
+    return result
 
 
 def membership_rates(curve: Roc) -> dict[str, Any]:
-    """The area under the curve, and true positive rates at a few false positive rates."""
+    """The area under the curve, and true positive rates at a few false positive rates.
+
+    `resolved` says that there are enough others to tell such a rate from zero.
+    """
+    members, rates = len(curve.members), []
+    for rate in FALSE_POSITIVES:
+        hits = curve.hits(rate)
+        rates.append(
+            {
+                "false_positives": rate,
+                "resolved": len(curve.others) * rate >= 1,
+                "true_positives": share([True] * hits + [False] * (members - hits)),
+            }
+        )
+    return {"members": members, "area": curve.area(), "at": rates}
+
+
+def share(hits: Sequence[bool]) -> dict[str, float]:
+    """A share and its 95% confidence interval (Clopper and Pearson 1934)."""
+    count, alpha = np.array([sum(hits)]), (1 - _CONFIDENCE) / 2
     return {
-        "members": len(curve.members),
-        "area": curve.area(),
-        "at": [_at(curve, rate) for rate in FALSE_POSITIVES],
-    }
-
-
-def _at(curve: Roc, rate: float) -> dict[str, Any]:
-    """`resolved` says that there are enough others to tell such a rate from none at all."""
-    hits = curve.hits(rate)
-    return {
-        "false_positives": rate,
-        "resolved": len(curve.others) * rate >= 1,
-        "true_positives": share([True] * hits + [False] * (len(curve.members) - hits)),
-    }
-
-
-def share(found: Sequence[bool]) -> dict[str, float]:
-    """A share, and where it may lie with 95% confidence (Clopper and Pearson 1934)."""
-    hits, alpha = np.array([sum(found)]), (1 - _CONFIDENCE) / 2
-    return {
-        "share": float(hits[0]) / len(found),
-        "low": float(at_least(hits, len(found), alpha)[0]),
-        "high": float(at_most(hits, len(found), alpha)[0]),
+        "share": float(count[0]) / len(hits),
+        "low": float(at_least(count, len(hits), alpha)[0]),
+        "high": float(at_most(count, len(hits), alpha)[0]),
     }

@@ -1,4 +1,4 @@
-"""How likely a causal model finds texts that begin alike and go on differently."""
+"""Likelihoods of texts that share a beginning, under a causal language model."""
 
 import copy
 import inspect
@@ -7,27 +7,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from uedp.accounting.divergence import Floats
 from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.methods import Autocast
 from uedp.training.tasks import unmasked
 
-Floats = npt.NDArray[np.float64]
-
-_MANY = 64  # endings of one prefix, from which on it is worth reading it apart
-_ROOM = {"cuda": 1 << 14, "cpu": 1 << 12}  # tokens scored at a time
+_MANY = 64  # endings of one prefix, from which on caching its keys and values pays
+_MAX_TOKENS = {"cuda": 1 << 14, "cpu": 1 << 12}  # scored at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Endings:
-    """Ways in which a text can go on, as tokens.
+    """Continuations of a text, as tokens.
 
-    Those that differ in their last token alone share a context, and one pass gives all of them:
-    to try all numbers of four digits takes a thousand rows.
+    Those that differ only in their last token share a context, and one pass gives all of them:
+    all numbers of four digits take a thousand rows.
     """
 
     contexts: list[tuple[int, ...]]
@@ -44,7 +42,7 @@ class Endings:
 
 @dataclass(frozen=True, eq=False)
 class Question:
-    """A text as far as it is given, and how it may go on."""
+    """A prefix and its candidate continuations."""
 
     prefix: Sequence[int]
     endings: Endings
@@ -52,57 +50,59 @@ class Question:
 
 @torch.no_grad()
 def likelihoods(
-    model: Any, questions: Sequence[Question], precision: Autocast, room: int
+    model: Any, questions: Sequence[Question], autocast: Autocast, max_tokens: int
 ) -> list[Floats]:
     """For each question, the log-likelihood of each ending after the prefix.
 
-    Where many endings follow one prefix, the model reads the prefix once, if it can.
+    Where many endings follow one prefix, the prefix is computed once, if the model has a cache.
 
     Guarantees:
       - each is the sum over the ending's tokens of their log-likelihoods after all before them,
         whatever stands beside it in a batch
     """
-    found: dict[int, Floats] = {}
-    remembers = "past_key_values" in inspect.signature(model.forward).parameters
+    answers: dict[int, Floats] = {}
+    has_cache = "past_key_values" in inspect.signature(model.forward).parameters
     with unmasked(model):
         for number, question in enumerate(questions):
-            if remembers and len(question.endings.contexts) >= _MANY:
-                found[number] = _after_one_prefix(model, question, precision, room)
-        rest = [number for number in range(len(questions)) if number not in found]
+            if has_cache and len(question.endings.contexts) >= _MANY:
+                answers[number] = _after_one_prefix(model, question, autocast, max_tokens)
+        rest = [number for number in range(len(questions)) if number not in answers]
         if rest:
-            side_by_side = _side_by_side(model, [questions[i] for i in rest], precision, room)
-            found |= zip(rest, side_by_side, strict=True)
-    return [found[number] for number in range(len(questions))]
+            side_by_side = _side_by_side(model, [questions[i] for i in rest], autocast, max_tokens)
+            answers |= zip(rest, side_by_side, strict=True)
+    return [answers[number] for number in range(len(questions))]
 
 
-def _after_one_prefix(model: Any, question: Question, precision: Autocast, room: int) -> Floats:
+def _after_one_prefix(
+    model: Any, question: Question, autocast: Autocast, max_tokens: int
+) -> Floats:
     device = next(model.parameters()).device
-    with precision():
+    with autocast():
         read = model(input_ids=torch.tensor([list(question.prefix)], device=device), use_cache=True)
     endings = question.endings
     lengths = np.array([len(context) for context in endings.contexts])
     order = np.argsort(endings.place, kind="stable")
-    found = np.empty(len(order))
-    for begin, end in _batches(lengths + 1, room):
+    scores = np.empty(len(order))
+    for begin, end in _batches(lengths + 1, max_tokens):
         contexts = endings.contexts[begin:end]
         ids = torch.from_numpy(_padded(contexts)).to(device)
         logits = read.logits[:, -1:].float().expand(len(contexts), -1, -1)
         if ids.shape[1]:
             own = copy.deepcopy(read.past_key_values)
             own.batch_repeat_interleave(len(contexts))
-            with precision():
+            with autocast():
                 more = model(input_ids=ids, past_key_values=own, use_cache=True).logits.float()
             logits = torch.cat([logits, more], 1)
         low, high = np.searchsorted(endings.place[order], [begin, end])
         mine = order[low:high]
         starts = np.zeros(len(contexts), dtype=np.int64)
         rows = endings.place[mine] - begin
-        found[mine] = _sums(logits, ids, -1, starts, lengths[begin:end], rows, endings.last[mine])
-    return found
+        scores[mine] = _sums(logits, ids, -1, starts, lengths[begin:end], rows, endings.last[mine])
+    return scores
 
 
 def _side_by_side(
-    model: Any, questions: Sequence[Question], precision: Autocast, room: int
+    model: Any, questions: Sequence[Question], autocast: Autocast, max_tokens: int
 ) -> list[Floats]:
     device = next(model.parameters()).device
     rows = [(*q.prefix, *context) for q in questions for context in q.endings.contexts]
@@ -116,19 +116,19 @@ def _side_by_side(
     place = np.argsort(order, kind="stable")[place]
     turn = np.argsort(place, kind="stable")
     last = np.concatenate([q.endings.last for q in questions])
-    found = np.empty(len(last))
-    for begin, end in _batches(lengths, room):
+    scores = np.empty(len(last))
+    for begin, end in _batches(lengths, max_tokens):
         some = slice(begin, end)
         ids = torch.from_numpy(_padded(rows[some])).to(device)
         kept = ids.shape[1] - int(starts[some].min()) + 1
-        with precision():
+        with autocast():
             logits = _last_logits(model, ids, kept)
         mine = turn[slice(*np.searchsorted(place[turn], [begin, end]))]
         offset = ids.shape[1] - kept
-        found[mine] = _sums(
+        scores[mine] = _sums(
             logits, ids, offset, starts[some], lengths[some], place[mine] - begin, last[mine]
         )
-    return np.split(found, np.cumsum([len(q.endings.place) for q in questions])[:-1])
+    return np.split(scores, np.cumsum([len(q.endings.place) for q in questions])[:-1])
 
 
 def _sums(
@@ -150,19 +150,19 @@ def _sums(
     return sums
 
 
-def _batches(lengths: Ints, room: int) -> Iterator[tuple[int, int]]:
-    """Rows from one to another, sorted by length, of about `room` tokens each."""
+def _batches(lengths: Ints, max_tokens: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows, sorted by length, of about `max_tokens` tokens each."""
     begin = 0
     while begin < len(lengths):
         end = begin + 1
-        while end < len(lengths) and (end + 1 - begin) * lengths[end] <= room:
+        while end < len(lengths) and (end + 1 - begin) * lengths[end] <= max_tokens:
             end += 1
         yield begin, end
         begin = end
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Ints:
-    """On the right, where no token before sees it."""
+    """Padded on the right, where no earlier token attends to it."""
     ids = np.zeros((len(rows), max(map(len, rows))), dtype=np.int64)
     for place, row in enumerate(rows):
         ids[place, : len(row)] = row
@@ -170,7 +170,7 @@ def _padded(rows: Sequence[Sequence[int]]) -> Ints:
 
 
 def _last_logits(model: Any, ids: Tensor, count: int) -> Tensor:
-    """At the last positions alone: a head over many words costs more than the rest of a model."""
+    """At the last positions only: a large vocabulary's head costs more than the rest of a model."""
     accepts = "logits_to_keep" in inspect.signature(model.forward).parameters
     given = {"logits_to_keep": count} if accepts else {}
     logits: Tensor = model(input_ids=ids, **given).logits[:, -count:].float()
@@ -178,20 +178,20 @@ def _last_logits(model: Any, ids: Tensor, count: int) -> Tensor:
 
 
 class Scorer:
-    """A causal model and its tokenizer, asked how likely texts are."""
+    """Scores texts by a causal model and its tokenizer."""
 
     def __init__(
         self,
         model: Any,
         tokenizer: Any,
         max_tokens: int,
-        precision: Autocast = torch.no_grad,
-        room: int | None = None,
+        autocast: Autocast = torch.no_grad,
+        batch_tokens: int | None = None,
     ) -> None:
         self._model, self._tokenizer, self._longest = model, tokenizer, max_tokens
         self._device = next(model.parameters()).device
-        self._precision = precision
-        self._room = room or _ROOM.get(self._device.type, _ROOM["cpu"])
+        self._autocast = autocast
+        self._max_tokens = batch_tokens or _MAX_TOKENS.get(self._device.type, _MAX_TOKENS["cpu"])
         starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
         start = next((token for token in starts if token is not None), None)
         if start is None:
@@ -199,48 +199,48 @@ class Scorer:
         self._start: int = start
 
     def question(self, before: str, candidates: Sequence[str], after: str = "") -> Question:
-        """What stands in the gap? Each candidate is scored with what comes after."""
+        """A gap between two texts; each candidate is scored with the text after it."""
         prefix, endings = self.split([f"{before}{c}{after}" for c in candidates])
         return Question(prefix, Endings.of(endings))
 
     def answer(self, questions: Sequence[Question]) -> list[Floats]:
         """The log-likelihood of each ending, less a constant for each question."""
-        return likelihoods(self._model, questions, self._precision, self._room)
+        return likelihoods(self._model, questions, self._autocast, self._max_tokens)
 
     def split(self, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
-        """The tokens that all texts begin with, and those that each goes on with."""
+        """The tokens that all texts begin with, and the remaining tokens of each."""
         rows = self.tokens(texts)
         shortest = min(map(len, rows))
-        first, last = min(rows), max(rows)  # no two part earlier
+        first, last = min(rows), max(rows)  # no two differ earlier
         shared = next((i for i in range(shortest) if first[i] != last[i]), shortest)
         shared = min(shared, shortest - 1)
         return rows[0][:shared], [row[shared:] for row in rows]
 
     def tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Of each text, after a start token."""
-        found = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        longest = max(map(len, found), default=0) + 1
+        """The tokens of each text, after a start token."""
+        token_ids = self._tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        longest = max(map(len, token_ids), default=0) + 1
         if longest > self._longest:
             raise UserError(
                 f"a text of {longest} tokens is too long for the model, which takes {self._longest}"
             )
-        return [[self._start, *ids] for ids in found]
+        return [[self._start, *ids] for ids in token_ids]
 
     @torch.no_grad()
-    def go_on(self, prompts: Sequence[str], tokens: int, beams: int = 1) -> list[list[str]]:
+    def continuations(self, prompts: Sequence[str], tokens: int, beams: int = 1) -> list[list[str]]:
         """For each prompt its likeliest continuations by beam search; one beam is greedy."""
         rows = self.tokens(prompts)
         by_length: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
             by_length.setdefault(len(row), []).append(number)
-        found: list[list[str]] = [[] for _ in rows]
+        texts: list[list[str]] = [[] for _ in rows]
         for length, numbers in by_length.items():  # of one length, so that nothing is padded
-            each = max(1, self._room // ((length + tokens) * beams))
+            each = max(1, self._max_tokens // ((length + tokens) * beams))
             for some in (numbers[i : i + each] for i in range(0, len(numbers), each)):
                 ids = torch.tensor([rows[i] for i in some], device=self._device)
                 for number, ends in zip(some, self._beams(ids, tokens, beams), strict=True):
-                    found[number] = self._tokenizer.batch_decode(ends, skip_special_tokens=True)
-        return found
+                    texts[number] = self._tokenizer.batch_decode(ends, skip_special_tokens=True)
+        return texts
 
     def _beams(self, ids: Tensor, tokens: int, beams: int) -> Tensor:
         """(prompts, length) to (prompts, beams, tokens), likeliest first."""
@@ -248,7 +248,7 @@ class Scorer:
         held = ids[:, None]
         scores = torch.zeros(prompts, 1, device=ids.device)
         for _ in range(tokens):
-            with self._precision(), unmasked(self._model):
+            with self._autocast(), unmasked(self._model):
                 logits = _last_logits(self._model, held.flatten(0, 1), 1)[:, 0]
             steps = logits.log_softmax(-1).view(prompts, held.shape[1], -1)
             every = (scores[:, :, None] + steps).flatten(1)
@@ -260,14 +260,14 @@ class Scorer:
 
 
 class Completions:
-    """The same candidates after many prompts, cut into tokens once where that is the same cut."""
+    """The same candidates after many prompts, tokenized once where the tokens are the same."""
 
     def __init__(self, scorer: Scorer, candidates: Sequence[str]) -> None:
         self._scorer, self._candidates = scorer, candidates
         self._known: tuple[list[list[int]], Endings] | None = None
 
     def after(self, prompt: str) -> Question:
-        """How does the prompt go on?"""
+        """The question which candidate continues the prompt."""
         prefix = None if self._known is None else self._prefix(prompt, self._known[0])
         if self._known is None or prefix is None:
             prefix, cut = self._scorer.split([f"{prompt} {c}" for c in self._candidates])
@@ -275,7 +275,7 @@ class Completions:
         return Question(prefix, self._known[1])
 
     def _prefix(self, prompt: str, endings: list[list[int]]) -> list[int] | None:
-        """What comes before the known endings, if some candidates are still cut that way."""
+        """The prefix of the known endings, if a sample of candidates still has these tokens."""
         some = range(0, len(endings), max(1, len(endings) // 8))
         rows = self._scorer.tokens([f"{prompt} {self._candidates[i]}" for i in some])
         prefixes = []

@@ -390,7 +390,7 @@ def _findings(
         rows = canaries.of(kind)
         told, asked = rows[shown[rows]], rows[~shown[rows]]
         for name, values in scores.items():
-            how = one_run.choose(values[told], inside[told], len(asked), confidence)
+            how = one_run.choose_cuts(values[told], inside[told], len(asked), confidence)
             bound, strict = (
                 one_run.prove(how, values[asked], inside[asked], delta, level)
                 for level in (confidence, 1 - (1 - confidence) / shared)

@@ -328,13 +328,13 @@ def audit_extract(
     Secrets or entities in the training text, and others that are not, are ranked among candidates.
     """
     from uedp.audit.extraction import extract
-    from uedp.audit.secrets import load
+    from uedp.audit.secrets import load_secrets
     from uedp.report.extraction_plots import extraction_figure
 
     _check_outputs(out, plot)
     if len(set(runs)) < len(runs):
         raise UserError("audit extract: a run is named twice; name each once")
-    wanted = None if secrets is None else load(secrets)
+    wanted = None if secrets is None else load_secrets(secrets)
     results = [
         extract(
             run,
@@ -351,7 +351,7 @@ def audit_extract(
         for run in runs
     ]
     if plot is not None:
-        extraction_figure({plain(one.run): one.found for one in results}, plot)
+        extraction_figure({plain(one.run): one.ranked for one in results}, plot)
     answer = {"runs": [one.to_json() for one in results]}
     if not _save_or_print(answer, out, as_json):
         _show_extraction(results)
@@ -360,7 +360,7 @@ def audit_extract(
 def _show_extraction(results: Sequence["Extraction"]) -> None:
     from uedp.audit.ranks import FALSE_POSITIVES, summary
 
-    summaries = [summary(one.found) for one in results]
+    summaries = [summary(one.ranked) for one in results]
     first, kind = summaries[0], results[0].kind
     inside, outside = ("planted", "left out") if kind == "secrets" else ("held in", "held out")
     columns = ["run", "method", "epsilon", "perplexity", inside, outside, "ranked first"]
@@ -430,7 +430,7 @@ def audit_plant(
     seed: Annotated[int, typer.Option(help="The seed of the secrets.")] = 0,
 ) -> None:
     """Plant random phone numbers in a text before detection, to search for after training."""
-    from uedp.audit.secrets import plant, save, write
+    from uedp.audit.secrets import plant, save_secrets, write_sentences
     from uedp.corpus.readers import read_sentences
     from uedp.corpus.records import Columns
 
@@ -449,8 +449,8 @@ def audit_plant(
         holders="existing" if existing else "new",
         seed=seed,
     )
-    write(sentences, out)
-    save(planted, secrets)
+    write_sentences(sentences, out)
+    save_secrets(planted, secrets)
     written = [secret for secret in planted if secret.planted]
     say(
         f"{out}: {len(sentences):,} sentences, {sum(x.repeats for x in written):,} with one of "

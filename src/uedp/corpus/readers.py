@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from uedp.corpus.records import Columns, blank, json_value, listed, sentence_from
+from uedp.corpus.records import Columns, blank, first_line, json_value, listed, sentence_from
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.source import Source, TableSource
 from uedp.errors import UserError
@@ -535,8 +535,3 @@ def _conll_sentence(user: str, tokens: Sequence[tuple[str, str]]) -> Sentence:
         end = position + len(token)
         position = end + 1
     return Sentence(user, text, None, tuple(marks))
-
-
-def first_line(error: object) -> str:
-    """The first line of an error from a library, shortened."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]

@@ -126,6 +126,11 @@ def listed(names: Iterable[str], most: int = 20) -> str:
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
 
+def first_line(error: object) -> str:
+    """The first line of an error from a library, shortened."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+
+
 def _text(where: str, value: Any, column: str) -> str:
     if value is not None and not isinstance(value, str):
         raise UserError(

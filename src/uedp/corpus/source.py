@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from uedp.corpus.records import listed
+from uedp.corpus.records import first_line, listed
 from uedp.errors import UserError
 
 _BAD_GZIP = (gzip.BadGzipFile, EOFError, zlib.error)
@@ -122,9 +122,9 @@ class TableSource:
             try:
                 table = pa.Table.from_pandas(self._table[list(names)], preserve_index=False)
             except (pa.ArrowException, TypeError, ValueError) as error:
-                reason = " ".join(str(error).split())[:160]
                 raise UserError(
-                    f"{self}: a column mixes types ({reason}); convert it to text or numbers"
+                    f"{self}: a column mixes types ({first_line(error)}); convert it to text or "
+                    "numbers"
                 ) from None
             yield from table.to_batches(rows)
         else:

@@ -1,27 +1,28 @@
 """The corpus on disk: Arrow files that are written as a stream and read by memory map.
 
 CORPUS/
-  corpus.json      where it came from, how it was made, and digests of texts and incidence
+  corpus.json      its source, how it was built, and digests of texts and incidence
   sentences.arrow  user, text, label, marks     one row per sentence
   users.arrow      name                         row i is user i
   mentions.arrow   sentence, start, end, label, category, entity
   entities.arrow   name, surface                row i is entity i
   incidence/       the opaque structure the mechanism reads (uedp.incidence)
-  ledger*          what runs on it spent (uedp.accounting.ledger); outlives the rest
+  ledger*          the budget that runs spent (uedp.accounting.ledger); outlives the rest
 
-Arrow trusts its files: an offset that points elsewhere crashes the interpreter. So every table is
-checked in full as it is opened, before anything is read from it.
+Arrow trusts its files: an invalid offset crashes the interpreter. So every table is checked in full
+when it is opened, before anything is read from it.
 """
 
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,17 +31,18 @@ import pyarrow.compute as pc
 
 from uedp import files
 from uedp.corpus.digest import TextDigest
-from uedp.corpus.records import user_name
+from uedp.corpus.records import first_line, user_name
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.signals import deferred
 from uedp.strict import parse_json
+
+T = TypeVar("T")
 
 FORMAT = 2
 BATCH = 8192  # rows per record batch: large enough to amortise, small enough to hold many
 CHARACTERS = 1 << 24  # and characters, since a row may be a whole document
-_MARK_CHARACTERS = 64  # what a mark weighs against them
+_MARK_CHARACTERS = 64  # how many a mark counts for
 
 # The `category` of a mention is an index into this: append, never reorder.
 # fmt: off
@@ -50,8 +52,6 @@ CATEGORIES = (
     "contact",
 )
 # fmt: on
-
-LEDGERS = "ledger*"  # files of a corpus that stay when it is replaced
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -121,7 +121,7 @@ class RowWriter:
     def __exit__(self, kind: object, *exception: object) -> None:
         if kind is None:
             self.close()
-        else:  # the file is lost; writing its end could only hide what went wrong
+        else:  # the file is lost; an error in closing it must not hide the first one
             with suppress(OSError):
                 self._writer.close()
 
@@ -161,22 +161,20 @@ class SentenceWriter:
 
 
 class Corpus:
-    """A corpus folder, memory-mapped: opening is instant and costs no memory.
+    """A corpus folder, memory-mapped: opening is instant and takes no memory.
 
     Guarantees:
-      - a table is handed out only once all of it was checked: its schema, Arrow's own structure,
+      - a table is returned only after all of it was checked: its schema, Arrow's own structure,
         UTF-8, every id within its range, every span inside its text
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         manifest = self.folder / "corpus.json"
-        if not self.folder.exists():  # a command that was killed may have been replacing it
+        if not self.folder.exists():  # a killed process may have been replacing it
             files.clear_dead(Path(os.path.realpath(self.folder)).parent)
         if not manifest.is_file():
-            raise UserError(
-                f"{self.folder}: not a corpus (no corpus.json); make one with `uedp detect`"
-            )
+            raise UserError(f"{self.folder}: not a corpus (no corpus.json); build one first")
         self.info = _manifest(manifest)
 
     def __len__(self) -> int:
@@ -197,16 +195,15 @@ class Corpus:
 
     @cached_property
     def incidence(self) -> Incidence:
-        """Who mentions what; refused if it is not the one the corpus was written with."""
-        found = Incidence.of(self.folder)
+        """Which users mention which entities; refused if it is not as it was written."""
+        path = self.folder / "incidence"
+        incidence = Incidence.of(self.folder)
         for name in ("users", "sentences", "entities"):
-            if getattr(found, name) != self.info[name]:
-                raise _damaged(self.folder / "incidence", f"not of {self.info[name]:,} {name}")
-        if found.digest != self.info["incidence_digest"]:
-            raise _damaged(
-                self.folder / "incidence", "was changed: its digest is not that in corpus.json"
-            )
-        return found
+            if getattr(incidence, name) != self.info[name]:
+                raise _damaged(path, f"not of {self.info[name]:,} {name}")
+        if incidence.digest != self.info["incidence_digest"]:
+            raise _damaged(path, "was changed: its digest is not that in corpus.json")
+        return incidence
 
     @cached_property
     def sentences(self) -> pa.Table:
@@ -228,7 +225,7 @@ class Corpus:
         path = self.folder / "users.arrow"
         names = self._table(path, USERS, "users")["name"]
         if pc.count_distinct(names).as_py() != len(names):
-            raise _damaged(path, "one user twice")
+            raise _damaged(path, "a user is listed twice")
         return names
 
     @cached_property
@@ -259,7 +256,7 @@ class Corpus:
         return table
 
     def _table(self, path: Path, schema: pa.Schema, counted: str) -> pa.Table:
-        table = read_table(path, schema)
+        table = read_arrow(path, schema)
         if table.num_rows != self.info[counted]:
             raise _damaged(path, f"{table.num_rows:,} rows for {self.info[counted]:,} {counted}")
         return table
@@ -270,19 +267,17 @@ class Corpus:
 
     def texts(self, sentences: npt.ArrayLike) -> list[str]:
         """The texts of the given sentences, in that order."""
-        wanted = np.asarray(sentences, dtype=np.int64)
+        numbers = np.asarray(sentences, dtype=np.int64)
         chunks = self._texts.chunks
         ends = np.cumsum([len(chunk) for chunk in chunks])
         # chunk by chunk: Arrow's own `take` over chunks would first copy the whole column
-        which = np.searchsorted(ends, wanted, side="right")
-        texts: list[str] = [""] * len(wanted)
-        for number in np.unique(which):
-            places = np.flatnonzero(which == number)
-            inside = wanted[places] - (ends[number] - len(chunks[number]))
-            found = chunks[number].take(pa.array(inside)).to_pylist()
-            for place, text in zip(places.tolist(), found, strict=True):
-                texts[place] = text
-        return texts
+        chunk_of = np.searchsorted(ends, numbers, side="right")
+        texts = np.empty(len(numbers), dtype=object)
+        for which in np.unique(chunk_of):
+            places = np.flatnonzero(chunk_of == which)
+            inside = numbers[places] - (ends[which] - len(chunks[which]))
+            texts[places] = chunks[which].take(pa.array(inside)).to_pylist()
+        return list(texts)
 
     def __iter__(self) -> Iterator[Sentence]:
         """Sentences in corpus order, users by name."""
@@ -290,13 +285,16 @@ class Corpus:
 
     def spans(self) -> Iterator[list[tuple[Span, int]]]:
         """For each sentence, its mentions as (span, entity)."""
-        return grouped(self.mentions, len(self), ("start", "end", "label", "entity"), _as_mention)
+        columns = ("start", "end", "label", "entity")
+        return grouped_by_sentence(
+            self.mentions, len(self), columns, lambda *row: (Span(*row[:3]), row[3])
+        )
 
 
-def read_sentences(folder: Path) -> Iterator[Sentence]:
-    """The sentences that a `SentenceWriter` just wrote to a folder."""
-    names = read_table(folder / "users.arrow", USERS)["name"].to_pylist()
-    return _as_sentences(read_table(folder / "sentences.arrow", SENTENCES), names)
+def written_sentences(folder: Path) -> Iterator[Sentence]:
+    """The sentences that a `SentenceWriter` wrote to a folder."""
+    names = read_arrow(folder / "users.arrow", USERS)["name"].to_pylist()
+    return _as_sentences(read_arrow(folder / "sentences.arrow", SENTENCES), names)
 
 
 def _as_sentences(table: pa.Table, names: Sequence[str]) -> Iterator[Sentence]:
@@ -306,42 +304,38 @@ def _as_sentences(table: pa.Table, names: Sequence[str]) -> Iterator[Sentence]:
             yield Sentence(names[user], text, label, tuple(Span(**mark) for mark in marks))
 
 
-def _as_mention(start: int, end: int, label: str, entity: int) -> tuple[Span, int]:
-    return Span(start, end, label), entity
-
-
-def grouped(
-    table: pa.Table, sentences: int, columns: Sequence[str], make: Any
-) -> Iterator[list[Any]]:
-    """Rows of a table sorted by `sentence`, gathered into one list per sentence."""
+def grouped_by_sentence(
+    table: pa.Table, sentences: int, columns: Sequence[str], make: Callable[..., T]
+) -> Iterator[list[T]]:
+    """Rows of a table sorted by `sentence`: one list per sentence, empty ones included."""
 
     def rows() -> Iterator[tuple[int, Any]]:
         for batch in table.to_batches():
-            values = (batch.column(name).to_pylist() for name in columns)
-            for sentence, *row in zip(batch.column("sentence").to_pylist(), *values, strict=True):
+            values = (batch.column(name).to_pylist() for name in ("sentence", *columns))
+            for sentence, *row in zip(*values, strict=True):
                 yield sentence, make(*row)
 
-    stream = rows()
-    ahead = next(stream, None)
+    groups = groupby(rows(), key=itemgetter(0))
+    following = next(groups, None)
     for sentence in range(sentences):
-        found = []
-        while ahead is not None and ahead[0] == sentence:
-            found.append(ahead[1])
-            ahead = next(stream, None)
-        yield found
+        if following is not None and following[0] == sentence:
+            yield [row for _, row in following[1]]
+            following = next(groups, None)
+        else:
+            yield []
 
 
-def read_table(path: Path, schema: pa.Schema) -> pa.Table:
+def read_arrow(path: Path, schema: pa.Schema) -> pa.Table:
     """An Arrow file as a table over a memory map, checked in full.
 
     Guarantees:
-      - nothing but `schema` is accepted, nor a missing value where it allows none
-      - offsets, lengths and UTF-8 are valid, so that reading cannot leave the file
+      - its schema is `schema`, and no required value is missing
+      - offsets, lengths and UTF-8 are valid, so that reading stays inside the file
     """
     try:
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         if not reader.schema.equals(schema):
-            raise _damaged(path, "other columns than a corpus has")
+            raise _damaged(path, "not the columns of a corpus")
         batches = []
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
@@ -355,11 +349,11 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
     except PermissionError:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
-        raise _damaged(path, _first_line(error)) from None
+        raise _damaged(path, first_line(error)) from None
 
 
 def _complete(field: pa.Field, column: pa.Array) -> bool:
-    """Whether nothing is missing where nothing may be."""
+    """Whether no required value is missing."""
     if not field.nullable and column.null_count:
         return False
     if pa.types.is_list(field.type):
@@ -376,7 +370,7 @@ def _check_ids(path: Path, batch: pa.RecordBatch, column: str, count: int) -> No
 
 
 def _check_spans(path: Path, spans: Any, lengths: Any) -> None:
-    """Whether spans (columns `start` and `end`) lie inside texts of these lengths."""
+    """Refuse spans (columns `start` and `end`) that leave texts of these lengths."""
     column = spans.field if isinstance(spans, pa.StructArray) else spans.column
     start, end = (column(name).to_numpy() for name in ("start", "end"))
     if not ((start >= 0) & (start < end) & (end <= np.asarray(lengths))).all():
@@ -395,11 +389,11 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         info = parse_json(path.read_bytes())
     except ValueError as error:
-        raise _damaged(path, f"not JSON ({_first_line(error)})") from None
+        raise _damaged(path, f"not JSON ({first_line(error)})") from None
     if not isinstance(info, dict):
         raise _damaged(path, "not an object")
     if info.get("format") != FORMAT:
-        raise UserError(f"{path}: format {info.get('format')!r}, not {FORMAT}; detect it anew")
+        raise UserError(f"{path}: format {info.get('format')!r}, not {FORMAT}; build it again")
     for name in ("users", "sentences", "entities", "mentions"):
         if type(info.get(name)) is not int or info[name] < 0:
             raise _damaged(path, f"no number of {name}")
@@ -410,98 +404,14 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, how: str) -> UserError:
-    return UserError(f"{path}: {how}; the corpus is damaged, make it anew with `uedp detect`")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return UserError(f"{path}: {how}; the corpus is damaged, build it again")
 
 
 def write_manifest(folder: Path, info: Mapping[str, Any]) -> None:
-    """What is to be known of a corpus whose tables and incidence are written; seals them."""
+    """Write the manifest of a corpus, with digests of its tables and incidence."""
     digests = {
-        "text_digest": _text_digest(read_table(folder / "sentences.arrow", SENTENCES)),
+        "text_digest": _text_digest(read_arrow(folder / "sentences.arrow", SENTENCES)),
         "incidence_digest": Incidence.of(folder).digest,
     }
     whole = {"format": FORMAT, **info, **digests}
     (folder / "corpus.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-
-
-@contextmanager
-def new_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A folder that appears at `path` only if the block succeeds.
-
-    A link is followed: what it leads to is made or replaced.
-
-    Guarantees:
-      - an existing `path` is refused before any work and again after it, or with `overwrite`
-        replaced at the end; only a corpus is ever replaced
-      - the ledger of a corpus that is replaced, and all files of that name, stay as they are
-      - a failure, Ctrl-C included, leaves `path` as it was and nothing beside it
-      - at no time is `path` a corpus in part; whenever the process is killed, the old corpus or the
-        new one is there the next time it is opened
-      - only its owner can read it, whatever the umask
-    """
-    target = Path(os.path.realpath(path))
-    files.clear_dead(target.parent)  # it may put the corpus back that is to be replaced
-    _refuse_existing(path, target, overwrite)
-    with files.scratch_dir(target) as work:
-        new = work / "new"
-        new.mkdir(mode=0o700)
-        yield new
-        _refuse_existing(path, target, overwrite)
-        with deferred(), ExitStack() as stack:
-            try:
-                replaces = overwrite and target.exists()
-                if replaces:
-                    stack.enter_context(_ledger_held(target))
-                    _carry_ledgers(target, new)
-                files.make_private(new)
-                files.fsync_tree(new)  # or the name could reach the disk before what it names
-                if replaces:
-                    files.replace_dir(new, target, work)
-                    for left in (new, work / files.REPLACED):
-                        _carry_ledgers(left, target)  # what was begun in the meantime
-                else:
-                    new.rename(target)  # fails on what stands there, but for an empty folder
-                files.fsync_path(target.parent)
-            except OSError as error:
-                raise UserError(
-                    f"{path}: cannot be put in place ({error.strerror}); another command may be "
-                    "writing there, choose another `out=...`"
-                ) from None
-
-
-@contextmanager
-def _ledger_held(corpus: Path) -> Iterator[None]:
-    """Keep runs from writing to the ledger of a corpus while it moves."""
-    with ExitStack() as stack:
-        for path in sorted(corpus.glob(LEDGERS)):
-            file = stack.enter_context(path.open("rb"))
-            files.lock_file(
-                file, f"{path}: another process is writing this ledger; wait for it, or stop it"
-            )
-        yield
-
-
-def _carry_ledgers(old: Path, new: Path) -> None:
-    """Give one corpus the ledger files of another that it does not have."""
-    for path in old.glob(LEDGERS):
-        if not (new / path.name).exists():
-            try:
-                # the same file, not a copy: what a run that has it open writes is in both
-                os.link(path, new / path.name)
-            except OSError:  # a disk without links
-                shutil.copy2(path, new / path.name)
-
-
-def _refuse_existing(path: Path, target: Path, overwrite: bool) -> None:
-    if os.path.lexists(target):
-        if not overwrite:
-            raise UserError(
-                f"{path}: exists already; choose another `out=...`, or use `overwrite=True`"
-            )
-        if not (target / "corpus.json").is_file():
-            raise UserError(
-                f"{path}: exists and is not a corpus; it is not overwritten, move it away"
-            )

@@ -1,4 +1,4 @@
-"""The numbers that describe a corpus: the paper's data table, and how far entities spread."""
+"""Statistics of a corpus: the paper's data table, and how widely entities are held."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def sentence_masks(corpus: Corpus) -> npt.NDArray[np.int32]:
 
 
 def vocabulary(corpus: Corpus, progress: Progress = SILENT) -> set[str]:
-    """Distinct words after the paper's normalising (lower-case, no punctuation)."""
+    """Distinct words of the normalised text (lower-case, no punctuation), as in the paper."""
     seen: set[str] = set()
     with progress.stage("counting words", len(corpus), "sentences") as meter:
         for batch in corpus.batches():
@@ -54,7 +54,7 @@ def vocabulary(corpus: Corpus, progress: Progress = SILENT) -> set[str]:
 
 
 def quantiles(counts: npt.NDArray[Any]) -> dict[str, int]:
-    """Median, tail and largest of some counts; quantiles are values that occur."""
+    """Median, tail and maximum of counts; each is one of the counts."""
     if not len(counts):
         return {"p50": 0, "p90": 0, "p99": 0, "max": 0}
     at = np.quantile(counts, [0.5, 0.9, 0.99, 1.0], method="inverted_cdf")
@@ -62,7 +62,7 @@ def quantiles(counts: npt.NDArray[Any]) -> dict[str, int]:
 
 
 def widest_entities(corpus: Corpus, count: int = 10) -> list[tuple[str, int, int]]:
-    """(surface, holders, sentences) of the most widely held entities, for the curator's eyes."""
+    """(surface, holders, sentences) of the most widely held entities. Do not release them."""
     incidence = corpus.incidence
     holders = incidence.holders.counts
     top = np.argsort(-holders, kind="stable")[:count]

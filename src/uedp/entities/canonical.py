@@ -1,7 +1,7 @@
-"""When two surfaces name the same entity.
+"""Canonical forms: two surfaces name the same entity if their canonical forms are equal.
 
-Identity is the canonical form alone, whatever category a detector gave: merging two things that
-look alike protects more, splitting one thing by a detector's mood protects less.
+The category of a detector plays no part: merging two entities that look alike protects more,
+splitting one entity in two protects less.
 """
 
 import re
@@ -26,19 +26,19 @@ _CUE = re.compile(
 _ARTICLE = re.compile(r"the\s+(?=\S)")
 _POSSESSIVE = re.compile(r"['’ʼ]s?$")
 _DASHES = dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xFE58, 0xFE63, 0xFF0D), "-")
-_LONG_ID = 6  # digits from which separators inside a number say nothing
+_LONG_ID = 6  # from this many digits on, separators inside a number are ignored
 
 
 @lru_cache(maxsize=1 << 16)
 def canonical(surface: str, region: str = "US") -> str:
-    """The form under which a surface counts as one entity.
+    """The canonical form of a surface.
 
     Guarantees:
       - equal for surfaces that differ only in case, Unicode form, invisible characters, outer
         punctuation, a possessive ending, a leading `the`, or inner white space and punctuation
         (which count only between digits, and there only if the surface has fewer than six)
       - phone numbers are equal if they dial alike in `region`, extensions aside; e-mail addresses
-        if they differ only in case; account numbers whatever word announces them
+        if they differ only in case; account numbers whatever cue word precedes them
       - never empty for a surface that is not blank
     """
     plain = _bare(fold(surface)[0].translate(_DASHES))
@@ -56,17 +56,17 @@ def canonical(surface: str, region: str = "US") -> str:
     return joined or plain or surface.strip()
 
 
-def strict(surface: str) -> str:
-    """A form for what is declared public: case, white space and a possessive aside, as written.
+def strict_form(surface: str) -> str:
+    """The form of a surface declared public: as written, except case, white space and possessive.
 
-    Merging protects more only where merging means protecting; here it would free more.
+    A looser form would make more surfaces public, and so protect less.
     """
     form = " ".join(unicodedata.normalize("NFKC", surface).casefold().split())
     return _POSSESSIVE.sub("", form)
 
 
 def _bare(folded: str) -> str:
-    """Without white space, quotes, brackets and stops around it, or a possessive."""
+    """Without surrounding white space, quotes, brackets and stops, and without a possessive."""
     while True:
         shorter = _POSSESSIVE.sub("", folded.strip().strip(".,;:!?\"'“”‘’«»<>*_"))
         shorter = _unbracketed(shorter)
@@ -94,10 +94,10 @@ def _dialled(number: str, region: str) -> str:
 
 
 class Canon:
-    """Canonical forms with a person's own aliases applied: `Big Blue` is `IBM`.
+    """Canonical forms with aliases applied: `Big Blue` is `IBM`.
 
     Guarantees:
-      - an alias and the name it stands for, and all aliases of that name, give one form
+      - an alias, the name it stands for, and all other aliases of that name have one form
     """
 
     def __init__(self, aliases: Mapping[str, str] | None = None, region: str = "US") -> None:
@@ -119,10 +119,10 @@ class Canon:
         while form in self._alias:
             form = self._alias[form]
             if form in seen:
-                raise UserError(f"aliases: {start!r} leads back to itself; break the ring")
+                raise UserError(f"aliases: {start!r} leads back to itself; remove one of them")
             seen.add(form)
         return form
 
     def other_names(self, form: str) -> frozenset[str]:
-        """All names that the alias file gives to an entity."""
+        """All names that the aliases give to an entity."""
         return frozenset(self._names.get(form, ()))

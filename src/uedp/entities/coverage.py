@@ -1,13 +1,13 @@
-"""How much of what people marked as sensitive a detection finds.
+"""Recall of a detection against human marks.
 
-A miss is a risk whatever the category, so a mark counts as found by any mention over it; whether
-the category agrees is a column of its own.
+A miss is a risk whatever the category, so a mark counts as found if any mention covers it; whether
+the category agrees is a separate column.
 """
 
 import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -22,7 +22,7 @@ from uedp.progress import SILENT, Progress
 
 
 @dataclass
-class Tally:
+class MarkCounts:
     """Counts for one category of marks."""
 
     marks: int = 0
@@ -32,12 +32,12 @@ class Tally:
     words: int = 0
     words_covered: int = 0
     sentences: int = 0
-    sentences_found: int = 0  # treated as sensitive: holds some mention
+    sentences_found: int = 0  # treated as sensitive: has some mention
     sentences_complete: int = 0  # every word of every mark of this category is covered
 
-    def add(self, other: "Tally") -> None:
-        for name in (f.name for f in fields(self)):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+    def add(self, other: "MarkCounts") -> None:
+        for name, count in asdict(other).items():
+            setattr(self, name, getattr(self, name) + count)
 
     def rates(self) -> dict[str, float]:
         return {
@@ -51,31 +51,32 @@ class Tally:
 
 
 def require_marks(corpus: Corpus) -> None:
+    """Refuse a corpus without human marks."""
     if not any(len(batch.column(0).flatten()) for batch in corpus.batches(["marks"])):
         raise UserError(
-            f"{corpus.folder}: holds no human marks to compare with; "
+            f"{corpus.folder}: has no human marks to compare with; "
             "read them with `marks=...` or `reader='conll'`"
         )
 
 
 def coverage(corpus: Corpus, progress: Progress = SILENT) -> dict[str, Any]:
-    """The marks of a corpus against its mentions, per category (unions too) and per mark's label.
+    """The marks of a corpus against its mentions, by category (unions included) and by label.
 
     `extra` counts mentions that overlap no mark: they cost utility, never privacy.
     """
     require_marks(corpus)
-    by_category: dict[str, Tally] = {}
-    by_label: dict[str, Tally] = {}
+    by_category: dict[str, MarkCounts] = {}
+    by_label: dict[str, MarkCounts] = {}
     mentions = extra = 0
     with progress.stage("comparing", len(corpus), "sentences") as meter:
-        for sentence, found in zip(corpus, corpus.spans(), strict=True):
-            mentioned = _Mentions([span for span, _ in found])
+        for sentence, mentioned in zip(corpus, corpus.spans(), strict=True):
+            found = _Mentions([span for span, _ in mentioned])
             marked = _Extents(sentence.marks)
-            mentions += len(found)
-            extra += sum(not marked.overlap(span) for span, _ in found)
-            for tallies, names_of in ((by_category, _categories), (by_label, _label)):
+            mentions += len(mentioned)
+            extra += sum(not marked.overlap(span) for span, _ in mentioned)
+            for counts, names_of in ((by_category, _categories), (by_label, _label)):
                 for name, marks in _grouped(sentence.marks, names_of).items():
-                    tallies.setdefault(name, Tally()).add(_compare(sentence.text, marks, mentioned))
+                    counts.setdefault(name, MarkCounts()).add(_compare(sentence.text, marks, found))
             meter.advance(1)
     return {
         "categories": _with_rates(by_category),
@@ -121,23 +122,21 @@ def compare_detectors(
 
 
 def record_coverage(corpus: Corpus, result: dict[str, Any]) -> None:
-    """Write what `coverage` found of the corpus itself into its `corpus.json`, for certificates."""
+    """Write the coverage of a corpus by its own mentions to its `corpus.json`, for certificates."""
     if "labels" in corpus.info.get("detectors", ()):
-        raise UserError(
-            f"{corpus.folder}: was detected by its own marks, which cannot measure themselves"
-        )
+        raise UserError(f"{corpus.folder}: its mentions are its marks; there is nothing to measure")
     every = result["categories"]["all"]
-    found = {
+    recorded = {
         "marks": every["marks"],
         "sentences_found": every["sentence_recall"],
         "sentences_complete": every["sentence_recall_complete"],
     }
     path = corpus.folder / "corpus.json"
-    write_atomically(path, json.dumps({**corpus.info, "coverage": found}, indent=2) + "\n")
+    write_atomically(path, json.dumps({**corpus.info, "coverage": recorded}, indent=2) + "\n")
 
 
-def _with_rates(tallies: dict[str, Tally]) -> dict[str, dict[str, float]]:
-    return {name: {**asdict(tally), **tally.rates()} for name, tally in sorted(tallies.items())}
+def _with_rates(counts: dict[str, MarkCounts]) -> dict[str, dict[str, float]]:
+    return {name: {**asdict(one), **one.rates()} for name, one in sorted(counts.items())}
 
 
 def _category(span: Span) -> list[str]:
@@ -162,16 +161,16 @@ def _grouped(marks: Sequence[Span], names_of: Callable[[Span], list[str]]) -> di
 
 
 class _Extents:
-    """Spans in order, so that it takes a search and not a walk to learn what lies where."""
+    """Sorted spans, to be searched in logarithmic time."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         ordered = sorted(spans)
         self._starts = [span.start for span in ordered]
-        # how far the spans up to each one reach
+        # the furthest end of the spans up to each one
         self._ends = list(accumulate((span.end for span in ordered), max))
 
     def cover(self, start: int, end: int) -> bool:
-        """Whether one of them holds all of `start:end`."""
+        """Whether one of them contains `start:end`."""
         before = bisect_right(self._starts, start)
         return before > 0 and self._ends[before - 1] >= end
 
@@ -182,35 +181,35 @@ class _Extents:
 
 
 class _Mentions:
-    """What was found in a sentence."""
+    """The mentions of one sentence."""
 
     def __init__(self, spans: Sequence[Span]) -> None:
         self.ends = {span[:2] for span in spans}
         self.any = _Extents(spans)
-        self._of = {name: _Extents(found) for name, found in _grouped(spans, _category).items()}
+        self._of = {name: _Extents(group) for name, group in _grouped(spans, _category).items()}
 
     def same_category(self, mark: Span) -> bool:
-        found = self._of.get(category_of(mark.label))
-        return found is not None and found.overlap(mark)
+        category = category_of(mark.label)
+        return category in self._of and self._of[category].overlap(mark)
 
 
-def _compare(text: str, marks: Sequence[Span], found: _Mentions) -> Tally:
-    tally = Tally(sentences=1, sentences_found=int(bool(found.ends)))
+def _compare(text: str, marks: Sequence[Span], found: _Mentions) -> MarkCounts:
+    counts = MarkCounts(sentences=1, sentences_found=int(bool(found.ends)))
     for mark in marks:
-        # a mark of punctuation alone has no words; then its own extent is the one word
+        # a mark of punctuation has no words; its own extent counts as one
         inside = [
             (mark.start + a, mark.start + b) for _, a, b in words(text[mark.start : mark.end])
         ]
         inside = inside or [(mark.start, mark.end)]
         covered = sum(found.any.cover(a, b) for a, b in inside)
-        tally.marks += 1
-        tally.exact += mark[:2] in found.ends
-        tally.covered += covered == len(inside)
-        tally.same_category += found.same_category(mark)
-        tally.words += len(inside)
-        tally.words_covered += covered
-    tally.sentences_complete = int(tally.covered == tally.marks)
-    return tally
+        counts.marks += 1
+        counts.exact += mark[:2] in found.ends
+        counts.covered += covered == len(inside)
+        counts.same_category += found.same_category(mark)
+        counts.words += len(inside)
+        counts.words_covered += covered
+    counts.sentences_complete = int(counts.covered == counts.marks)
+    return counts
 
 
 def _share(part: int, whole: int) -> float:

@@ -1,6 +1,6 @@
-"""De-identification: the text without the names. The usual remedy, and our baseline.
+"""De-identification: mentions replaced by placeholders. The usual remedy, and our baseline.
 
-It gives no differential privacy: what was missed stays, and what surrounds a name can name it.
+It gives no differential privacy: missed mentions stay, and the context of a name can identify it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,10 +28,9 @@ def deidentify(
     """A new corpus with every mention replaced by `[PERSON]`, or by `[PERSON-17]` for pseudonyms.
 
     Guarantees:
-      - no character of a mention is left, overlapping mentions included
-      - pseudonyms: mentions of one entity get one number, other entities others, overlapping
-        mentions that of the longest; the numbers are drawn afresh, so they tell nothing of names
-        or order
+      - no character of a mention remains, overlapping mentions included
+      - pseudonyms: each entity has its own number, overlapping mentions that of the longest; the
+        numbers are random, so they reveal nothing of names or order
     """
     numbers: Sequence[int] | None = None
     if style == "pseudonym":
@@ -40,7 +39,7 @@ def deidentify(
     return detect(
         _replaced(corpus, numbers),
         out,
-        Detection(("labels",)),  # the new texts carry no marks: there is nothing left to protect
+        Detection(("labels",)),  # the new texts have no marks, so nothing is detected
         origin={"deidentified": str(corpus.folder), "style": style},
         total=len(corpus),
         overwrite=overwrite,
@@ -58,25 +57,21 @@ def _replaced(corpus: Corpus, numbers: Sequence[int] | None) -> Iterator[Sentenc
         text, done = "", 0
         for start, end, span, entity in _merged(mentions):
             name = category_of(span.label).upper()
-            stand_in = f"[{name}]" if numbers is None else f"[{name}-{numbers[entity]}]"
-            text += sentence.text[done:start] + stand_in
+            placeholder = f"[{name}]" if numbers is None else f"[{name}-{numbers[entity]}]"
+            text += sentence.text[done:start] + placeholder
             done = end
         yield Sentence(sentence.user, text + sentence.text[done:], sentence.label)
 
 
 def _merged(mentions: Sequence[tuple[Span, int]]) -> Iterator[tuple[int, int, Span, int]]:
-    """Overlapping mentions as one extent, named after the longest of them."""
-    group: list[tuple[Span, int]] = []
+    """Overlapping mentions as one extent, with the longest of them."""
+    groups: list[list[tuple[Span, int]]] = []
     end = 0
     for mention in sorted(mentions):
-        if group and mention[0].start >= end:
-            yield (group[0][0].start, end, *_longest(group))
-            group = []
-        end = max(end, mention[0].end) if group else mention[0].end
-        group.append(mention)
-    if group:
-        yield (group[0][0].start, end, *_longest(group))
-
-
-def _longest(group: Sequence[tuple[Span, int]]) -> tuple[Span, int]:
-    return max(group, key=lambda mention: mention[0].end - mention[0].start)
+        if not groups or mention[0].start >= end:
+            groups.append([])
+        groups[-1].append(mention)
+        end = max(end, mention[0].end)
+    for group in groups:
+        longest = max(group, key=lambda mention: mention[0].end - mention[0].start)
+        yield (group[0][0].start, max(span.end for span, _ in group), *longest)

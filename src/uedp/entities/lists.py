@@ -1,4 +1,4 @@
-"""A person's own word on entities: public ones, sensitive ones, other names for the same."""
+"""Lists that override detection: public entities, sensitive entities, aliases."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,8 +15,7 @@ from uedp.errors import UserError
 
 @dataclass(frozen=True)
 class Lists:
-    """`public`: entity -> why it needs no protection. `sensitive`: entity -> category.
-    `aliases`: other name -> entity."""
+    """`public`: entity -> reason. `sensitive`: entity -> category. `aliases`: alias -> entity."""
 
     public: Mapping[str, str] = field(default_factory=dict)
     sensitive: Mapping[str, str] = field(default_factory=dict)
@@ -24,7 +23,7 @@ class Lists:
 
     def __post_init__(self) -> None:
         for entry in (*self.public, *self.sensitive, *self.aliases, *self.aliases.values()):
-            if _nothing(entry):
+            if _is_blank(entry):
                 raise UserError(f"{entry!r}: a list entry without a visible character; drop it")
         sensitive = {canonical(entity): entity for entity in self.sensitive}
         for entity in self.public:
@@ -43,7 +42,7 @@ def read_lists(
     """Three optional CSV files with headers `entity,reason`, `entity,category`, `alias,entity`.
 
     Guarantees:
-      - nothing is declared public without a reason, nor public and sensitive at once
+      - no entity is public without a reason, or both public and sensitive
       - a file without entries is an error
     """
     sensitive = _pairs(deny, "entity", "category")
@@ -60,15 +59,15 @@ def read_lists(
     )
 
 
-def _nothing(entry: str) -> bool:
-    """Whether an entry names nothing: blank, or of characters that no comparison looks at."""
+def _is_blank(entry: str) -> bool:
+    """Whether an entry is blank, or has only characters that comparisons ignore."""
     return blank(entry) or not fold(entry)[0].strip()
 
 
 _REMEDY = {
     "entity": "name the entity",
-    "alias": "give the other name",
-    "reason": "say why it is public; the reason goes on record",
+    "alias": "name the alias",
+    "reason": "give the reason why it is public; it is recorded",
     "category": "name one of the categories",
 }
 
@@ -86,13 +85,11 @@ def _pairs(path: Path | str | None, key: str, value: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for number, fields in csv_records(Source(Path(path)), check_header):
         for name in (key, value):
-            if _nothing(fields[name]):
+            if _is_blank(fields[name]):
                 raise UserError(f"{path}:{number}: empty {name!r}; {_REMEDY[name]}")
         entry, meaning = fields[key].strip(), fields[value].strip()
         if pairs.setdefault(entry, meaning) != meaning:
             raise UserError(f"{path}:{number}: {entry!r} is listed twice, differently; keep one")
     if not pairs:
-        raise UserError(
-            f"{path}: holds no entries; add some under `{key},{value}`, or leave it out"
-        )
+        raise UserError(f"{path}: has no entries; add some under `{key},{value}`, or omit the file")
     return pairs

@@ -1,4 +1,4 @@
-"""Running detectors over batches of sentences, in this process or several, in order."""
+"""Detectors run over batches of sentences, in this process or in several."""
 
 import ctypes
 import multiprocessing
@@ -20,27 +20,27 @@ from uedp.signals import deferred
 
 BATCH = 256  # sentences handed to a detector at once,
 CHARACTERS = 1 << 20  # fewer if they are documents
-AHEAD = 3  # batches out per worker, so that none waits for the next
+AHEAD = 3  # batches in flight per worker, so that none is idle
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 class Hit(NamedTuple):
-    """A detected span, and whether its surface counts wherever else it stands."""
+    """A detected span, and whether its detector propagates."""
 
     span: Span
     propagates: bool
 
 
-Found = list[list[Hit]]
+Hits = list[list[Hit]]  # of each sentence in a batch
 
 
-def detect(
+def detect_batches(
     sentences: Iterable[Sentence], detectors: Sequence[str], workers: int = 1
-) -> Iterator[tuple[Sequence[Sentence], Found]]:
-    """Batches of sentences with the union of what the named detectors find in each.
+) -> Iterator[tuple[Sequence[Sentence], Hits]]:
+    """Batches of sentences with the hits of all named detectors.
 
     Guarantees:
-      - order is kept, and the result does not depend on the number of workers
+      - the order is kept, and the result does not depend on the number of workers
       - at most `AHEAD` batches per worker are held at a time
     """
     batches = _batches(sentences)
@@ -50,16 +50,14 @@ def detect(
             yield batch, _run(loaded, batch)
         return
     with _pool(detectors, workers) as pool:
-        waiting: deque[tuple[Sequence[Sentence], Future[Found]]] = deque()
+        in_flight: deque[tuple[Sequence[Sentence], Future[Hits]]] = deque()
         for batch in batches:
             with _starting_workers():
-                future = pool.submit(_run_here, batch)
-            waiting.append((batch, future))
-            if len(waiting) >= AHEAD * workers:
-                done, future = waiting.popleft()
+                in_flight.append((batch, pool.submit(_run_here, batch)))
+            if len(in_flight) >= AHEAD * workers:
+                done, future = in_flight.popleft()
                 yield done, future.result()
-        while waiting:
-            done, future = waiting.popleft()
+        for done, future in in_flight:
             yield done, future.result()
 
 
@@ -76,16 +74,16 @@ def _batches(sentences: Iterable[Sentence]) -> Iterator[Sequence[Sentence]]:
         yield batch
 
 
-def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Found:
-    found: Found = [[] for _ in batch]
+def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Hits:
+    hits_of_batch: Hits = [[] for _ in batch]
     texts = [sentence.text for sentence in batch]
     for detector in detectors:
         spans_of_texts = (
             detector.marks(batch) if isinstance(detector, Labels) else detector.detect(texts)
         )
-        for hits, spans in zip(found, spans_of_texts, strict=True):
+        for hits, spans in zip(hits_of_batch, spans_of_texts, strict=True):
             hits.extend(Hit(span, detector.propagates) for span in spans)
-    return found
+    return hits_of_batch
 
 
 # --- in the worker processes -------------------------------------------------------------------
@@ -106,22 +104,22 @@ _PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 def _die_with_parent() -> None:
-    """A parent that is killed cannot stop its workers, which would wait for it for ever."""
+    """End this worker when its parent is killed, which could not stop it any more."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     if sys.platform == "linux":
-        # at once, even in the middle of a library's own code
+        # immediate, even inside a library's own code
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     def watch() -> None:
-        connection.wait([parent.sentinel])  # also if it was dead before we came here
+        connection.wait([parent.sentinel])  # returns at once if it is dead already
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _run_here(batch: Sequence[Sentence]) -> Found:
+def _run_here(batch: Sequence[Sentence]) -> Hits:
     global _loaded
     if _loaded is None:  # in the first task, not at start-up, so that a failure reaches the caller
         _loaded = [load_detector(name) for name in _names]
@@ -130,11 +128,11 @@ def _run_here(batch: Sequence[Sentence]) -> Found:
 
 @contextmanager
 def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecutor]:
-    # Each worker computes on one thread: the processes are the parallelism.
+    # One thread per worker: the processes are the parallelism.
     before = {name: os.environ.get(name) for name in _THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
     others = set(multiprocessing.active_children())
-    # spawn: the libraries behind detectors start threads, which a forked child would find broken
+    # spawn: the libraries of detectors start threads, which do not survive a fork
     pool = ProcessPoolExecutor(
         workers,
         multiprocessing.get_context("spawn"),
@@ -145,7 +143,7 @@ def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecuto
         yield pool
     except BaseException:
         for worker in set(multiprocessing.active_children()) - others:
-            worker.kill()  # a batch under way may take minutes, and nobody waits for it now
+            worker.kill()  # its batch may take minutes, and its result is not needed
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -158,15 +156,11 @@ def _pool(detectors: Sequence[str], workers: int) -> Iterator[ProcessPoolExecuto
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """A worker is started whole, and never hears Ctrl-C: this process deals with that for all.
+    """Start workers that ignore Ctrl-C: this process handles it for all.
 
-    The block on the signal is inherited, so even a worker that is still importing has no
-    traceback to show.
+    The signal mask is inherited, so that even a worker that is still importing shows no traceback.
     """
     with deferred():
-        if not hasattr(signal, "pthread_sigmask"):  # Windows
-            yield
-            return
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             yield

@@ -1,4 +1,4 @@
-"""One hit protects every mention: known surfaces are found again wherever they stand."""
+"""Propagation: one hit protects every mention of the same surface."""
 
 import re
 from collections import Counter
@@ -11,14 +11,14 @@ from uedp.entities.words import fold, words
 class KnownSurfaces:
     """Surfaces that were detected somewhere, to be found everywhere.
 
-    Words are compared folded (case, punctuation, possessive), with one exception: text that is
-    all lower case matches only a surface that was itself detected in lower case, or `US` would
-    make every `us` sensitive and `May` every `may`.
+    Words are compared folded (case, punctuation, possessive), with one exception: text in lower
+    case matches only a surface that was itself detected in lower case, or `US` would make every
+    `us` sensitive and `May` every `may`.
 
     Guarantees:
       - every mention of an added surface of two or more letters or digits, between word
         boundaries and under the exception above, is found, inside other mentions too
-      - what was added `always` is found in any case, however short, symbols included
+      - a surface added with `always` is found in any case, however short, symbols included
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class KnownSurfaces:
     def add(self, surface: str, label: str, always: bool = False) -> None:
         key = tuple(word for word, _, _ in words(surface))
         if sum(map(len, key)) < 2:
-            # a letter by itself would match initials, bullets and articles; C++ is not its words
+            # a single letter would match initials, bullets and articles; C++ has no other words
             if always and (literal := fold(surface)[0].strip()):
                 self._literal[literal] = label
             return
@@ -46,7 +46,7 @@ class KnownSurfaces:
         return [*self._find_words(text), *self._find_literal(text)]
 
     def _find_words(self, text: str) -> Iterator[Span]:
-        lengths = self._ready()
+        lengths = self._lengths_by_first_word()
         tokens = list(words(text))
         for position, (first, start, _) in enumerate(tokens):
             for length in lengths.get(first, ()):
@@ -69,16 +69,16 @@ class KnownSurfaces:
                     folded[match.end() : match.end() + 1],
                 )
                 edges = surface[0], surface[-1]
-                # inside a longer word it is another word: no X in Xerox
+                # not inside a longer word: no X in Xerox
                 if any(a.isalnum() and e.isalnum() for a, e in zip(around, edges, strict=True)):
                     continue
                 yield Span(origins[match.start()], origins[match.end() - 1] + 1, label)
 
-    def _ready(self) -> dict[str, list[int]]:
-        """How many words the surfaces that begin with a word have."""
+    def _lengths_by_first_word(self) -> dict[str, list[int]]:
+        """By first word, the numbers of words of the surfaces."""
         if self._lengths is None:
-            found: dict[str, set[int]] = {}
+            lengths: dict[str, set[int]] = {}
             for key in self._labels:
-                found.setdefault(key[0], set()).add(len(key))
-            self._lengths = {first: sorted(lengths) for first, lengths in found.items()}
+                lengths.setdefault(key[0], set()).add(len(key))
+            self._lengths = {first: sorted(counts) for first, counts in lengths.items()}
         return self._lengths

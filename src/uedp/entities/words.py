@@ -1,7 +1,7 @@
-"""Words of a text in a form in which equal means: written alike, whatever the typography.
+"""The words of a text, folded so that typographic variants are equal.
 
-Used on both sides of every comparison of surfaces, so that what matters is not which reading is
-right but that a surface and a text that holds it are read alike.
+Both sides of every comparison of surfaces use it. What matters is not which segmentation is right
+but that a surface and a text that contains it are segmented alike.
 """
 
 import re
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 # Scripts written without spaces between words (Thai to Burmese, Khmer, kana, Han, Hangul, whose
-# syllables come apart into jamo): each character counts as a word, so that a name is found
-# inside a run of text.
+# syllables decompose into jamo): each character is a word, so that a name is found inside a run
+# of text.
 UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u2e80-\u2fdf\u3040-\u30ff\u3400-\u9fff"
     "\ua000-\ua4cf\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -25,8 +25,8 @@ _SPECIAL = {
 
 
 def _combining() -> str:
-    # Vowel signs of many scripts are not \w for `re`; without them names would fall apart.
-    # The basic plane holds all that living scripts use. Variation selectors are not letters.
+    # Vowel signs of many scripts are not \w for `re`; without them names would be cut in pieces.
+    # The basic plane has all that living scripts use. Variation selectors are not letters.
     return "".join(
         chr(code)
         for code in range(0x300, 0xFE00)
@@ -38,7 +38,7 @@ def _combining() -> str:
 _LETTER = rf"(?:[^\W_{UNSPACED}]|[{_combining()}])"
 # Dots join single letters only (U.S.), or a forgotten blank after a full stop would hide a name.
 _INITIALS = rf"[^\W\d_{UNSPACED}](?:\.[^\W\d_{UNSPACED}])+(?!{_LETTER})"
-# The possessive is left out; any other letters at an apostrophe are words of their own (l'Alice).
+# The possessive is dropped; other letters after an apostrophe are separate words (l'Alice).
 _WORD = re.compile(
     rf"[{UNSPACED}]|(?<!')(?:{_INITIALS}|{_LETTER}+)|(?<=')(?!s(?!{_LETTER})){_LETTER}+"
 )
@@ -57,7 +57,7 @@ def _folded(character: str) -> str:
 
 
 def fold(text: str) -> tuple[str, Sequence[int]]:
-    """The text folded for comparison, and for each folded character where it came from."""
+    """The text folded for comparison, and the original position of each folded character."""
     if text.isascii():
         return text.lower(), range(len(text))
     pieces, origins = [], []
@@ -72,7 +72,7 @@ def words(text: str) -> Iterator[tuple[str, int, int]]:
     """The words of a text as (folded form, start, end).
 
     Guarantees:
-      - a surface and a text that holds it give the same folded words, wherever the surface
+      - a surface and a text that contains it give the same folded words, wherever the surface
         stands between characters that are neither letters, digits, dots nor apostrophes
       - forms do not depend on case, on compatibility or composition of characters, on invisible
         characters, or on the dots of initials

@@ -7,11 +7,12 @@ in anybody's file becomes a method by `@register_method`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
@@ -98,6 +99,25 @@ class SentenceTask(Protocol):
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of each sentence of a batch."""
+
+
+def probe_sentences(task: SentenceTask, quantiles: Sequence[float]) -> Ints:
+    """Sentences to try a model with, at quantiles of length.
+
+    Guarantees:
+      - they differ in content, as far as the task has so many that differ: side by side, equal
+        sentences would not show that a model mixes them
+    """
+    order = np.argsort(task.lengths, kind="stable")
+    distinct: dict[bytes, int] = {}
+    for sentence in order[:: max(1, len(order) // _PROBED)].tolist() + order[-1:].tolist():
+        tensors = task.batch(np.array([sentence])).values()
+        distinct.setdefault(b"".join(t.numpy().tobytes() for t in tensors), sentence)
+    chosen = list(distinct.values())
+    return np.array([chosen[int(quantile * (len(chosen) - 1))] for quantile in quantiles])
+
+
+_PROBED = 1000  # sentences looked at
 
 
 @dataclass(frozen=True)

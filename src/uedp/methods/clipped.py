@@ -4,7 +4,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,10 +12,18 @@ from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine, trainable_layers
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.release import release
-from uedp.methods.base import Autocast, Draw, Gradient, Method, RoundSettings, SentenceTask
+from uedp.methods.base import (
+    Autocast,
+    Draw,
+    Gradient,
+    Method,
+    RoundSettings,
+    SentenceTask,
+    probe_sentences,
+)
 from uedp.methods.randomness import Randomness
 
-_PROBED_LENGTHS = (0.1, 0.4, 0.7, 0.95)  # quantiles: short and long, so that some are padded
+_PROBED_LENGTHS = (0.1, 0.4, 0.7, 1.0)  # quantiles: short and long, so that some are padded
 
 
 class ClippedMethod(Method):
@@ -60,8 +67,7 @@ class ClippedMethod(Method):
 
     def _check(self) -> None:
         """Compare the engine with the reference on a few sentences."""
-        order = np.argsort(self.task.lengths, kind="stable")
-        probed = order[[int(quantile * len(order)) for quantile in _PROBED_LENGTHS]]
+        probed = probe_sentences(self.task, _PROBED_LENGTHS)
 
         def losses(which: Sequence[int]) -> Tensor | PackedLosses:
             return self._losses(probed[list(which)])

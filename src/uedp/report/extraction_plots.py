@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from uedp.audit.ranks import Ranked, by_chance, roc
+from uedp.audit.ranks import Ranked, chance_exposure, roc
 from uedp.report.plots import new_figure, save
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _histogram(axes: "Axes", name: str, items: Sequence[Ranked], colour: str, to
                 linewidth=1.5,
                 label=label,
             )
-    chance = by_chance(max(item.among for item in items))
+    chance = chance_exposure(max(item.among for item in items))
     axes.axvline(chance, color="black", linestyle=":", linewidth=1, label="mean by chance")
     axes.set_title(name, fontsize=10)
     axes.set_xlabel("exposure, bits")

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +19,7 @@ from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence
 from uedp.mechanism.packing import loss_values
 from uedp.methods import Autocast, Method, SentenceTask
-from uedp.methods.base import Rounds
+from uedp.methods.base import Rounds, probe_sentences
 from uedp.models.load import LoadedModel, load_model
 from uedp.models.scratch import BYTES
 from uedp.models.trainable import make_trainable
@@ -164,15 +163,14 @@ def task_of_run(
 @torch.no_grad()
 def refuse_mixing(model: nn.Module, task: SentenceTask) -> None:
     """Refuse a model in which the loss of a short sentence changes beside a long one."""
-    order = np.argsort(task.lengths, kind="stable")
-    short, longest = order[[len(order) * tenth // 10 for tenth in (1, 3, 5)]], order[-1:]
+    sentences = probe_sentences(task, (0.1, 0.3, 0.5, 1.0))
+    short = sentences[:-1]
     packing = task.packing_for(model)
     with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
         alone = torch.cat(
             [loss_values(task.losses(model, short[[i]], packing)) for i in range(len(short))]
         )
-        together = np.concatenate([short, longest])
-        beside = loss_values(task.losses(model, together, packing))[:-1]
+        beside = loss_values(task.losses(model, sentences, packing))[:-1]
     if not torch.allclose(alone, beside, rtol=_ROUNDING, atol=_ROUNDING):
         raise UserError(
             f"the loss of a sentence changes with the sentences beside it: {type(model).__name__} "

@@ -129,6 +129,7 @@ class PrivacyEngine:
         self.config, self.out = config, out
         self._data, self._resume, self._progress, self._say = data, resume, progress, say
         self._held = ExitStack()  # locks and the ledger, until the run ends
+        self._run: PrivateRun | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -138,13 +139,16 @@ class PrivacyEngine:
 
     def close(self) -> None:
         """Release locks and ledgers; what was spent stays spent, and the run can be resumed."""
+        self._run = None
         self._held.close()
 
     def certificate(self) -> Certificate:
         """What the run guarantees, for all rounds that it planned.
 
-        A certificate of a run that is not finished names no model.
+        The certificate of a run that is not finished names no model.
         """
+        if self._run is not None and not self._run.finished:
+            self._run.certify()
         return load_certificate(self.out)
 
     def attach(
@@ -172,7 +176,8 @@ class PrivacyEngine:
             raise UserError("attach: give the model and its tokenizer")
         self.config = config
         try:
-            return self._begin(config, attached, watch)
+            self._run = self._begin(config, attached, watch)
+            return self._run
         except BaseException:
             self.close()
             raise
@@ -261,6 +266,7 @@ class PrivateRun:
     ) -> None:
         self.assembly, self.out, self.name = assembly, out, name
         self._ledger, self._corpus, self._held, self._say = ledger, corpus, held, say
+        self.finished = False
 
     @property
     def plan(self) -> Plan:
@@ -307,6 +313,7 @@ class PrivateRun:
 
     def finish(self) -> Certificate | None:
         """Save the model, enter its files in the ledger, close the run, issue the certificate."""
+        self.finished = True
         if self._ledger is None:
             self._save_model()
             self._corpus.close(self.name, self.plan.rounds)

@@ -13,7 +13,7 @@ from tests.research.conftest import AG_ARTICLES, Make
 from uedp.corpus.users import random_groups
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def result(shared: Make) -> Result:
     return breakdown.measure(shared("breakdown"))
 

@@ -14,7 +14,7 @@ from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelPro
 from uedp.incidence import Incidence
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def result(shared: Make) -> Result:
     return budget.measure(shared("budget"))
 

@@ -16,7 +16,7 @@ NAME = "classification"
 
 @pytest.fixture(scope="module")
 def result(trained_options: Make) -> Result:
-    return trained.run_in_process(EXPERIMENTS[NAME], trained_options(NAME))
+    return trained.measure_in_process(EXPERIMENTS[NAME], trained_options(NAME))
 
 
 def test_trials_cover_both_models_and_their_names_are_unique() -> None:

@@ -17,7 +17,7 @@ NAME = "estimators"
 
 @pytest.fixture(scope="module")
 def result(trained_options: Make) -> Result:
-    return trained.run_in_process(EXPERIMENTS[NAME], trained_options(NAME))
+    return trained.measure_in_process(EXPERIMENTS[NAME], trained_options(NAME))
 
 
 def test_trials_differ_only_in_estimator_and_noise() -> None:

@@ -28,9 +28,9 @@ def options(trained_options: Make) -> Options:
 
 @pytest.fixture(scope="module")
 def result(options: Options) -> Result:
-    with pytest.MonkeyPatch.context() as patch:  # the third is like the others, and takes longer
-        patch.setattr(extended_rate, "SWEEPS", {k: SWEEPS[k] for k in ("gpt", "topics")})
-        return trained.run_in_process(EXPERIMENTS[NAME], options)
+    with pytest.MonkeyPatch.context() as patch:  # the others differ only in their trials
+        patch.setattr(extended_rate, "SWEEPS", {"gpt": SWEEPS["gpt"]})
+        return trained.measure_in_process(EXPERIMENTS[NAME], options)
 
 
 def test_the_base_of_each_sweep_is_a_trial_of_another_experiment() -> None:
@@ -114,7 +114,7 @@ def test_the_page_and_the_figure(result: Result, tmp_path: Path) -> None:
 def test_finished_trials_are_reported_without_training_or_new_predictions(
     result: Result, options: Options, trial_results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extended_rate, "SWEEPS", {k: SWEEPS[k] for k in ("gpt", "topics")})
+    monkeypatch.setattr(extended_rate, "SWEEPS", {"gpt": SWEEPS["gpt"]})
     monkeypatch.setattr(runs, "_start", lambda *_: pytest.fail("trained"))
     monkeypatch.setattr(extended_rate, "planned", lambda *_: pytest.fail("predicted again"))
     (trial_results / "conll-rotation-8.json").unlink()

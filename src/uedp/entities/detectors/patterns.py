@@ -1,8 +1,8 @@
-"""The `patterns[:REGION]` detector: what is known by its form alone.
+"""The `patterns[:REGION]` detector: entities that are recognised by their form.
 
-Numbers with a checksum are checked, internet addresses parsed, telephone numbers without a `+` read
-as dialled in REGION (US unless told). Where a form could be two things the detector errs towards
-finding: a missed phone number is a hole in the guarantee, a number too many costs a little utility.
+Checksums are verified, internet addresses parsed, and telephone numbers without a `+` read as
+dialled in REGION (default: US). In doubt the detector reports a hit: a missed phone number is a
+hole in the guarantee, a false hit costs a little utility.
 """
 
 import re
@@ -26,20 +26,20 @@ from uedp.entities.detectors.forms import (
 from uedp.errors import UserError
 
 _DIGIT = re.compile(r"[0-9]")
-# Six digits near each other: without them, no number that belongs to somebody.
+# Six digits near each other: without them there is no personal number.
 _SIX_DIGITS = re.compile(r"[0-9](?:[-. ()/A-Z]{0,3}[0-9]){5}")
 
 
 class Patterns:
-    """Finds forms in sentences, the more specific first.
+    """Finds forms in texts, the more specific ones first.
 
     Guarantees:
       - spans are sorted, do not overlap, and index the text as given
-      - a form found once is found wherever it stands apart from letters, digits and other forms,
-        by itself or inside a longer form ("March 12" in "March 12, 2024"); hence nothing to
-        propagate. Numbers and dates that run into each other without punctuation are covered, but
-        may be read as one
-      - time grows linearly with the text, whatever the text
+      - a form that is found once is found wherever it is separate from letters, digits and other
+        forms, by itself or inside a longer form ("March 12" in "March 12, 2024"); so nothing needs
+        propagation. Adjacent numbers and dates without punctuation are covered, but may be read as
+        one
+      - time is linear in the length of the text, whatever the text
     """
 
     propagates = False
@@ -92,10 +92,9 @@ class Patterns:
 
 
 class _Page:
-    """A text from which forms are taken one kind after the other.
+    """A text from which one kind of form after the other is taken.
 
-    What is taken is blanked, so that later kinds see no part of it, and find what stands beside
-    it with its own extent.
+    A form that is taken is blanked, so that later kinds do not match any part of it.
     """
 
     def __init__(self, text: str) -> None:

@@ -1,10 +1,10 @@
-"""The `presidio` detector: Presidio's recognisers of identifiers beside a spaCy pipeline's names.
+"""The `presidio` detector: Presidio's recognisers of identifiers, and a spaCy pipeline's entities.
 
-Differs from Presidio's own configuration where that would leave something unprotected:
+It differs from Presidio's own configuration where that would leave entities unprotected:
   - every entity of the pipeline is kept, organisations and labels unknown to Presidio included
-  - anything shaped like an e-mail address is one; Presidio first looks its domain up in a list
-    it fetches from the network, and drops addresses at private domains
-  - a pipeline without a lemmatizer still has context words ("passport", "account")
+  - anything shaped like an e-mail address is one; Presidio looks its domain up in a list that it
+    fetches from the network, and drops addresses at private domains
+  - context words ("passport", "account") also work without a lemmatizer
 """
 
 import logging
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 DEFAULT_PIPELINE = "en_core_web_lg"  # Presidio's own default
 
 # Presidio's scale: 0.4 a phone number, 0.05 a bare run of 8 to 17 digits (bank, passport or card
-# number; more if a word nearby says so), 0.01 digits in general. A missed identifier is not
-# protected while a false one costs little, so all but the last count; in news that adds about
-# one false hit to a hundred texts.
+# number; more with a context word), 0.01 digits in general. A missed identifier is not protected
+# while a false one costs little, so all but the last count; in news that adds about one false hit
+# per hundred texts.
 THRESHOLD = 0.05
-# What Presidio gives a pipeline's entities, as spaCy gives them no score.
+# Presidio's score for a pipeline's entities; spaCy gives none.
 _PIPELINE_SCORE = 0.85
 
-# Presidio's names for a pipeline's labels, where they mean the same category here. It also folds
-# GPE into LOCATION and TIME into DATE_TIME; our categories tell these apart, so they stay.
+# Presidio's names for a pipeline's labels, where they mean the same category here. It also merges
+# GPE into LOCATION and TIME into DATE_TIME; our categories distinguish them, so they stay.
 _RENAMED = {
     "PER": "PERSON",
     "LOC": "LOCATION",
@@ -55,7 +55,7 @@ class Presidio:
         self._threshold = threshold
 
     def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
-        # Not Presidio's own batches: they are returned only when the last text is done.
+        # Not Presidio's own batches: those return only when the last text is done.
         for doc in self._nlp.pipe(checked_lengths(self._nlp, texts)):
             yield merge([*_entities(doc), *self._results(doc)])
 
@@ -66,8 +66,8 @@ class Presidio:
             entities=[],
             tokens=doc,
             tokens_indices=[token.idx for token in doc],
-            # Context words are looked up as parts of these, so the word as written does as well
-            # as its lemma and spares a tagger and a lemmatizer.
+            # Context words are searched as substrings of these, so the word as written serves as
+            # well as its lemma, without a tagger and a lemmatizer.
             lemmas=[token.lower_ for token in doc],
             nlp_engine=self._analyzer.nlp_engine,
             language=self._nlp.lang,
@@ -99,10 +99,10 @@ def load_presidio(argument: str | None = None) -> Presidio:
 
 
 def merge(findings: Iterable[Finding]) -> list[Span]:
-    """Findings as spans in order of position.
+    """Findings as spans, in order.
 
     Guarantees:
-      - one span per extent: the one of highest score, the earlier given among equals
+      - one span per extent: that of highest score, the first among equals
       - no span inside another of its category
       - every character of a finding is in some span
     """
@@ -111,11 +111,11 @@ def merge(findings: Iterable[Finding]) -> list[Span]:
         if (start, end) not in best or score > best[start, end][0]:
             best[start, end] = (score, label)
     spans = []
-    reach: dict[str, int] = {}  # per category, how far its spans have come
+    ends: dict[str, int] = {}  # by category, the furthest end so far
     for (start, end), (_, label) in sorted(best.items(), key=lambda it: (it[0][0], -it[0][1])):
         category = category_of(label)
-        if end > reach.get(category, start):
-            reach[category] = end
+        if end > ends.get(category, start):
+            ends[category] = end
             spans.append(Span(start, end, label))
     return spans
 
@@ -127,16 +127,16 @@ def _entities(doc: "Doc") -> Iterator[Finding]:
 
 
 def _analyzer(nlp: "Language") -> Any:
-    """Presidio's engine for the pipeline's language, less its own reading of the entities."""
+    """Presidio's engine for the pipeline's language, without its recogniser of spaCy's entities."""
     from presidio_analyzer import AnalyzerEngine, PatternRecognizer, RecognizerRegistry
     from presidio_analyzer.nlp_engine import SpacyNlpEngine
     from presidio_analyzer.predefined_recognizers import CreditCardRecognizer, EmailRecognizer
 
     logger = logging.getLogger("presidio-analyzer")
-    if logger.level == logging.NOTSET:  # else somebody wants to hear it
+    if logger.level == logging.NOTSET:  # unless the user set one
         logger.setLevel(logging.ERROR)
 
-    # Given the loaded pipeline, so that the engine has nothing left to load or download.
+    # Given the loaded pipeline, the engine does not load or download one.
     engine = SpacyNlpEngine(models=[{"lang_code": nlp.lang, "model_name": "loaded"}])
     engine.nlp = {nlp.lang: nlp}
 
@@ -144,7 +144,7 @@ def _analyzer(nlp: "Language") -> Any:
     registry.load_predefined_recognizers(languages=[nlp.lang])
     for name in ("SpacyRecognizer", "EmailRecognizer", "CreditCardRecognizer"):
         registry.remove_recognizer(name)
-    # Presidio has card numbers for four languages only, though no card depends on one.
+    # Presidio recognises card numbers in four languages only, but they are the same in all.
     registry.add_recognizer(CreditCardRecognizer(supported_language=nlp.lang))
     registry.add_recognizer(
         PatternRecognizer(

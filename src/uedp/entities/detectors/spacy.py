@@ -1,4 +1,4 @@
-"""The `spacy` detector: what a spaCy pipeline puts in `doc.ents`."""
+"""The `spacy` detector: the entities (`doc.ents`) of a spaCy pipeline."""
 
 import json
 import os
@@ -14,37 +14,20 @@ from uedp.errors import UserError
 if TYPE_CHECKING:
     from spacy.language import Language
 
-# Components of spaCy itself that never write `doc.ents`. What is in neither this set nor
-# `_RECOGNISERS` is somebody's own and may write entities, so it runs.
-_NEVER_ENTITIES = frozenset(
-    [
-        "attribute_ruler",
-        "beam_parser",
-        "doc_cleaner",
-        "entity_linker",
-        "lemmatizer",
-        "merge_entities",
-        "merge_noun_chunks",
-        "merge_subtokens",
-        "morphologizer",
-        "nn_labeller",
-        "parser",
-        "senter",
-        "sentencizer",
-        "span_finder",
-        "spancat",
-        "spancat_singlelabel",
-        "tagger",
-        "textcat",
-        "textcat_multilabel",
-        "token_splitter",
-        "trainable_lemmatizer",
-    ]
-)
+# Components of spaCy that never write `doc.ents`. One that is in no set here is a user's own and
+# may write entities, so it runs.
+# fmt: off
+_NEVER_ENTITIES = frozenset({
+    "attribute_ruler", "beam_parser", "doc_cleaner", "entity_linker", "lemmatizer",
+    "merge_entities", "merge_noun_chunks", "merge_subtokens", "morphologizer", "nn_labeller",
+    "parser", "senter", "sentencizer", "span_finder", "spancat", "spancat_singlelabel", "tagger",
+    "textcat", "textcat_multilabel", "token_splitter", "trainable_lemmatizer",
+})
+# fmt: on
 _RECOGNISERS = frozenset({"ner", "beam_ner"})
 _RULERS = frozenset({"entity_ruler", "future_entity_ruler", "span_ruler"})
-# Token attributes that other components must have written before a ruler can match on them;
-# `_` is the user's own attributes, which anything may write.
+# Token attributes that other components write before a ruler can match on them; `_` stands for
+# custom attributes, which any component may write.
 _WRITTEN = frozenset({"POS", "TAG", "MORPH", "LEMMA", "DEP", "SENT_START", "IS_SENT_START", "_"})
 
 
@@ -96,10 +79,9 @@ def checked_lengths(nlp: "Language", texts: Sequence[str]) -> Iterator[str]:
 
 
 def load_pipeline(name: str, kind: str) -> "Language":
-    """The pipeline called `name` (installed package or folder), cut down to entities.
+    """The pipeline called `name` (installed package or folder), with only what entities need.
 
-    `kind` is the detector that asks, for its messages and its install command.
-    Nothing is ever downloaded.
+    `kind` is the detector, for errors and the install command. Nothing is downloaded.
     """
     asked = f"detector '{kind}:{name}'"
     try:
@@ -128,8 +110,8 @@ def load_pipeline(name: str, kind: str) -> "Language":
             # A pipeline trained with another minor version warns; it works or it raises.
             warnings.simplefilter("ignore")
             nlp = spacy.load(source)
-    # spaCy has no error class of its own: a missing plug-in, a foreign version and a damaged
-    # file come as ValueError, ImportError, OSError, KeyError, ...
+    # spaCy has no error class of its own: a missing plug-in, another version and a damaged file
+    # raise ValueError, ImportError, OSError, KeyError, ...
     except Exception as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{asked}: the pipeline cannot be loaded: {reason}") from error
@@ -150,13 +132,12 @@ def load_pipeline(name: str, kind: str) -> "Language":
 def _needed(nlp: "Language") -> tuple[set[str], bool]:
     """The components that `doc.ents` depends on, and whether any of them writes it.
 
-    Read backwards, so that when a component comes up, what follows it is already decided.
-    Sentence boundaries count as not needed: they would only keep an entity from running across
-    one, and the texts are single sentences.
+    Read backwards, so that the components after each one are already decided. Sentence boundaries
+    are not needed: they only keep an entity from crossing one, and texts are single sentences.
     """
     needed: set[str] = set()
     writes_entities = False
-    # Once something that may read anything is needed, so is all that stands before it.
+    # Once a component that may read anything is needed, so is every one before it.
     reads_all = False
     for name, component in reversed(nlp.pipeline):
         meta = nlp.get_pipe_meta(name)
@@ -165,10 +146,10 @@ def _needed(nlp: "Language") -> tuple[set[str], bool]:
         elif meta.factory in _RULERS:
             writes, reads = getattr(component, "annotate_ents", True), _reads_tags(component)
         elif meta.factory in _NEVER_ENTITIES:
-            # These read each other's work; but none of them is ever needed for its own sake.
+            # These read each other's output, but none is needed for its own sake.
             writes, reads = False, True
         elif hasattr(component, "listening_components"):
-            # tok2vec and transformer: shared layers, used by those that listen and nobody else.
+            # tok2vec and transformer: shared layers, used only by their listeners.
             if reads_all or needed.intersection(component.listening_components):
                 needed.add(name)
             continue
@@ -186,7 +167,7 @@ def _needed(nlp: "Language") -> tuple[set[str], bool]:
 
 
 def _reads_tags(ruler: Any) -> bool:
-    """Whether a ruler's patterns match on what a tagger, parser or lemmatizer writes."""
+    """Whether a ruler's patterns match on the output of a tagger, parser or lemmatizer."""
     if str(getattr(ruler, "phrase_matcher_attr", None)).upper() in _WRITTEN:
         return True
     patterns = [entry["pattern"] for entry in ruler.patterns]

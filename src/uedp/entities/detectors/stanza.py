@@ -8,12 +8,12 @@ from uedp.corpus.sentence import Span
 from uedp.entities.detectors import package_version, register_detector
 from uedp.errors import UserError
 
-# Texts are joined and processed as one batch; beyond this, memory grows and speed does not.
+# Texts per batch; beyond this, memory grows and speed does not.
 _BATCH = 256
 
 
 class Stanza:
-    """Entities of a Stanza pipeline; texts are handed to it many at a time."""
+    """Entities of a Stanza pipeline, which reads many texts at a time."""
 
     propagates = True
 
@@ -23,14 +23,15 @@ class Stanza:
     def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
         for first in range(0, len(texts), _BATCH):
             batch = texts[first : first + _BATCH]
-            # Stanza tells joined texts apart by their last token; a blank text has none.
+            # Stanza separates the texts of a batch by their last token; a blank text has none.
             documents = iter(self._pipeline.bulk_process([text for text in batch if text.strip()]))
             for text in batch:
-                yield _spans(next(documents)) if text.strip() else []
+                entities = next(documents).ents if text.strip() else ()
+                yield [Span(ent.start_char, ent.end_char, ent.type) for ent in entities]
 
 
 def _version(argument: str | None) -> str:
-    # its models have no version but that of the list they were downloaded from
+    # its models have no version of their own
     return f"{package_version('stanza')}, language {argument}"
 
 
@@ -68,7 +69,3 @@ def load_stanza(argument: str | None) -> Stanza:
     if "ner" not in pipeline.processors:  # skipped with no more than a warning
         raise UserError(f"{asked}: Stanza has no NER model for this language")
     return Stanza(pipeline)
-
-
-def _spans(document: Any) -> list[Span]:
-    return [Span(ent.start_char, ent.end_char, ent.type) for ent in document.ents]

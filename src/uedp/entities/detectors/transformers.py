@@ -3,9 +3,8 @@
 import hashlib
 import re
 import unicodedata
-import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +15,12 @@ from uedp.corpus.sentence import Span
 from uedp.entities.detectors import package_version, register_detector
 from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
-from uedp.hf_hub import ask_hub, max_tokens
+from uedp.hf_hub import max_tokens, read_saved
 
 _CHUNK = 1024  # sentences sorted by length together
 _TOKENS_PER_BATCH = 8192
 _OVERLAP = 128  # tokens that two windows of a long text share, at most
+_HASHED = ("*.json", "*.safetensors", "*.bin")  # the files of a model
 _DEFAULT_WINDOW = 512  # for models that set no limit
 
 _PREFIXED = re.compile(r"([BIESLUM])[-_](.+)")  # IOB, IOBES, BILOU, BMES
@@ -31,14 +31,14 @@ Indices = npt.NDArray[np.int64]
 
 
 class Tag(NamedTuple):
-    """A model's label taken apart: `B-PER` begins a `PER`; `O` is no entity."""
+    """A model's label: `B-PER` is a `PER` and begins it; `O` is no entity."""
 
     label: str | None
     begins: bool
 
 
 class Window(NamedTuple):
-    """The tokens from `start` on of one text, as many as the model takes."""
+    """As many tokens of one text, from `start` on, as the model takes."""
 
     text: int
     start: int
@@ -46,11 +46,11 @@ class Window(NamedTuple):
 
 
 class Transformers:
-    """Entities by word: a word has the label of its first piece, whatever the tokenizer.
+    """Entities by word: a word has the label of its first token, whatever the tokenizer.
 
     Guarantees:
-      - every token of every text is judged: a text longer than the model's limit is covered by
-        overlapping windows, and each token is judged where it has most context
+      - every token of every text is classified: a text longer than the model's limit is covered by
+        overlapping windows, and each token is classified where it has most context
       - spans begin and end at words, so a word is never protected in part
     """
 
@@ -60,14 +60,14 @@ class Transformers:
         self._model = model
         self._tokenizer = tokenizer
         self._tags = tags
-        # What the tokenizer puts around a text, to be put around each window.
+        # The special tokens around a text go around each window.
         probe = self._encode(["a"])
         special = probe["special_tokens_mask"][0]
         ids = probe["input_ids"][0]
         leading, trailing = special.index(0), special[::-1].index(0)
         self._before, self._after = ids[:leading], ids[len(ids) - trailing :]
-        self._room = max(1, max_tokens(model, tokenizer, _DEFAULT_WINDOW) - leading - trailing)
-        self._overlap = min(_OVERLAP, self._room // 4)
+        self._window = max(1, max_tokens(model, tokenizer, _DEFAULT_WINDOW) - leading - trailing)
+        self._overlap = min(_OVERLAP, self._window // 4)
 
     def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
         for first in range(0, len(texts), _CHUNK):
@@ -78,8 +78,8 @@ class Transformers:
             windows = [window for text, ids in enumerate(tokens) for window in self._cut(text, ids)]
             judged = [np.empty(len(ids), dtype=np.int64) for ids in tokens]
             for window, labels in zip(windows, self._classify(windows), strict=True):
-                # Windows come in order, and the later one is better placed for the second half
-                # of what they share.
+                # Windows are in order; the later one has more context for the second half of the
+                # tokens they share.
                 skip = self._overlap // 2 if window.start else 0
                 judged[window.text][window.start + skip :][: len(labels) - skip] = labels[skip:]
             for text, offsets, labels in zip(chunk, encoded["offset_mapping"], judged, strict=True):
@@ -93,16 +93,16 @@ class Transformers:
             return_attention_mask=False,
             return_offsets_mapping=True,
             return_special_tokens_mask=True,
-            verbose=False,  # or it warns of long texts, which are cut later
+            verbose=False,  # no warning of long texts, which are windowed below
         )
 
     def _cut(self, text: int, tokens: list[int]) -> Iterator[Window]:
         start = 0
         while start < len(tokens):
-            yield Window(text, start, tokens[start : start + self._room])
-            if start + self._room >= len(tokens):
+            yield Window(text, start, tokens[start : start + self._window])
+            if start + self._window >= len(tokens):
                 return
-            start += self._room - self._overlap
+            start += self._window - self._overlap
 
     def _classify(self, windows: Sequence[Window]) -> list[Indices]:
         """The label index of each token of each window."""
@@ -134,30 +134,30 @@ class Transformers:
 
 
 def _version(argument: str | None) -> str:
-    """The library, and of the model its revision in the cache, or a hash of its weights."""
-    folder = Path(argument or "").expanduser()
+    """The library, and the model's revision in the cache or a hash of its files."""
+    from huggingface_hub import snapshot_download
+
+    library, folder = package_version("transformers"), Path(argument or "").expanduser()
     if not folder.is_dir():
         try:
-            revision = Path(_cached(argument or "")).name
-        except OSError:
-            return f"{package_version('transformers')}, revision unknown"
-        return f"{package_version('transformers')}, revision {revision[:12]}"
+            revision = Path(snapshot_download(argument or "", local_files_only=True)).name[:12]
+        except (OSError, ValueError):
+            revision = "unknown"
+        return f"{library}, revision {revision}"
     state = hashlib.sha256()
-    for path in sorted(
-        [*folder.glob("*.json"), *folder.glob("*.safetensors"), *folder.glob("*.bin")]
-    ):
+    for path in sorted(path for kind in _HASHED for path in folder.glob(kind)):
         state.update(path.name.encode())
         with path.open("rb") as file:
             state.update(hashlib.file_digest(file, "sha256").digest())
-    return f"{package_version('transformers')}, files {state.hexdigest()[:12]}"
+    return f"{library}, files {state.hexdigest()[:12]}"
 
 
 @register_detector("transformers", version=_version)
 def load_transformers(argument: str | None) -> Transformers:
     """The model in a folder, in the local cache, or on the hub, in this order.
 
-    What is in the cache is used as it is, without asking the hub for a newer one: the same
-    command gives the same entities, with and without a network.
+    A cached model is used without asking the hub for a newer one: the same command gives the same
+    entities, with and without a network.
     """
     if argument is None:
         raise UserError(
@@ -171,30 +171,15 @@ def load_transformers(argument: str | None) -> Transformers:
         raise UserError(
             f"{asked}: Transformers cannot be imported ({error}); run `pip install 'uedp'`"
         ) from error
-    folder = Path(argument).expanduser()
-    is_folder = folder.is_dir()
-    if not is_folder and (argument.startswith((".", "~", "/")) or argument.count("/") > 1):
-        raise UserError(f"{asked}: no such folder")
-    try:
-        return _open(str(folder) if is_folder else _cached(argument), asked, local=True)
-    except OSError as error:
-        if is_folder:
-            raise _unusable(asked, error) from error
-    # Not in the cache, or not all of it.
-    ask_hub(argument, asked)
-    try:
-        return _open(argument, asked, local=False)
-    except OSError as error:
-        raise _unusable(asked, error) from error
+    return read_saved(argument, asked, partial(_read, asked))
 
 
 def tags(names: Sequence[str], asked: str) -> list[Tag]:
-    """Labels taken apart, in the order of the model's outputs."""
+    """The tags of the model's labels, in the order of its outputs."""
     if all(re.fullmatch(r"LABEL_\d+", name) for name in names):
         raise UserError(
-            f"{asked}: its labels are {names[0]} to {names[-1]}, so nothing tells what they mean; "
-            "choose a model trained to find entities, or name its labels (`id2label`) in its "
-            "config.json"
+            f"{asked}: its labels are {names[0]} to {names[-1]}, without a meaning; choose a model "
+            "trained to find entities, or name its labels (`id2label`) in its config.json"
         )
     entities = [name for name in names if name != "O"]
     if len(entities) == len(names):
@@ -204,38 +189,34 @@ def tags(names: Sequence[str], asked: str) -> list[Tag]:
         )
     # A label like `S_ID` has a prefix only if all have.
     prefixed = all(_PREFIXED.fullmatch(name) for name in entities)
-    result = []
-    for name in names:
-        match = _PREFIXED.fullmatch(name) if prefixed else None
-        if match:
-            result.append(Tag(match[2], match[1] in _BEGINS))
-        else:
-            result.append(Tag(None if name == "O" else name, False))
-    return result
+    matches = [_PREFIXED.fullmatch(name) if prefixed else None for name in names]
+    return [
+        Tag(match[2], match[1] in _BEGINS) if match else Tag(None if name == "O" else name, False)
+        for name, match in zip(names, matches, strict=True)
+    ]
 
 
 def spans(text: str, offsets: Sequence[tuple[int, int]], judged: Sequence[Tag]) -> list[Span]:
-    """The entities of a text, given where each token lies in it and what it was judged to be."""
-    found: list[Span] = []
+    """The entities of a text, from the offsets and the tags of its tokens."""
+    entities: list[Span] = []
     for start, end, tag in _words(text, offsets, judged):
         if tag.label is None:
             continue
-        last = found[-1] if found else None
-        touching = last is not None and not text[last.end : start].strip()
-        if last is not None and touching and last.label == tag.label and not tag.begins:
-            found[-1] = last._replace(end=end)
+        last = entities[-1] if entities and not tag.begins else None
+        if last and last.label == tag.label and not text[last.end : start].strip():
+            entities[-1] = last._replace(end=end)
         else:
-            found.append(Span(start, end, tag.label))
-    return found
+            entities.append(Span(start, end, tag.label))
+    return entities
 
 
 def _words(
     text: str, offsets: Sequence[tuple[int, int]], judged: Sequence[Tag]
 ) -> Iterator[tuple[int, int, Tag]]:
-    """Tokens put together to words, each with the tag of its first token.
+    """Words, each with the tag of its first token.
 
-    Words are made by the text and not by the tokenizer, some of which take `Smith,` or a whole
-    line as one word: letters and digits that touch belong together, all else is apart.
+    The text decides what a word is, not the tokenizer, which may take `Smith,` or a whole line for
+    one word: adjacent letters and digits belong together, other characters stand apart.
     """
     word: tuple[int, int, Tag] | None = None
     for (start, end), tag in zip(offsets, judged, strict=True):
@@ -244,7 +225,7 @@ def _words(
         if start >= end:
             continue
         # Tokens overlap where one character was split into bytes.
-        if word and (start < word[1] or (start == word[1] and _joined(text, start))):
+        if word and (start < word[1] or (start == word[1] and _in_one_word(text, start))):
             word = (word[0], max(end, word[1]), word[2])
         else:
             if word:
@@ -254,27 +235,16 @@ def _words(
         yield word
 
 
-def _joined(text: str, position: int) -> bool:
+def _in_one_word(text: str, position: int) -> bool:
     pair = text[position - 1 : position + 1]
     return not _UNSPACED.search(pair) and all(unicodedata.category(c)[0] in "LMN" for c in pair)
 
 
-def _open(source: str, asked: str, *, local: bool) -> Transformers:
-    try:
-        with _quiet(bars=not local):
-            return _read(source, asked, local=local)
-    except (UserError, OSError):  # the second means a missing file, as a rule
-        raise
-    # A damaged file, an unknown kind of model, code to be trusted: each has its own error class.
-    except Exception as error:
-        raise _unusable(asked, error) from error
-
-
-def _read(source: str, asked: str, *, local: bool) -> Transformers:
+def _read(asked: str, source: str, local: bool) -> Transformers:
     import torch
     from transformers import AutoConfig, AutoModelForTokenClassification, AutoTokenizer
 
-    # No code from the model's repository is run, nor is the question put on a terminal.
+    # Code from the model's repository is never run, and no question about it is asked.
     options = {"local_files_only": local, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(source, **options)
     trained_for = ", ".join(config.architectures or [])
@@ -287,7 +257,7 @@ def _read(source: str, asked: str, *, local: bool) -> Transformers:
     tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if not tokenizer.is_fast:
         raise UserError(
-            f"{asked}: its tokenizer does not tell where in the text a token lies; "
+            f"{asked}: its tokenizer gives no offsets; "
             "choose a model with a fast tokenizer (tokenizer.json)"
         )
     model, report = AutoModelForTokenClassification.from_pretrained(
@@ -298,39 +268,3 @@ def _read(source: str, asked: str, *, local: bool) -> Transformers:
         raise UserError(f"{asked}: the saved model lacks weights ({missing}); it is not trained")
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     return Transformers(model, tokenizer, named)
-
-
-def _cached(name: str) -> str:
-    """The folder of a model in the local cache; by its name, Transformers would ask the hub for
-    adapters even when told to stay local."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        return str(snapshot_download(name, local_files_only=True))
-    except HFValidationError as error:
-        raise OSError(str(error)) from error
-
-
-def _unusable(asked: str, error: Exception) -> UserError:
-    reason = " ".join(str(error).split())
-    return UserError(f"{asked}: the model cannot be loaded: {reason}")
-
-
-@contextmanager
-def _quiet(*, bars: bool) -> Iterator[None]:
-    """No warnings while a model is read (what matters is checked), nor bars unless `bars`."""
-    from transformers.utils import logging
-
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.set_verbosity_error()
-        if shown and not bars:
-            logging.disable_progress_bar()
-        try:
-            yield
-        finally:
-            logging.set_verbosity(verbosity)
-            if shown:
-                logging.enable_progress_bar()

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from uedp.mechanism.clip.layout import Layout
 from uedp.mechanism.clip.rules import (
@@ -17,7 +18,6 @@ from uedp.mechanism.clip.rules import (
     OutputGradients,
     ProductsByUser,
     SentenceGradients,
-    StackedProducts,
     TiedLookup,
 )
 
@@ -56,7 +56,7 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
             rules.append(part)
     for parameter, lookup in lookups.items():
         head = weights.pop(parameter, None)
-        rules.append(lookup if head is None else TiedLookup(lookup, _products([head])))
+        rules.append(lookup if head is None else TiedLookup(lookup, _products([[head]])))
     readers: dict[tuple[Any, ...], list[MatrixWeight]] = defaultdict(list)
     for weight in weights.values():
         readers[*weight.record.source, weight.parameter.numel() <= _FORMED].append(weight)
@@ -67,37 +67,44 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
         way = _cheapest(groups[0], layout)
         for stack in _stacks(groups, way):
             # only now are sentences that share rows laid out, for these layers alone
-            products = [_products(group, in_pieces=way == "explicit") for group in stack]
-            one = products[0] if len(products) == 1 else StackedProducts(products)
             if way == "explicit":
-                one.explicit(explicit, stack[0][0].record.by_sentence)
+                products = _products(stack, in_pieces=True)
+                products.explicit(explicit, stack[0][0].record.by_sentence)
             elif way == "by user":
-                rules.append(ProductsByUser(products[0].inputs, products[0].weights))
+                rules.append(_products(stack, ProductsByUser))
             else:
-                rules.append(one)
+                rules.append(_products(stack))
     return [*rules, explicit]
 
 
 def _signature(group: Readers) -> tuple[Any, ...]:
     """The same for groups that can be computed together."""
     of_layers = ((*w.widths, w.record.grads.dtype, w.inputs_first) for w in group)
-    return (group[0].record.shape, group[0].record.inputs.dtype, *of_layers)
+    return (group[0].record.shape(), group[0].record.inputs.dtype, *of_layers)
 
 
-def _products(group: Readers, in_pieces: bool = False) -> MatrixProducts:
-    inputs, weights = None, []
-    for weight in group:
-        laid_out = weight.record.in_pieces if in_pieces else weight.record.unpacked
-        record = laid_out(with_inputs=inputs is None)
-        inputs = record.inputs if inputs is None else inputs
-        weights.append(OutputGradients(weight.parameter, record.grads, weight.inputs_first))
-    assert inputs is not None
-    return MatrixProducts(inputs, weights)
+def _products(
+    stack: Sequence[Readers],
+    rule: type[MatrixProducts] = MatrixProducts,
+    in_pieces: bool = False,
+) -> MatrixProducts:
+    first = [group[0].record.unpacked(True, in_pieces) for group in stack]
+    weights = []
+    for place, weight in enumerate(stack[0]):
+        records = [g[place].record.unpacked(False, in_pieces) for g in stack] if place else first
+        parameters = [group[place].parameter for group in stack]
+        grads = _stacked([record.grads for record in records])
+        weights.append(OutputGradients(parameters, grads, weight.inputs_first))
+    return rule(_stacked([record.inputs for record in first]), weights)
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
 
 
 def _cheapest(group: Readers, layout: Layout) -> Way:
     """How to get norms of the gradients of weights that read one input, for the average user."""
-    (_, each), width = group[0].record.shape, group[0].widths[0]
+    (_, each), width = group[0].record.shape(), group[0].widths[0]
     outputs = sum(weight.widths[1] for weight in group)
     if group[0].parameter.numel() <= _FORMED:  # like all in its group
         return "explicit"
@@ -114,7 +121,7 @@ def _stacks(groups: Sequence[Readers], way: Way) -> Iterator[Sequence[Readers]]:
     """Similar groups to be computed together; one by one where that gains nothing."""
     first = groups[0][0]
     record = first.record
-    rows, tokens = record.shape_in_pieces if way == "explicit" else record.shape
+    rows, tokens = record.shape(in_pieces=way == "explicit")
     size = rows * tokens * first.widths[0] * record.inputs.element_size()
     device = "cuda" if record.grads.is_cuda else "cpu"
     transposed = way == "explicit" and any(weight.inputs_first for weight in groups[0])

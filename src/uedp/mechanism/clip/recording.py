@@ -1,4 +1,4 @@
-"""What every trainable layer read and what gradient came back to it, in one pass of a model."""
+"""Hooks that record the inputs and output gradients of every trainable layer in one pass."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from uedp.mechanism.packing import PackedLosses
 
 @dataclass
 class Recording:
-    """What a pass leaves behind. `packed` is set within the pass, where sentences share rows."""
+    """The records of a pass. `packed` is set within the pass if sentences share rows."""
 
     records: dict[str, Record]
     packed: PackedLosses | None = None
@@ -40,36 +40,36 @@ def recording(
 ) -> Iterator[Recording]:
     """Hooks on, weight gradients off; on leaving, the records are filled and all is as before.
 
-    Gradients are read off the outputs afterwards, which costs least, but for the layers `hooked`.
+    Gradients are read off the outputs afterwards, which is cheapest, except for the layers
+    `hooked`.
     """
-    made = Recording({})
+    recorded = Recording({})
     casts = _Casts()
-    watches = {name: _Watch(casts, sentences) for name in layers}
+    watches = {name: _Watch(casts, sentences, name in hooked) for name in layers}
     handles = []
     for name, watch in watches.items():
         module, registered = layers[name]
         if registered.casts_input:
             handles.append(module.register_forward_pre_hook(watch.before))
-        after = watch.after_hooked if name in hooked else watch.after
-        handles.append(module.register_forward_hook(after))
+        handles.append(module.register_forward_hook(watch.after))
     for parameter in trainable:
         parameter.requires_grad_(False)
     try:
-        yield made
+        yield recorded
         for name, watch in watches.items():
             if watch.inputs_changed():
                 raise UserError(
                     f"the input of layer {name} is overwritten in place; its gradient is lost"
                 )
-        changed = {name for name, watch in watches.items() if watch.changed_in_place()}
+        changed = {name for name, watch in watches.items() if watch.outputs_changed()}
         if changed:
             raise OverwrittenError(changed)
         for name, watch in watches.items():
-            seen = watch.finished()
-            if seen and made.packed is None:
-                made.records[name] = joined(name, seen, sentences)
-            elif seen and made.packed is not None:
-                made.records[name] = packed_record(name, seen, made.packed)
+            calls = watch.finished()
+            if calls and recorded.packed is None:
+                recorded.records[name] = joined(name, calls, sentences)
+            elif calls and recorded.packed is not None:
+                recorded.records[name] = packed_record(name, calls, recorded.packed)
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
@@ -77,16 +77,19 @@ def recording(
             handle.remove()
 
 
+# An output this many times its input is not kept alive to read its gradient off it.
+_LARGE = 8
+
+
 class _Watch:
     """The calls of one layer."""
 
-    def __init__(self, casts: "_Casts", sentences: int) -> None:
-        self._casts = casts
-        self._sentences = sentences
+    def __init__(self, casts: "_Casts", sentences: int, hooked: bool) -> None:
+        self._casts, self._sentences, self._hooked = casts, sentences, hooked
         self._calls: list[_Call] = []
 
     def before(self, module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Hand the layer what autocast would make of its input, once for all that read it."""
+        """Cast the layer's input as autocast would, once for all layers that read it."""
         x = arguments[0]
         if not torch.is_autocast_enabled(x.device.type):
             return None
@@ -94,35 +97,26 @@ class _Watch:
         return None if x.dtype == dtype else (self._casts.of(x, dtype), *arguments[1:])
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        call, output = self._recorded(arguments[0], output)
-        if output.numel() > _LARGE * arguments[0].numel():
-            output.register_hook(call.receive)  # an output head's: kept alive, it would cost memory
+        x = arguments[0].detach() if arguments[0].requires_grad else arguments[0]
+        if output.shape[0] == 1 and self._sentences > 1:
+            # positions are looked up once for all; each sentence needs a gradient of its own
+            x = x.expand(self._sentences, *x.shape[1:])
+            output = output.expand(self._sentences, *output.shape[1:])
+        if not output.requires_grad:  # nothing trainable lies before: gradients start here
+            output = output.detach().requires_grad_(True).clone()  # a leaf cannot be overwritten
+        call = _Call(x)
+        self._calls.append(call)
+        if self._hooked or output.numel() > _LARGE * arguments[0].numel():
+            output.register_hook(call.receive)  # an output head's, kept alive, would cost memory
         else:
             output.retain_grad()
             call.output, call.version = output, output._version
         return output
 
-    def after_hooked(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
-        call, output = self._recorded(arguments[0], output)
-        output.register_hook(call.receive)
-        return output
-
-    def _recorded(self, x: Tensor, output: Tensor) -> tuple["_Call", Tensor]:
-        x = x.detach() if x.requires_grad else x
-        if output.shape[0] == 1 and self._sentences > 1:
-            # positions are looked up once for all; each sentence needs a gradient of its own
-            x = x.expand(self._sentences, *x.shape[1:])
-            output = output.expand(self._sentences, *output.shape[1:])
-        if not output.requires_grad:  # nothing trainable lies before: gradients begin here
-            output = output.detach().requires_grad_(True).clone()  # a leaf cannot be overwritten
-        call = _Call(x)
-        self._calls.append(call)
-        return call, output
-
     def inputs_changed(self) -> bool:
         return any(call.inputs._version != call.inputs_version for call in self._calls)
 
-    def changed_in_place(self) -> bool:
+    def outputs_changed(self) -> bool:
         return any(
             call.output is not None and call.output._version != call.version for call in self._calls
         )
@@ -134,18 +128,13 @@ class _Watch:
         return [(inputs, grads) for inputs, grads in pairs if grads is not None]
 
 
-# An output this many times its input is not kept alive to read its gradient off it.
-_LARGE = 8
-
-
 class _Call:
     """One call of a layer."""
 
     __slots__ = ("_received", "inputs", "inputs_version", "output", "version")
 
     def __init__(self, inputs: Tensor) -> None:
-        self.inputs = inputs
-        self.inputs_version = inputs._version
+        self.inputs, self.inputs_version = inputs, inputs._version
         self.output: Tensor | None = None
         self.version = 0
         self._received: Tensor | None = None
@@ -158,7 +147,7 @@ class _Call:
 
 
 class _Casts:
-    """Casts of the last few tensors, so that layers that read one tensor share one cast of it.
+    """Casts of the last few tensors, which layers that read one tensor share.
 
     Only the last few, so that nothing is kept alive that training would free.
     """

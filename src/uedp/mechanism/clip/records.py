@@ -13,48 +13,41 @@ from uedp.mechanism.packing import PackedLosses, TokenRows
 
 @dataclass(frozen=True)
 class Record:
-    """What a layer saw in one pass, all its calls put end to end along the tokens.
+    """The inputs and output gradients of a layer, all its calls end to end along the tokens.
 
-    `inputs` and `grads` are (sentences, tokens, features); an embedding's inputs are ids. Layers
-    that read the same tensor have the same `source`.
+    Both are (sentences, tokens, features), unless sentences share rows; an embedding's inputs are
+    ids. Layers that read the same tensor have the same `source`.
     """
 
     inputs: Tensor
     grads: Tensor
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Sentences, and tokens of each."""
-        return self.grads.shape[0], self.grads.shape[1]
-
-    @property
     def source(self) -> tuple[Any, ...]:
         return self.inputs.data_ptr(), *self.inputs.shape, *self.inputs.stride()
 
-    def unpacked(self, with_inputs: bool = True) -> "Record":
-        """With a row for each sentence; without inputs, where those of another layer serve."""
-        return self
+    def shape(self, in_pieces: bool = False) -> tuple[int, int]:
+        """Rows of `unpacked`, and tokens of each."""
+        return self.grads.shape[0], self.grads.shape[1]
 
-    @property
-    def shape_in_pieces(self) -> tuple[int, int]:
-        """Pieces, and tokens of each."""
-        return self.shape
+    def unpacked(self, with_inputs: bool = True, in_pieces: bool = False) -> "Record":
+        """With a row for each sentence, or with its pieces where that saves padding.
 
-    def in_pieces(self, with_inputs: bool = True) -> "Record":
-        """The same with rows that are parts of sentences, where that saves padding."""
+        Without inputs if those of another layer with the same source serve.
+        """
         return self
 
     def by_sentence(self, values: Tensor) -> Tensor:
-        """Values of the rows of `in_pieces`, added up to one for each sentence; may be in place."""
+        """Values of pieces, added up to one for each sentence; may be in place."""
         return values
 
     def without(self, sentences: Tensor) -> "Record":
-        """With the gradients of some sentences made zero, whatever they were."""
-        gone = sentences[:, None, None]
+        """With the gradients of some sentences set to zero, finite or not."""
+        dropped = sentences[:, None, None]
         inputs = self.inputs
         if inputs.is_floating_point():
-            inputs = inputs.masked_fill(gone, 0)
-        return Record(inputs, self.grads.masked_fill(gone, 0))
+            inputs = inputs.masked_fill(dropped, 0)
+        return Record(inputs, self.grads.masked_fill(dropped, 0))
 
 
 @dataclass(frozen=True)
@@ -62,37 +55,19 @@ class PackedRecord(Record):
     """The same where sentences share rows: `inputs` and `grads` are (tokens, features), or
     (tokens, times, features) where a layer reads several rows of a token, such as its heads.
 
-    Laid out a sentence a row they take several times the memory, so that is done layer by layer,
-    when a rule comes to them.
+    With a row per sentence they take several times the memory, so each layer is unpacked only when
+    its rule needs it.
     """
 
     packed: PackedLosses
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self._shape_of(self.packed.sentences)
-
-    @property
-    def shape_in_pieces(self) -> tuple[int, int]:
-        return self._shape_of(self.packed.pieces)
-
-    def _shape_of(self, rows: TokenRows) -> tuple[int, int]:
-        count, tokens = rows.places.shape
+    def shape(self, in_pieces: bool = False) -> tuple[int, int]:
+        count, tokens = self._rows(in_pieces).places.shape
         return count, tokens * (self.grads.shape[1] if self.grads.dim() == 3 else 1)
 
-    def unpacked(self, with_inputs: bool = True) -> Record:
-        return self._rows(self.packed.sentences, with_inputs)
-
-    def in_pieces(self, with_inputs: bool = True) -> Record:
-        return self._rows(self.packed.pieces, with_inputs)
-
-    def by_sentence(self, values: Tensor) -> Tensor:
-        sentences = len(self.packed.losses)
-        more = self.packed.pieces.sentence[sentences:]
-        return values[:sentences].index_add_(0, more, values[sentences:])
-
-    def _rows(self, rows: TokenRows, with_inputs: bool) -> Record:
-        # a row of zeros at the end, for what rows lack; to gather costs less than to multiply
+    def unpacked(self, with_inputs: bool = True, in_pieces: bool = False) -> Record:
+        rows = self._rows(in_pieces)
+        # a row of zeros at the end, for missing tokens: gathering costs less than multiplying
         grads = torch.cat([self.grads, self.grads.new_zeros(1, *self.grads.shape[1:])])
         grads = grads[rows.places_or_end].flatten(1, -2)
         inputs = grads[:, :, :0]
@@ -100,6 +75,14 @@ class PackedRecord(Record):
             inputs = self.inputs[rows.places]
             inputs = inputs.flatten(1, -2) if self.grads.dim() == 3 else inputs
         return Record(inputs, grads)
+
+    def by_sentence(self, values: Tensor) -> Tensor:
+        sentences = len(self.packed.losses)
+        more = self.packed.pieces.sentence[sentences:]
+        return values[:sentences].index_add_(0, more, values[sentences:])
+
+    def _rows(self, in_pieces: bool) -> TokenRows:
+        return self.packed.pieces if in_pieces else self.packed.sentences
 
 
 def joined(name: str, calls: Sequence[tuple[Tensor, Tensor]], sentences: int) -> Record:
@@ -122,18 +105,13 @@ def packed_record(
     name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: PackedLosses
 ) -> PackedRecord:
     """The one call of a layer whose sentences share rows."""
-    tokens = packed.sentences.end
-    rows = [x.numel() // max(1, _features(x, grad)) for x, grad in calls]
-    if len(calls) > 1 or rows[0] % tokens:
+    (x, grad), tokens = calls[0], packed.sentences.end
+    features = x.shape[-1] if x.dim() == grad.dim() else 1  # an id has one
+    rows = x.numel() // max(1, features)
+    if len(calls) > 1 or rows % tokens:
         raise UserError(
             f"layer {name} does not read every token once; its sentences cannot share rows"
         )
-    ((x, grad),) = calls
-    times = (tokens, rows[0] // tokens) if rows[0] > tokens else (-1,)
+    times = (tokens, rows // tokens) if rows > tokens else (-1,)
     inputs = x.reshape(*times, *x.shape[grad.dim() - 1 :])
     return PackedRecord(inputs, grad.reshape(*times, grad.shape[-1]), packed)
-
-
-def _features(x: Tensor, grad: Tensor) -> int:
-    """Numbers of a token in what a layer read: one for an embedding's ids."""
-    return x.shape[-1] if x.dim() == grad.dim() else 1

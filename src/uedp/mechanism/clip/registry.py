@@ -98,7 +98,7 @@ def trainable_layers(model: nn.Module) -> dict[str, ClippedLayer]:
         if registered is None:
             raise UserError(
                 f"layer {name} ({type(module).__name__}) is trainable but has no clip rule; "
-                "freeze it (requires_grad_(False)) or add a rule (docs/adding-a-layer.md)"
+                "freeze it (requires_grad_(False)) or register one with `@clip_rule`"
             )
         layers[name] = ClippedLayer(module, registered)
     if not layers:

@@ -72,38 +72,37 @@ class Explicit(ClipRule):
     """Parameters so small that a gradient per sentence is cheaper than anything clever.
 
     There are many of them (biases, norms, adapters), so they are laid side by side in few wide
-    blocks and each block is multiplied once. What was formed is what is added, so that only sums
-    over a user's sentences round.
+    blocks and each block is multiplied once. The gradients are added as they were formed, so that
+    only sums over a user's sentences round.
     """
 
     _WIDE = 1 << 25  # entries of a block: large enough to keep an accelerator busy
 
     def __init__(self) -> None:
-        self._blocks: list[tuple[list[nn.Parameter], Tensor]] = []
-        self._pending: list[tuple[nn.Parameter, Tensor]] = []
+        self._blocks: list[tuple[Sequence[nn.Parameter], Tensor]] = []
+        self._pending: list[SentenceGradients] = []
         self._size = 0
         self._owners: list[Tensor] = []
 
     def add(self, parameter: nn.Parameter, gradients: Tensor) -> None:
         """A gradient for every sentence: (sentences, *shape), float32."""
-        self._pending.append((parameter, gradients.flatten(1)))
+        self._pending.append(SentenceGradients(parameter, gradients.flatten(1)))
         self._size += gradients.numel()
         if self._size >= self._WIDE:
             self._lay_side_by_side()
 
-    def add_side_by_side(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
+    def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
         """Gradients of several parameters at once: (sentences, all their entries), float32."""
-        self._blocks.append((list(parameters), block))
+        self._blocks.append((parameters, block))
 
     def _lay_side_by_side(self) -> None:
         if self._pending:
-            parameters = [parameter for parameter, _ in self._pending]
-            block = torch.cat([gradients for _, gradients in self._pending], 1)
-            self._blocks.append((parameters, block))
+            parameters, gradients = zip(*self._pending, strict=True)
+            self.add_block(parameters, torch.cat(gradients, 1))
             self._pending, self._size = [], 0
 
     def add_products(self, grams: Grams) -> None:
-        # Norms alone: inner products of few and very long rows leave an accelerator idle.
+        # only norms: inner products of few and very long rows leave an accelerator idle
         self._lay_side_by_side()
         self._owners = grams.owners()
         sentences = grams.user_totals(torch.ones_like(grams.squares))
@@ -120,8 +119,8 @@ class Explicit(ClipRule):
             first = ~same.tril(-1).any(2)  # of each user's sentences: its row adds all of them up
             adds = (same * first[:, :, None] * bucket.split(factors)[:, None, :]).float()
             for _, block in self._blocks:
-                found = squared_norms(adds @ bucket.split(block))
-                squares.index_add_(0, owner.flatten(), found.flatten())
+                by_user = squared_norms(adds @ bucket.split(block))
+                squares.index_add_(0, owner.flatten(), by_user.flatten())
 
     def weighted(self, weights: Tensor) -> Gradients:
         total: dict[nn.Parameter, Tensor] = {}
@@ -134,145 +133,102 @@ class Explicit(ClipRule):
 
 
 class OutputGradients(NamedTuple):
-    """A weight matrix and the gradients of its layer's output.
+    """One weight matrix of each layer of a stack, and the gradients of the layers' outputs.
 
-    Its gradient is `sum over tokens of grads_t (x) inputs_t`, transposed if `inputs_first`.
+    `grads` is (layers, sentences, tokens, features). A weight's gradient is
+    `sum over tokens of grads_t (x) inputs_t`, transposed if `inputs_first`.
     """
 
-    parameter: nn.Parameter
+    parameters: Sequence[nn.Parameter]
     grads: Tensor
     inputs_first: bool
 
 
 class MatrixProducts(ClipRule):
-    """Weights of linear layers that read the same input.
+    """Weights of linear layers that read the same input, for a stack of similar layers at once.
 
     Inner products by token Grams: `<g_i, g_j> = sum_{t in i, t' in j} <x_t, x_t'> <o_t, o_t'>`.
-    The inputs' Gram serves all of them, and the outputs' add up before the two are multiplied.
+    The inputs' Gram serves all weights of a layer, whose outputs' Grams add up before the two are
+    multiplied. A stack saves launches, which cost an accelerator most with deep, narrow models.
     """
 
     def __init__(self, inputs: Tensor, weights: Sequence[OutputGradients]) -> None:
-        self.inputs, self.weights = inputs, weights
+        self.inputs, self.weights = inputs, weights  # inputs: (layers, sentences, tokens, features)
         self.overlaps = False  # with another rule's gradient of the same weight
 
     def add_products(self, grams: Grams) -> None:
-        each = self.inputs.shape[1]
-        for bucket, total in grams.tokens(each):
-            outputs = token_gram(bucket.tokens(self.weights[0].grads))
-            for weight in self.weights[1:]:
-                outputs = token_gram(bucket.tokens(weight.grads), add_to=outputs)
-            total.addcmul_(token_gram(bucket.tokens(self.inputs)), outputs)
+        layers, _, tokens, _ = self.inputs.shape
+        for bucket, total in grams.tokens(tokens):
+            inputs = token_gram(bucket.stacked_tokens(self.inputs))
+            outputs = self._output_grams(bucket.stacked_tokens)
+            if layers == 1:
+                total.addcmul_(inputs, outputs)
+            else:
+                total.add_(inputs.mul_(outputs).view(layers, *total.shape).sum(0))
         self._allow(grams)
 
+    def _output_grams(self, tokens_of: Callable[[Tensor], Tensor]) -> Tensor:
+        outputs = token_gram(tokens_of(self.weights[0].grads))
+        for weight in self.weights[1:]:
+            outputs = token_gram(tokens_of(weight.grads), add_to=outputs)
+        return outputs
+
     def _allow(self, grams: Grams) -> None:
-        squares = token_squares(self.inputs)
+        squares, features = token_squares(self.inputs), self.inputs.shape[-1]
         for weight in self.weights:
-            _allow_products(
-                grams,
-                squares,
-                token_squares(weight.grads),
-                self.inputs.shape[-1] + weight.grads.shape[-1],
-                self.overlaps,
-            )
+            widths = features + weight.grads.shape[-1]
+            _allow_products(grams, squares, token_squares(weight.grads), widths, self.overlaps)
 
     def weighted(self, weights: Tensor) -> Gradients:
-        inputs = [part.flatten(0, 1) for part in scaled_rows(self.inputs, weights)]
-        total = {}
+        layers = len(self.inputs)
+        parts = scaled_rows(self.inputs.flatten(0, 1), weights.repeat(layers))
+        inputs = [part.view(layers, -1, part.shape[2]) for part in parts]
+        total: dict[nn.Parameter, Tensor] = {}
         for weight in self.weights:
-            formed = summed_product(weight.grads.flatten(0, 1).t(), inputs)
-            total[weight.parameter] = formed.t() if weight.inputs_first else formed
+            formed = summed_product(weight.grads.flatten(1, 2).transpose(1, 2), inputs)
+            formed = formed.transpose(1, 2) if weight.inputs_first else formed
+            total.update(zip(weight.parameters, formed.unbind(0), strict=True))
         return total
 
     def explicit(self, into: Explicit, by_sentence: BySentence) -> None:
         """Form a gradient per sentence instead, for all weights in one product."""
         grads = [weight.grads for weight in self.weights]
-        together = grads[0] if len(grads) == 1 else torch.cat(grads, 2)
-        formed = by_sentence(exact_product(together.transpose(1, 2), self.inputs))
-        for weight, part in zip(
-            self.weights, formed.split([g.shape[2] for g in grads], 1), strict=True
-        ):
-            into.add(weight.parameter, part.transpose(1, 2) if weight.inputs_first else part)
-
-
-class StackedProducts(ClipRule):
-    """The products of several layers alike, computed together: few operations, each of them large.
-
-    What a deep, narrow model costs on an accelerator is mostly to start its operations.
-    """
-
-    def __init__(self, layers: Sequence[MatrixProducts]) -> None:
-        self._weights = [layer.weights for layer in layers]
-        self._inputs = torch.stack([layer.inputs for layer in layers])
-        self._grads = [
-            torch.stack([weights[place].grads for weights in self._weights])
-            for place in range(len(self._weights[0]))
-        ]
-
-    def add_products(self, grams: Grams) -> None:
-        for bucket, total in grams.tokens(self._inputs.shape[2]):
-
-            def tokens(
-                values: Tensor, rows: slice = bucket.rows, size: int = total.shape[1]
-            ) -> Tensor:
-                return values[:, rows].reshape(-1, size, values.shape[3])
-
-            outputs = token_gram(tokens(self._grads[0]))
-            for grads in self._grads[1:]:
-                outputs = token_gram(tokens(grads), add_to=outputs)
-            products = token_gram(tokens(self._inputs)).mul_(outputs)
-            total.add_(products.view(-1, *total.shape).sum(0))
-        squares = token_squares(self._inputs)
-        for grads in self._grads:
-            features = self._inputs.shape[-1] + grads.shape[-1]
-            _allow_products(grams, squares, token_squares(grads), features)
-
-    def weighted(self, weights: Tensor) -> Gradients:
-        layers = self._inputs.shape[0]
-        parts = scaled_rows(self._inputs.flatten(0, 1), weights.repeat(layers))
-        inputs = [part.view(layers, -1, part.shape[2]) for part in parts]
-        total = {}
-        for place, stacked in enumerate(self._grads):
-            formed = summed_product(stacked.flatten(1, 2).transpose(1, 2), inputs)
-            if self._weights[0][place].inputs_first:
-                formed = formed.transpose(1, 2)
-            for own, gradient in zip(self._weights, formed.unbind(0), strict=True):
-                total[own[place].parameter] = gradient
-        return total
-
-    def explicit(self, into: Explicit, by_sentence: BySentence) -> None:
-        """Form a gradient per sentence instead, for all layers in one product."""
-        together = self._grads[0] if len(self._grads) == 1 else torch.cat(self._grads, 3)
+        together = grads[0] if len(grads) == 1 else torch.cat(grads, 3)
         layers, rows = together.shape[:2]
-        formed = exact_product(together.flatten(0, 1).transpose(1, 2), self._inputs.flatten(0, 1))
-        block = by_sentence(formed.view(layers, rows, -1).transpose(0, 1)).flatten(1)
-        into.add_side_by_side([w.parameter for own in self._weights for w in own], block)
+        formed = exact_product(together.flatten(0, 1).transpose(1, 2), self.inputs.flatten(0, 1))
+        formed = by_sentence(formed.unflatten(0, (layers, rows)).transpose(0, 1))
+        if layers > 1:
+            parameters = [w.parameters[layer] for layer in range(layers) for w in self.weights]
+            into.add_block(parameters, formed.flatten(1))
+            return
+        parts = formed[:, 0].split([g.shape[3] for g in grads], 1)
+        for weight, part in zip(self.weights, parts, strict=True):
+            part = part.transpose(1, 2) if weight.inputs_first else part
+            into.add(weight.parameters[0], part)
 
 
 class ProductsByUser(MatrixProducts):
     """The same for users of many tokens, whose Grams would cost more than their gradients.
 
     Sentences' norms come from their own small Grams. The users' come from forming each user's
-    clipped sum, one at a time, once the sentences' factors are known.
+    clipped sum, one at a time, once the sentences' factors are known. One layer at a time.
     """
 
     def add_products(self, grams: Grams) -> None:
-        outputs = token_gram(self.weights[0].grads)
-        for weight in self.weights[1:]:
-            outputs = token_gram(weight.grads, add_to=outputs)
-        inputs = token_gram(self.inputs)
+        products = token_gram(self.inputs[0]).mul_(self._output_grams(lambda grads: grads[0]))
         self._allow(grams)
-        each = inputs.shape[1]
-        products = inputs.mul_(outputs).view(-1, 1, each, 1, each)
-        grams.squares.add_(block_sums(products).flatten())
+        tokens = products.shape[1]
+        grams.squares.add_(block_sums(products.view(-1, 1, tokens, 1, tokens)).flatten())
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
-        inputs = scaled_rows(self.inputs, factors)
+        inputs = scaled_rows(self.inputs[0], factors)
         start = 0
         for user, count in enumerate(layout.counts):
             rows = slice(start, start + count)
             start += count
             for weight in self.weights:
-                squares[user] += squared_norms(_formed(weight.grads[rows], inputs, rows).flatten())
+                formed = _formed(weight.grads[0, rows], inputs, rows)
+                squares[user] += squared_norms(formed.flatten())
 
 
 class Lookup(ClipRule):
@@ -314,8 +270,8 @@ class TiedLookup(ClipRule):
         (weight,) = self._head.weights
         for bucket, total in grams.sentences():
             ids = bucket.tokens(self._lookup.ids)
-            out = bucket.tokens(weight.grads)  # gradients of the logits
-            hidden = bucket.tokens(self._head.inputs).float()
+            out = bucket.tokens(weight.grads[0])  # gradients of the logits
+            hidden = bucket.tokens(self._head.inputs[0]).float()
             into = bucket.tokens(self._lookup.grads).float()
             # the head's token t' meets the embedding's token t in the row of t's word
             met = out.gather(2, ids[:, None, :].expand(-1, out.shape[1], -1))
@@ -410,6 +366,8 @@ def summed_product(left: Tensor, parts: Sequence[Tensor]) -> Tensor:
 
 def exact_product(left: Tensor, right: Tensor) -> Tensor:
     """A matrix product, batched or not, summed and returned in float32."""
+    if left.dim() == 3 and len(left) == 1:
+        return exact_product(left[0], right[0])[None]
     if _multiplies_exactly(left) and left.dtype == right.dtype:
         multiply = torch.mm if left.dim() == 2 else torch.bmm
         return multiply(left, right, out_dtype=torch.float32)

@@ -1,8 +1,8 @@
-"""Forms that give themselves away, for the `patterns` detector: one module per kind.
+"""The forms of the `patterns` detector: one module per kind.
 
-A finder takes a text and gives the extents of one form in it, in order and apart from each other.
-Every pattern here is written so that no text makes it slow: repetition is possessive or bounded,
-and no run of characters can be entered at more than a few places.
+A finder returns the extents of one form in a text, in order and disjoint. No text makes a pattern
+slow: repetition is possessive or bounded, and a match can start at only a few places of a run of
+characters.
 """
 
 import re
@@ -15,11 +15,11 @@ Finder = Callable[[str], Iterable[Extent]]
 # Word boundaries. Latin letters and digits only: Chinese or Thai puts no space around numbers.
 BEGIN = r"(?<![0-9A-Za-z])"
 END = r"(?![0-9A-Za-z])"
-# The same where a dash or a point would make it part of a longer number.
+# The same, where a dash or a point before a digit continues the number.
 NUMBER_BEGIN = rf"{BEGIN}(?<![0-9][-.])"
 NUMBER_END = r"(?![0-9A-Za-z]|[-.][0-9])"
 
-# What a found form leaves behind: no pattern matches it, and it bounds words.
+# Replaces the characters of a form that was found: no pattern matches it, and it ends a word.
 BLANK = "\0"
 
 DIGITS = re.compile(r"[0-9]+")
@@ -31,10 +31,10 @@ def finder(
     *,
     gate: str,
 ) -> Finder:
-    """Matches of a verbose pattern; `judge` narrows or refuses each.
+    """A finder of the matches of a verbose pattern; `judge` narrows or rejects each.
 
-    `gate` is found in every text with a match. `re` skips fast to the first character of a gate
-    when that is a plain set, which the patterns cannot begin with: they look behind first.
+    `gate` matches in every text with a match. `re` is fast at finding a gate that begins with a
+    plain character set; the patterns themselves begin with a look-behind.
     """
     compiled, search = re.compile(pattern, re.VERBOSE), re.compile(gate, re.VERBOSE).search
 
@@ -48,16 +48,16 @@ def finder(
 
 
 def cased(words: Iterable[str]) -> str:
-    """Words as alternatives in the three casings people use.
+    """Words as alternatives: in lower case, capitalised, in capitals.
 
-    Spelled out because `re` tells literals apart by their first letter, and not when told to
-    ignore case.
+    Spelled out because `re` chooses among literals by their first letter, but not when it ignores
+    case.
     """
     return "|".join(form for word in words for form in (word, word.capitalize(), word.upper()))
 
 
 class _Plain(dict[int, int]):
-    """A table for `str.translate`, filled as characters are met."""
+    """A table for `str.translate`, filled on demand."""
 
     def __missing__(self, code: int) -> int:
         character = chr(code)

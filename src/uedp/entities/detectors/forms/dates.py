@@ -1,6 +1,6 @@
 """Dates and times of day.
 
-A weekday before a date is a form of its own: "March 12" is then the same entity with and without.
+A weekday before a date is a form of its own, so that "March 12" is the same entity without it.
 """
 
 import re
@@ -16,8 +16,8 @@ _CLOCK = r"T[0-2][0-9]:?[0-5][0-9](?::?[0-5][0-9](?:[.,][0-9]{1,9})?)?(?:Z|[-+][
 
 
 def _numeric(by: str) -> str:
-    """Dates with one separator. It may not go on to another number; a different one may, as in
-    1/2/2024-3/4/2024."""
+    """Dates with one separator, which must not continue to another number; another separator may,
+    as in 1/2/2024-3/4/2024."""
     by = re.escape(by)
     day_month = rf"(?:{_DAY}{by}{_MONTH}|{_MONTH}{by}{_DAY}){by}"
     forms = [rf"{_YEAR}{by}{_MONTH}{by}{_DAY}(?:{_CLOCK})?", rf"{day_month}{_YEAR}"]
@@ -54,7 +54,7 @@ _MONTHS = {
     "december": ("dec",),
 }
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
-# No weekday and no month, long or short, goes without one of these (in lower case).
+# Every weekday and month, long or short, contains one of these (in lower case).
 STEMS = ("nday", "sday", "iday", "rday", *(name[:3] for name in _MONTHS))
 
 _NAMES = cased(name for full, short in _MONTHS.items() for name in (full, *short))

@@ -7,7 +7,7 @@ from uedp.entities.detectors.forms import BEGIN, Extent, finder
 
 
 def _without_punctuation(match: re.Match[str]) -> Extent:
-    """A link without the punctuation of the sentence around it; its own brackets stay."""
+    """A link without the punctuation of its sentence; its own brackets stay."""
     start, end = match.span("link")
     link = match["link"]
     surplus = {close: link.count(close) - link.count(open_) for open_, close in ("()", "[]", "{}")}
@@ -30,8 +30,8 @@ link = finder(
 )
 
 _LABEL = r"[^\W_]++(?:-++[^\W_]++)*+"
-# Without those that are more often the end of a file name (py, md, sh); and those that are words
-# only before a path, for many texts have no space after a full stop.
+# Without those that are more often file suffixes (py, md, sh); those that are words count only
+# before a path, since many texts have no space after a full stop.
 _TOP = (
     "(?:com|org|net|edu|gov|mil|int|info|biz|mobi|io|ai|app|dev|co|tv|eu|uk|de|fr|nl|se|fi|dk|es|"
     "ch|ca|au|nz|jp|cn|kr|br|mx|ar|cl|uy|ru|ua|cz|sk|hu|ro|bg|gr|cy|tr|pt|ie|il|za|sg|hk|tw|th|ph|"
@@ -76,9 +76,9 @@ def _ip6_in_run(match: re.Match[str]) -> Extent | None:
         for candidate in (run, run.removesuffix(":")):
             if not 2 < len(candidate) <= 45:
                 continue
-            # `::` and `a::b` are addresses by the letter of the law, and seldom meant so.
-            telling = any(map(str.isdecimal, candidate)) or candidate.count(":") > 2
-            if telling and _is_address(candidate):
+            # `::` and `a::b` are valid addresses, but seldom meant as such.
+            plausible = any(map(str.isdecimal, candidate)) or candidate.count(":") > 2
+            if plausible and _is_address(candidate):
                 return start, start + len(candidate)
     return None
 

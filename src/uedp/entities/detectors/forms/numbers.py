@@ -1,4 +1,4 @@
-"""Numbers with an owner: bank accounts, cards, national ids, references."""
+"""Personal numbers: bank accounts, cards, national ids, references."""
 
 import re
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ from uedp.entities.detectors.forms import (
 
 @cache
 def _iban_tail(country: str) -> re.Pattern[str] | None:
-    """What follows country and check digits, by the country's registered length."""
+    """The account part after country and check digits, of the country's registered length."""
     structure = numdb.get("iban").info(country)[0][1].get("bban")
     if structure is None:
         return None
@@ -33,7 +33,7 @@ _IBAN_CHECK = re.compile(r"[0-9](?<=[A-Za-z]{2}[0-9])(?<![0-9A-Za-z][A-Za-z]{2}[
 
 
 def ibans(text: str) -> Iterator[Extent]:
-    """IBANs in one piece or in groups; the country says where they end, whatever follows."""
+    """IBANs in one piece or in groups; the country determines their length."""
     position = 0
     while check := _IBAN_CHECK.search(text, position):
         position = check.end()
@@ -43,7 +43,7 @@ def ibans(text: str) -> Iterator[Extent]:
         if match:
             number = text[start : match.end()].replace(" ", "").replace("-", "")
             turned = "".join(str(int(sign, 36)) for sign in number[4:] + number[:4])
-            # The checksum here, at once; `stdnum` also knows the national structure, slowly.
+            # The checksum first: `stdnum` also checks the national structure, but is slow.
             if int(turned) % 97 == 1 and iban.is_valid(number):
                 position = match.end()
                 yield start, position
@@ -61,9 +61,9 @@ def _is_card(number: str) -> bool:
 
 
 def cards(text: str) -> Iterator[Extent]:
-    """Card numbers in runs of digits: printed groups first, or else the run as a whole.
+    """Card numbers in runs of digits: printed groups first, then the run as a whole.
 
-    Groups are looked for inside a longer run, for a card may stand beside another number.
+    Groups are also found inside a longer run, since another number may be adjacent.
     """
     if not _THIRTEEN.search(text):
         return
@@ -72,7 +72,7 @@ def cards(text: str) -> Iterator[Extent]:
             continue
         groups = [match.span() for match in DIGITS.finditer(text, *run.span())]
         lengths = tuple(end - start for start, end in groups)
-        found = False
+        any_card = False
         first = 0
         while first < len(groups):
             taken = 1
@@ -83,16 +83,16 @@ def cards(text: str) -> Iterator[Extent]:
                 start, end = groups[first][0], groups[last - 1][1]
                 if _is_card(text[start:end]):
                     yield start, end
-                    found, taken = True, len(shape)
+                    any_card, taken = True, len(shape)
                     break
             first += taken
         one_separator = len(set(run[0]) & {" ", "-"}) < 2
-        if not found and one_separator and min(lengths) > 1 and _is_card(run[0]):
+        if not any_card and one_separator and min(lengths) > 1 and _is_card(run[0]):
             yield run.span()
 
 
-# The US number; then ids like it that little else looks like: birth numbers of Denmark, Sweden
-# and Latvia, Brazil's CPF, Finland's; and with letters, Britain's NINO, Italy's fiscal code.
+# The US number; then ids of a distinctive form: birth numbers of Denmark, Sweden and Latvia,
+# Brazil's CPF, Finland's; and with letters, Britain's NINO, Italy's fiscal code.
 national_id = finder(
     rf"""{NUMBER_BEGIN} (?: [0-9]{{3}}-[0-9]{{2}}-[0-9]{{4}} | [0-9]{{3}}\ [0-9]{{2}}\ [0-9]{{4}}
     | (?:[0-9]{{2}})?[0-9]{{6}}-[0-9]{{4}} | [0-9]{{3}}\.[0-9]{{3}}\.[0-9]{{3}}-[0-9]{{2}}
@@ -112,7 +112,7 @@ def _if_long(match: re.Match[str]) -> Extent | None:
     if " " in match[0]:
         enough = total >= 12 and set(runs[1:]) != {"000"}
     elif match[0][0].isalpha():
-        # A letter in front says "reference" already, yet A320-200 is not one.
+        # A leading letter suggests a reference, but A320-200 is not one.
         enough = longest >= 6 or total >= 8
     else:
         # 900/1800/1900 are alternatives, 55170-0543 is one number.
@@ -148,7 +148,7 @@ def _if_cued(match: re.Match[str]) -> Extent | None:
     return match.span() if sum(map(str.isdecimal, match["number"])) >= needed else None
 
 
-# The cue is part of what is found: the number alone would not be found elsewhere.
+# The cue is part of the form: the number by itself would not be found elsewhere.
 cued = finder(
     rf"""(?<![^\W_]) (?:{cased(CUES)}) (?![A-Za-z]) \.?
     (?P<marker> \ ?(?: (?i:number|num|no|nr|id|code|ref)(?![A-Za-z])\.? | \# | : ) [:\#]? )?

@@ -1,4 +1,4 @@
-"""Telephone numbers: those written as such, and those that are in use."""
+"""Telephone numbers: recognised by how they are written, or by being in use."""
 
 import re
 from collections.abc import Iterator
@@ -6,14 +6,7 @@ from functools import lru_cache
 
 import phonenumbers
 
-from uedp.entities.detectors.forms import (
-    BEGIN,
-    DIGITS,
-    END,
-    NUMBER_BEGIN,
-    NUMBER_END,
-    Extent,
-)
+from uedp.entities.detectors.forms import BEGIN, DIGITS, END, NUMBER_BEGIN, NUMBER_END, Extent
 
 _WRITTEN = re.compile(
     rf"""(?=[+(0-9]) (?:
@@ -34,8 +27,8 @@ _YEAR = re.compile(r"(?:19|20)[0-9]{2}")
 
 
 def written(text: str) -> Iterator[Extent]:
-    """Numbers that their writing gives away, in use or not: numbering plans change, and no
-    library knows what is dialled inside a company."""
+    """Numbers written like telephone numbers, in use or not: numbering plans change, and no
+    library knows the extensions of a company."""
     for match in _WRITTEN.finditer(text):
         start, end = match.span()
         if match["plus"]:
@@ -59,7 +52,7 @@ def in_use(text: str, region: str) -> Iterator[Extent]:
 
 
 def _looks_dialled(number: str) -> bool:
-    """Whether digits in groups are spaced as people write telephone numbers."""
+    """Whether digits are grouped as in telephone numbers."""
     groups = DIGITS.findall(number)
     shape = [len(group) for group in groups]
     if shape == [2, 2, 2]:
@@ -77,14 +70,14 @@ def _looks_dialled(number: str) -> bool:
 
 
 def _international_end(number: str) -> int:
-    """Where a number with `+` ends, as other numbers may follow it after a space."""
+    """The end of a number with `+`, since other numbers may follow it after a space."""
     # No country's numbers are shorter than seven digits with its code.
     ends = [match.end() for match in DIGITS.finditer(number, 7)][::-1]
     for wanted in (2, 1):
         for end in ends:
             if _rating(number[:end], phonenumbers.UNKNOWN_REGION) >= wanted:
                 return end
-    # No country's, yet written as one: made up or mistyped.
+    # Not a number of any country, but written as one: invented or mistyped.
     return ends[0] if ends and sum(map(str.isdecimal, number)) > 7 else 0
 
 
