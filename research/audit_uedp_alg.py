@@ -83,7 +83,8 @@ def uedp_alg_cases(
         noise *= estimator.deviation  # the code draws with `sigma^2` for a deviation
         method += ", released code"
     plan = plan_of(method="uedp-alg", noise=noise, user_rate=user_rate, entity_rate=ENTITY_RATE)
-    mechanism = Mechanism.of(replace(plan, profile=profile(noise)))
+    multiplier = noise * (user_rate * users + 1)
+    mechanism = replace(Mechanism.of(plan), multiplier=multiplier)
     cases = []
     for target, attacked, worlds in threats(profile(noise), sampling):
         if incidence is not None and entity is not None:

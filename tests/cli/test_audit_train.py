@@ -100,7 +100,7 @@ BAD: dict[str, tuple[list[Any], str]] = {
     "few": ([*LINE, "--users", 3], "users 3: fewer than 20 canaries prove nothing"),
     "method": (
         [*LINE, "--set", "privacy.method=uedp-alg", "--out", "x"],
-        "privacy.method uedp-alg: this audit attacks rotation, user-level, noiseless",
+        "privacy.method uedp-alg: this audit attacks gradients",
     ),
     "not an audit": ([*LINE, "--out", "corpus"], "corpus: exists and is not an audit"),
 }

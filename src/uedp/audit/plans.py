@@ -13,12 +13,16 @@ from uedp.audit.verdict import MechanismAudit, with_noise
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 from uedp.incidence import Incidence
+from uedp.methods import method_named, method_names
 from uedp.progress import SILENT, Progress
 from uedp.training.config import load_config, parse_config
 from uedp.training.plan import Plan, build_plan
 from uedp.training.run_dir import CONFIG
 
-METHODS = ("rotation", "user-level", "uedp-alg")
+
+def auditable_methods() -> list[str]:
+    """The methods with a guarantee."""
+    return [name for name in method_names() if method_named(name).profile_type is not None]
 
 
 def read_plan(path: Path, changes: Sequence[str] = ()) -> tuple[Plan, Incidence]:

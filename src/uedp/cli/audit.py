@@ -80,7 +80,7 @@ def audit_mechanism(
     Also measures how far rounds of the training code move, beside the proven bound. Exits with 1
     if an attack or a round exceeds a proven bound.
     """
-    from uedp.audit.plans import METHODS, audit_plans, plan_of, read_plan
+    from uedp.audit.plans import audit_plans, auditable_methods, plan_of, read_plan
     from uedp.audit.verdict import document
     from uedp.report.audit_plots import mechanism_bounds
 
@@ -104,7 +104,7 @@ def audit_mechanism(
     else:
         if changes:
             raise UserError(f"--set {changes[0]}: changes a config; name one")
-        plans = [plan_of(name, **given) for name in method or METHODS]  # type: ignore[arg-type]
+        plans = [plan_of(name, **given) for name in method or auditable_methods()]  # type: ignore[arg-type]
     audits, measured = audit_plans(
         plans,
         incidence,
