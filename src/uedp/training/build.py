@@ -207,10 +207,10 @@ def _load(config: Config, tokenizer: str | None, labels: int) -> LoadedModel:
 def _task_maker(
     config: Config, loaded: LoadedModel, names: list[str], progress: Progress
 ) -> tuple[Callable[[Texts], tasks.Task], int]:
+    from uedp.training.vectors import encoder_for  # imports Transformers, which takes seconds
+
     max_tokens = min(config.model.max_tokens, loaded.max_tokens)
-    encode = tasks.encode_for(
-        loaded.model, loaded.tokenizer, max_tokens, config.run.vectors, progress
-    )
+    encode = encoder_for(loaded.model, loaded.tokenizer, max_tokens, config.run.vectors, progress)
 
     def make_task(texts: Texts) -> tasks.Task:
         return tasks.build_task(
