@@ -80,10 +80,11 @@ def uedp_alg_cases(
     sampling, method = Sampling(user_rate, ENTITY_RATE), "uedp-alg"
     if released_code:
         estimator = f_e_plus(sampling, weights, _CLIP, noise)
-        noise *= estimator.released_code_deviation / estimator.deviation
+        noise *= estimator.deviation  # the code draws with `sigma^2` for a deviation
         method += ", released code"
     plan = plan_of(method="uedp-alg", noise=noise, user_rate=user_rate, entity_rate=ENTITY_RATE)
-    mechanism = Mechanism.of(replace(plan, profile=profile(noise)))
+    multiplier = noise * (user_rate * users + 1)
+    mechanism = replace(Mechanism.of(plan), multiplier=multiplier)
     cases = []
     for target, attacked, worlds in threats(profile(noise), sampling):
         if incidence is not None and entity is not None:

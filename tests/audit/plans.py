@@ -59,7 +59,8 @@ def many_holders(profile: RotationProfile, holders: int) -> World:
 def mechanism(profile: PrivacyEvent, **privacy) -> Mechanism:
     planned = plan(profile, **privacy)
     if isinstance(profile, UedpAlgProfile):
-        planned = replace(planned, profile=profile)
+        multiplier = profile.noise * (profile.user_rate * profile.users + 1)
+        return replace(Mechanism.of(planned), multiplier=multiplier)
     return Mechanism.of(planned)
 
 

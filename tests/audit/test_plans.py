@@ -4,8 +4,10 @@ import pytest
 
 from uedp.accounting.proven import MissedProfile, epsilon
 from uedp.audit.mechanism import Case, cases
-from uedp.audit.plans import METHODS, plan_of
+from uedp.audit.plans import plan_of
 from uedp.errors import UserError
+
+METHODS = ("rotation", "user-level", "uedp-alg")
 
 
 def all_cases(methods=METHODS, **settings) -> list[Case]:

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from tests.training import worlds
-from uedp.audit.canaries import Canaries, draw
+from uedp.audit.canaries import Canaries, draw_canaries
 from uedp.audit.training import (
     AUDIT,
     CANARIES,
     LEDGER,
     RUN,
-    Attack,
     Finding,
+    RunAttack,
     TrainingAudit,
     audit,
     losses,
@@ -54,7 +54,7 @@ def planted(
 ) -> tuple[Canaries, TrainingData]:
     natural = worlds.training_data(folder / "corpus", held_out=False)
     counts = {"users": 10, "entities": 8, "holders": 3} | options
-    canaries = draw(config, natural, **counts, rng=np.random.default_rng(seed))
+    canaries = draw_canaries(config, natural, **counts, rng=np.random.default_rng(seed))
     (folder / "ledger").mkdir(exist_ok=True)
     return canaries, canaries.plant(natural, folder / "ledger")
 
@@ -118,10 +118,10 @@ def test_words_of_a_large_corpus_are_used(tmp_path: Path) -> None:
     texts = Texts([f"word{i} other{i}" for i in range(700)], [None] * 700)
     owners, none = np.repeat(np.arange(100), 7), np.zeros(0, dtype=np.int64)
     natural = TrainingData(texts, Incidence.build(owners, none, none, 100, 0), tmp_path)
-    found = draw(worlds.config("m"), natural, 20, 20, 2, np.random.default_rng(0))
+    found = draw_canaries(worlds.config("m"), natural, 20, 20, 2, np.random.default_rng(0))
     config = worlds.config("m", privacy__method="noiseless")
     assert found.copies == 4
-    plain = draw(config, natural, 20, 20, 2, np.random.default_rng(0))
+    plain = draw_canaries(config, natural, 20, 20, 2, np.random.default_rng(0))
     assert (plain.copies, plain.mentions) == (7, 7)  # as others have
     known = {word for text in texts.texts for word in text.split()}
     for canary in found.canaries:
@@ -252,14 +252,14 @@ def test_updates_are_those_the_mechanism_makes(saved: Saved, tmp_path: Path, met
 
 
 def test_watching_changes_nothing_and_sees_no_coin(saved: Saved, tmp_path: Path) -> None:
-    """Guarantee of Onlooker: the weights are those of a run that nobody watched. And the evidence
-    does not depend on the coins but through what the rounds gave out."""
+    """Guarantee of WatchedRounds: the weights are those of a run that nobody watched. The evidence
+    depends on the coins only through the output of the rounds."""
     config = worlds.config(saved("llama"), privacy__rounds=2, privacy__seed=1)
     canaries, material = planted(config, tmp_path)
     plain = loop.run(config, tmp_path / "plain", data=material)
     seen = []
     for name, told in (("a", canaries), ("b", with_coins(canaries, np.zeros(18)))):
-        attack = Attack(told, Texts(["the day"], [None]), tmp_path / f"{name}.json", 1)
+        attack = RunAttack(told, Texts(["the day"], [None]), tmp_path / f"{name}.json", 1)
         found = loop.run(config, tmp_path / name, data=material, watch=attack.watch)
         pairs = zip(found.model.parameters(), plain.model.parameters(), strict=True)
         assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
@@ -364,7 +364,7 @@ def test_an_audit_that_was_killed_goes_on(
     )
     natural = worlds.training_data(tmp_path / "corpus", held_out=False)
     options: dict[str, Any] = {
-        "material": natural,
+        "data": natural,
         "users": 20,
         "entities": 0,
         "refresh": 2,
@@ -382,7 +382,7 @@ def test_an_audit_that_was_killed_goes_on(
         audit(config, out, **options)
     monkeypatch.undo()
     coins = (out / CANARIES).read_bytes()
-    with pytest.raises(UserError, match="holds an audit already; add --resume"):
+    with pytest.raises(UserError, match="holds an audit already; continue it with `resume=True`"):
         audit(config, out, **options)
     found = audit(config, out, resume=True, **options)
     assert found is not None
@@ -391,12 +391,16 @@ def test_an_audit_that_was_killed_goes_on(
     said: list[str] = []
     assert audit(config, out, resume=True, say=said.append, **options) == found
     assert said == ["this audit is finished; nothing is left to do"]
-    with pytest.raises(UserError, match="holds an audit already; choose another"):
+    with pytest.raises(UserError, match="holds a finished audit; choose another"):
         audit(config, out, **options)
 
 
 BAD: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "method": ({"privacy__method": "uedp-alg"}, {}, "privacy.method uedp-alg: this audit attacks"),
+    "method": (
+        {"privacy__method": "uedp-alg"},
+        {},
+        "privacy.method uedp-alg: this audit attacks gradients",
+    ),
     "few": ({}, {"users": 7}, "users 7: fewer than 20"),
     "none": ({}, {"users": 0, "entities": 0}, "there is nothing to guess"),
     "holders": ({}, {"holders": 0}, "holders 0"),

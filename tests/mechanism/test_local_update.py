@@ -171,17 +171,16 @@ def plainly(
     total = {n: torch.zeros_like(p) for n, p in model.named_parameters() if p.requires_grad}
     for order, user_weight in zip(orders, user_weights.tolist(), strict=True):
         own = copy.deepcopy(model)
-        for _ in range(steps.passes):
-            for i in range(0, len(order), steps.batch_size):
-                rows = list(order[i : i + steps.batch_size])
-                found = losses(own, {n: t[rows] for n, t in tensors.items()})
-                own.zero_grad()
-                sum(w * v for w, v in zip(weights[rows], found, strict=True)).backward()
-                base = dict((model if steps.from_start else own).named_parameters())
-                with torch.no_grad():
-                    for n, p in own.named_parameters():
-                        if p.grad is not None:
-                            p.copy_(base[n] - steps.rate * p.grad / steps.divisor)
+        for i in range(0, len(order), steps.batch_size):
+            rows = list(order[i : i + steps.batch_size])
+            found = losses(own, {n: t[rows] for n, t in tensors.items()})
+            own.zero_grad()
+            sum(w * v for w, v in zip(weights[rows], found, strict=True)).backward()
+            base = dict((model if steps.from_start else own).named_parameters())
+            with torch.no_grad():
+                for n, p in own.named_parameters():
+                    if p.grad is not None:
+                        p.copy_(base[n] - steps.rate * p.grad / steps.divisor)
         update = {n: own.get_parameter(n).detach() - model.get_parameter(n).detach() for n in total}
         norm = torch.cat([u.flatten() for u in update.values()]).norm()
         factor = user_weight * min(1.0, steps.update_clip / max(float(norm), 1e-300))
@@ -236,7 +235,7 @@ READINGS = {
     "one after the other": STEPS,
     "as printed": Steps(0.05, 2, 1e3, from_start=True),
     "clipped": Steps(0.05, 2, 0.02),
-    "two passes, a mean": Steps(0.05, 3, 0.02, passes=2, divisor=3.0),
+    "a mean": Steps(0.05, 2, 0.02, divisor=2.0),
 }
 
 
@@ -268,19 +267,18 @@ def test_both_ways_in_single(name):
 @given(
     owners=st.lists(st.integers(0, 4), min_size=1, max_size=11),
     batch=st.integers(1, 5),
-    passes=st.integers(1, 2),
     clip=st.sampled_from([1e-3, 0.05, 100.0]),
     at_once=st.sampled_from([1, 2, 64]),
     from_start=st.booleans(),
     tied=st.booleans(),
     seed=st.integers(0, 10**6),
 )
-def test_random_rounds(owners, batch, passes, clip, at_once, from_start, tied, seed):
+def test_random_rounds(owners, batch, clip, at_once, from_start, tied, seed):
     """Guarantee: the sum does not depend on how many users are computed at once."""
     torch.manual_seed(seed)
     model = Net(tied=tied).double()
     orders = [[i for i, owner in enumerate(owners) if owner == user] for user in range(5)]
-    steps = Steps(0.1, batch, clip, passes, divisor=batch, from_start=from_start)
+    steps = Steps(0.1, batch, clip, divisor=batch, from_start=from_start)
     given_ = arguments(sentences(), orders)
     expected = plainly(model, next_token, steps, **given_)
     way = LocalUpdate(model, next_token, steps, users_at_once=at_once)
@@ -602,11 +600,11 @@ def test_users_of_a_large_model_come_one_after_the_other(monkeypatch):
         forwards.add(forward is model)
         return losses(forward, batch)
 
-    for room, alone in ((1 << 20, False), (1 << 10, True)):
-        monkeypatch.setitem(local._ROOM, "cpu", room)
+    for max_bytes, one_by_one in ((1 << 20, False), (1 << 10, True)):
+        monkeypatch.setitem(local._MAX_BYTES, "cpu", max_bytes)
         forwards.clear()
         LocalUpdate(model, watched, STEPS).weighted_sum(**arguments(sentences()))
-        assert forwards == {alone}
+        assert forwards == {one_by_one}
 
 
 # --- orders ---------------------------------------------------------------------------------------
@@ -633,7 +631,6 @@ def test_orders_are_the_users_own_places_shuffled():
         ("rate nan", lambda: Steps(float("nan"), 2, 1.0)),
         ("batch_size 0", lambda: Steps(0.1, 0, 1.0)),
         ("update_clip -1", lambda: Steps(0.1, 2, -1)),
-        ("passes 0", lambda: Steps(0.1, 2, 1.0, passes=0)),
         ("divisor inf", lambda: Steps(0.1, 2, 1.0, divisor=float("inf"))),
         ("users_at_once 0", lambda: LocalUpdate(Net(), next_token, STEPS, users_at_once=0)),
         ("no trainable", lambda: LocalUpdate(Net().requires_grad_(False), next_token, STEPS)),

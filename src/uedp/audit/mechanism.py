@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.bounds import Scores, check_confidence
 from uedp.audit.verdict import Claim, MechanismAudit, judge
 from uedp.audit.worlds import Distribution, World, threats
@@ -29,6 +28,7 @@ from uedp.mechanism.release import Clips
 from uedp.mechanism.sampling import Participants, Uniforms
 from uedp.methods import ClippedMethod
 from uedp.methods.randomness import Randomness
+from uedp.methods.uedp_alg import UedpAlg
 from uedp.progress import SILENT, Meter, Progress
 from uedp.training.plan import Plan
 
@@ -138,6 +138,13 @@ def local_update_draws(plan: Plan, incidence: Incidence) -> Draws:
     return draw
 
 
+DRAWS: dict[type, Callable[[Plan, Incidence], Draws]] = {
+    ClippedMethod: clipped_draws,
+    UedpAlg: local_update_draws,
+}
+"""How the rounds of a type of method are drawn; methods inherit it."""
+
+
 @dataclass(frozen=True)
 class Mechanism:
     """The code under attack, part by part, so that a test can put a broken part in its place.
@@ -148,21 +155,19 @@ class Mechanism:
     plan: Plan
     multiplier: float
     clips: Clips
-    draws: Callable[[Plan, Incidence], Draws] = clipped_draws
+    draws: Callable[[Plan, Incidence], Draws]
     release: Release = noisy_sums
 
     @classmethod
     def of(cls, plan: Plan) -> "Mechanism":
         """The mechanism that a run of this plan uses."""
-        profile = plan.profile
-        if profile is None:
-            raise UserError(f"{plan.config.privacy.method}: has no guarantee to audit")
-        if isinstance(profile, UedpAlgProfile):
-            noise = profile.noise * (profile.user_rate * profile.users + 1)
-            return cls(plan, noise, Clips(1.0, 2.0), local_update_draws)
+        draws = next((DRAWS[kind] for kind in plan.method.__mro__ if kind in DRAWS), None)
+        if plan.profile is None or draws is None:
+            raise UserError(f"{plan.method.name}: has no guarantee to audit by simulation")
         # on numbers nothing is rounded: the adversary is granted the margin for it
         clips = replace(plan.clips, margin=0.0)
-        return cls(replace(plan, clips=clips), plan.noise, clips)
+        multiplier = plan.method.noise_per_update(plan.round_settings)
+        return cls(replace(plan, clips=clips), multiplier, clips, draws)
 
     def seeded(self, seed: int | None) -> "Mechanism":
         """The same with repeatable rounds; without a seed, with fresh ones."""
@@ -342,13 +347,10 @@ class Case:
 
 def cases(plan: Plan) -> list[Case]:
     """A case for every claim of a plan that worlds are known for."""
-    mechanism, privacy = Mechanism.of(plan), plan.config.privacy
-    assert plan.profile is not None  # or there is no mechanism to attack
+    if plan.profile is None:
+        raise UserError(f"privacy.method {plan.method.name}: has no guarantee to audit")
+    claim, delta = plan.method.name, plan.config.privacy.delta
     return [
-        Case(
-            Claim(privacy.method, target, claimed, privacy.rounds, privacy.delta),
-            mechanism,
-            worlds,
-        )
+        Case(Claim(claim, target, claimed, plan.rounds, delta), Mechanism.of(plan), worlds)
         for target, claimed, worlds in threats(plan.profile, plan.sampling)
     ]

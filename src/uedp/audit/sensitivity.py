@@ -25,7 +25,6 @@ from scipy import stats
 from torch import Tensor, nn
 
 from uedp.accounting.divergence import Floats
-from uedp.accounting.proven import UedpAlgProfile
 from uedp.audit.worlds import LARGE, TARGETS, Target
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
@@ -176,8 +175,8 @@ class Sensitivity:
 
 
 def measurable(plan: Plan) -> bool:
-    """Whether the proof rests on how far one user or entity moves a round."""
-    return plan.profile is not None and not isinstance(plan.profile, UedpAlgProfile)
+    """Whether the proof bounds how far one user or entity moves the gradient of a round."""
+    return plan.profile is not None and plan.method.noises_gradients
 
 
 def measure(
@@ -200,9 +199,7 @@ def measure(
       - a shift beyond what Theorem 1 allows for the draws at hand is reported as broken
     """
     if not measurable(plan):
-        raise UserError(
-            f"{plan.config.privacy.method}: its proof does not bound the shift of single rounds"
-        )
+        raise UserError(f"{plan.method.name}: its proof does not bound the shift of single rounds")
     rounds_seed = int(np.random.default_rng(seed).integers(2**62))
     rng = np.random.default_rng(rounds_seed)
     on = "a stress corpus" if incidence is None else "the corpus"
@@ -215,7 +212,9 @@ def measure(
     task = AdversarialTask(incidence.sentences, _WIDTH, _tokens(plan, incidence))
     method = build_method(silent, incidence, LinearModel(_WIDTH), task, nullcontext)
     draws = [_participants(silent, incidence, number) for number in range(scanned)]
-    broken = _selection_faults(silent, incidence, draws)
+    broken = []
+    if issubclass(plan.method, ClippedMethod):
+        broken = _selection_faults(silent, incidence, draws)
     shifts: dict[Target, Shift] = {}
     played = _most_revealing(incidence, draws, rounds)
     with progress.stage("measuring rounds", len(played), "rounds") as meter:
@@ -263,7 +262,11 @@ _CHUNKS = 20  # of a round, about, at most
 
 
 def _participants(plan: Plan, incidence: Incidence, number: int) -> Participants:
-    assert issubclass(plan.method, ClippedMethod)
+    """Who takes part in a round; everyone, where the method does not say."""
+    if not issubclass(plan.method, ClippedMethod):
+        sentences = incidence.user_sentences
+        ones = np.ones(incidence.sentences, dtype=np.int64)
+        return Participants(np.arange(incidence.users), sentences, ones)
     sample = plan.method.sampler(plan.round_settings, incidence)
     randomness = Randomness(plan.config.privacy.seed)
     with randomness.of_round(number, torch.device("cpu")) as (uniforms, key, _):

@@ -1,12 +1,9 @@
 """Attack a training run: canaries in the corpus, one run of the real loop, a bound on its epsilon.
 
-One-run auditing (Steinke, Nasr and Jagielski 2023). What is bounded: the epsilon of the adjacency
-of `docs/privacy.md` section 4, for one canary at a time, the incidence and all other texts held
-fixed. A canary *user* has a few sentences of its own; a canary *entity* is a made-up name in
-sentences that several users hold. Each is in or out by a fair coin of its own, and out means what
-it means there: its texts are emptied, their places in the incidence stay. So the coin of a user
-canary is a step of a user alone, that of an entity canary a step of an entity alone, and a proven
-epsilon, which is for both at once, must exceed the bounds on either.
+One-run auditing (Steinke, Nasr and Jagielski 2023). It bounds the epsilon of the adjacency of
+`docs/privacy.md` section 4, for one canary at a time, the incidence and all other texts held fixed.
+The coin of a user canary is a step of one user, that of an entity canary a step of one entity, and
+a proven epsilon, which is for both at once, must exceed the bounds on either.
 
 The attacker of the *white box* score sees every round's noisy sum, as the proof allows; that of the
 *black box* score sees the losses of the model before and after. Neither sees who was drawn.
@@ -15,71 +12,65 @@ The attacker of the *white box* score sees every round's noisy sum, as the proof
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from pydantic import TypeAdapter
+from torch import nn
 
 from uedp.accounting.divergence import Floats
 from uedp.audit import one_run
-from uedp.audit.canaries import FEWEST, KINDS, Canaries, Kind, draw
+from uedp.audit.bounds import check_confidence
+from uedp.audit.canaries import CANARY_KINDS, FEWEST, Canaries, CanaryKind, draw_canaries
 from uedp.audit.white_box import WhiteBox, sentence_losses
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.files import write_atomically
-from uedp.methods import Gradient
+from uedp.methods import Gradient, SentenceTask, method_named
 from uedp.methods.base import Rounds
+from uedp.models.load import LoadedModel
 from uedp.progress import SILENT, Progress
-from uedp.training import loop, tasks
-from uedp.training import run_dir as folder
-from uedp.training.build import Assembly
+from uedp.training import loop
+from uedp.training.build import Assembly, Say, task_of_run
 from uedp.training.config import Config
 from uedp.training.datasets import Texts, TrainingData, read_training_data
 from uedp.training.outcome import Outcome
-
-METHODS = ("rotation", "user-level", "noiseless")
+from uedp.training.run_dir import IDENTITY
 
 CANARIES, SEEN, AUDIT = "canaries.json", "seen.json", "audit.json"
-RUN, LEDGER = "run", "ledger"  # gone when the audit is there
+RUN, LEDGER = "run", "ledger"  # removed when the audit is finished
 
-Say = Callable[[str], None]
-
-# --- seeing a run --------------------------------------------------------------------------------
+# --- watching a run ------------------------------------------------------------------------------
 
 
-class Onlooker:
-    """A method whose rounds are seen, and otherwise left alone.
+class WatchedRounds:
+    """The rounds of a method, watched by an attacker and otherwise unchanged.
 
     Guarantees:
-      - a round gives out what the method's own round does
+      - a round gives what the method's own round does
     """
 
-    def __init__(self, method: Rounds, attack: "Attack") -> None:
+    def __init__(self, method: Rounds, attack: "RunAttack") -> None:
         self._method, self._attack = method, attack
         self.parameters = method.parameters
+        self.state, self.restore = method.state, method.restore
 
     def round(self, number: int) -> Gradient:
         self._attack.before_round(number)
-        found = self._method.round(number)
-        self._attack.after_round(found)
-        return found
-
-    def state(self) -> dict[str, Tensor]:
-        return self._method.state()
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self._method.restore(state)
+        gradient = self._method.round(number)
+        self._attack.after_round(gradient)
+        return gradient
 
 
-class Attack:
-    """What the attacker learns in the course of a run; kept on disk, so that a run can go on.
+class RunAttack:
+    """What the attacker learns in the course of a run; kept on disk, so that a run can resume.
 
-    What was seen of rounds since it was last kept is lost with the process, which weakens the
-    attack and changes nothing else.
+    Rounds seen since it was last kept are lost if the process is killed, which weakens the attack
+    and changes nothing else.
     """
 
     def __init__(self, canaries: Canaries, others: Texts, path: Path, every: int | None) -> None:
@@ -90,28 +81,30 @@ class Attack:
             self.seen = json.loads(path.read_text())
         self._evidence = np.array(self.seen["evidence"])
 
-    def watch(self, built: Assembly) -> Rounds:
-        """Its method, with rounds that are seen; `built` is as before any round, resumed or not."""
-        plan, model = built.plan, built.model
+    def watch(self, assembly: Assembly) -> Rounds:
+        """The rounds of a run, watched; its weights are those before any round."""
+        plan, model = assembly.plan, assembly.model
         own, others = self._canaries.texts(), self._others
-        task = built.make_task(Texts([*own.texts, *others.texts], [*own.labels, *others.labels]))
-        self._white_box = WhiteBox(plan, built.incidence, model, task, self._canaries, self._every)
+        task = assembly.make_task(Texts([*own.texts, *others.texts], [*own.labels, *others.labels]))
+        self._white_box = WhiteBox(
+            plan, assembly.incidence, model, task, self._canaries, self._every
+        )
         self.seen |= {
-            "longest": built.max_tokens,
+            "longest": assembly.max_tokens,
             "before": losses(model, task, len(own.texts)).tolist(),
             "proven": plan.epsilon if math.isfinite(plan.epsilon) else None,
             "noise": plan.noise,
         }
-        return Onlooker(built.method, self)
+        return WatchedRounds(assembly.method, self)
 
     def before_round(self, number: int) -> None:
         assert self._white_box is not None
         if self._white_box.before_round(number):
             self.keep()
 
-    def after_round(self, found: Gradient) -> None:
+    def after_round(self, gradient: Gradient) -> None:
         assert self._white_box is not None
-        self._evidence += self._white_box.after_round(found.values)
+        self._evidence += self._white_box.after_round(gradient.values)
         self.seen["rounds"] += 1
 
     def keep(self) -> None:
@@ -120,31 +113,31 @@ class Attack:
 
 
 @torch.no_grad()
-def losses(model: nn.Module, task: tasks.Task, count: int) -> Floats:
+def losses(model: nn.Module, task: SentenceTask, count: int) -> Floats:
     """The loss of each of the first `count` sentences, without dropout."""
     with evaluating(model):
         parts = [
             sentence_losses(model, task, np.arange(start, min(start + 32, count)))
             for start in range(0, count, 32)
         ]
-    found: Floats = torch.cat(parts).double().cpu().numpy()
-    return found
+    values: Floats = torch.cat(parts).double().cpu().numpy()
+    return values
 
 
-# --- the audit -----------------------------------------------------------------------------------
+# --- results -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What guessing one kind of canary by one score proved.
+    """The result of guessing one kind of canary by one score.
 
     `epsilon` is the lower bound, and `alarm` the one with a confidence shared among all findings of
-    an audit; `most` is what so many canaries prove if all are guessed right, so that no larger
-    claim can be refuted. `claim` is what bounds are held against (None: nothing was claimed).
-    `scores` and `inside` are of all canaries of the kind, those `shown` to the attacker included.
+    an audit; `most` is the largest epsilon that so many canaries can prove, if all are guessed
+    right. `claim` is the epsilon that bounds are held against, if any. `scores` and `inside` are of
+    all canaries of the kind, including those `shown` to the attacker.
     """
 
-    kind: Kind
+    kind: CanaryKind
     score: str
     canaries: int
     guesses: int
@@ -172,18 +165,13 @@ class Finding:
         return "above the claim; repeat" if self.epsilon > self.claim else "not refuted"
 
 
-def covers(method: str) -> tuple[Kind, ...]:
-    """User-level privacy says nothing of an entity that several users mention."""
-    return ("user",) if method == "user-level" else KINDS
-
-
 @dataclass(frozen=True)
 class TrainingAudit:
-    """What an attack on a training run found. Each bound holds with `confidence` on its own.
+    """The result of an attack on a training run. Each bound holds with `confidence` on its own.
 
-    `proven` is the plan's epsilon (None: there is none that is finite); with `privacy.seed`, what
-    would hold were the seed a secret, as it is to the attacker. `rounds_seen` falls short of
-    `rounds` where the process was killed on the way.
+    `proven` is the plan's epsilon (None: not finite); with `privacy.seed`, what would hold were the
+    seed a secret, as it is to the attacker. `rounds_seen` is below `rounds` if the process was
+    killed on the way.
     """
 
     method: str
@@ -200,13 +188,13 @@ class TrainingAudit:
     findings: tuple[Finding, ...]
 
     @property
-    def covers(self) -> tuple[Kind, ...]:
-        """Of which canaries the proven epsilon speaks."""
-        return covers(self.method)
+    def covers(self) -> tuple[CanaryKind, ...]:
+        """The kinds of canaries that the proven epsilon covers."""
+        return covered_kinds(self.method)
 
     @property
     def refuted(self) -> bool:
-        """Whether a claim was seen to be wrong; a false alarm has a chance of `1 - confidence`."""
+        """Whether a claim was refuted; a false alarm has a probability of `1 - confidence`."""
         return any(finding.refutes for finding in self.findings)
 
     def to_json(self) -> str:
@@ -214,19 +202,23 @@ class TrainingAudit:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainingAudit":
-        values = json.loads(text)
-        rows: list[dict[str, Any]] = [
-            {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()}
-            for row in values.pop("findings")
-        ]
-        return cls(findings=tuple(Finding(**row) for row in rows), **values)
+        return TypeAdapter(cls).validate_json(text)
+
+
+def covered_kinds(method: str) -> tuple[CanaryKind, ...]:
+    """A guarantee for users only says nothing of an entity that several users mention."""
+    profile = method_named(method).profile_type
+    return ("user",) if profile is not None and not profile.protects_entities else CANARY_KINDS
+
+
+# --- the audit -----------------------------------------------------------------------------------
 
 
 def audit(
     config: Config,
     out: Path,
     *,
-    material: TrainingData | None = None,
+    data: TrainingData | None = None,
     users: int = 200,
     entities: int = 100,
     holders: int = 3,
@@ -241,44 +233,46 @@ def audit(
 ) -> TrainingAudit | None:
     """Train once by a config with canaries in the corpus, and bound the epsilon of the run.
 
-    `claimed` is the epsilon to hold the bounds against; by default that of the plan. `references`
-    is of how many texts of the corpus the white box knows the gradients: the more, the better it
-    tells canaries from the others. `refresh` is after how many rounds gradients are computed anew,
-    by default a twentieth of them. Both cost time and nothing else.
-    None is returned if the run was stopped (Ctrl-C); `resume` goes on with it. `seed` decides over
-    canaries and coins; the run has `privacy.seed`.
+    Returns None if the run was stopped (Ctrl-C); `resume=True` continues it.
+
+    Args:
+        data: stands in for the corpora that the config names.
+        claimed: the epsilon to hold the bounds against; by default that of the plan.
+        seed: of canaries and coins; the run has `privacy.seed`.
+        references: how many texts of the corpus the white box computes gradients of. More of them
+            tell canaries from the others better, and take longer.
+        refresh: after how many rounds gradients are recomputed; by default a twentieth of them.
 
     Guarantees:
       - the rounds are those of `loop.run` on the corpus with the canaries in it
-      - if the plan's epsilon holds, each bound exceeds it with a chance of `1 - confidence` at
-        most, and with that chance at most any claim is refuted
+      - if the plan's epsilon holds, each bound exceeds it with a probability of `1 - confidence`
+        at most, and with that probability at most any claim is refuted
       - nothing is entered in the ledger of the corpus, and in the end the model is removed: it was
-        trained on the corpus beside its ledger
+        trained on the corpus without an entry in its ledger
       - resuming a finished audit does nothing
     """
     _check(config, users, entities, holders, claimed, confidence)
     if (out / AUDIT).is_file():
         if not resume:
-            raise UserError(f"{out}: holds an audit already; choose another --out")
+            raise UserError(f"{out}: holds a finished audit; choose another `out=...`")
         say("this audit is finished; nothing is left to do")
-        _clear(out)
+        _remove_run(out)
         return TrainingAudit.from_json((out / AUDIT).read_text())
-    begun = (out / CANARIES).is_file()
-    if begun and not resume:
-        raise UserError(f"{out}: holds an audit already; add --resume to go on with it")
-    if resume and not begun:
-        raise UserError(f"{out}: holds no audit to resume; leave out --resume")
-    material = material or read_training_data(config)
+    started = (out / CANARIES).is_file()
+    if started and not resume:
+        raise UserError(f"{out}: holds an audit already; continue it with `resume=True`")
+    if resume and not started:
+        raise UserError(f"{out}: holds no audit to resume; leave out `resume=True`")
+    data = data or read_training_data(config)
     rng = np.random.default_rng(seed)
-    if begun:
+    if started:
         canaries = Canaries.from_json((out / CANARIES).read_text())
     else:
         if out.exists() and any(out.iterdir()):
-            raise UserError(f"{out}: exists and is not an audit; choose another --out")
-        canaries = draw(config, material, users, entities, holders, rng)
-    others = _references(material.train, references, rng)
-    attack = Attack(canaries, others, out / SEEN, refresh)
-    planted = canaries.plant(material, out / LEDGER)
+            raise UserError(f"{out}: exists and is not an audit; choose another `out=...`")
+        canaries = draw_canaries(config, data, users, entities, holders, rng)
+    attack = RunAttack(canaries, _references(data.train, references, rng), out / SEEN, refresh)
+    planted = canaries.plant(data, out / LEDGER)
     planted.ledger.mkdir(parents=True, exist_ok=True)
     write_atomically(out / CANARIES, canaries.to_json())
     try:
@@ -286,22 +280,22 @@ def audit(
             config,
             out / RUN,
             data=planted,
-            resume=resume and (out / RUN / folder.IDENTITY).is_file(),
+            resume=resume and (out / RUN / IDENTITY).is_file(),
             progress=progress,
             say=say,
             watch=attack.watch,
         )
     except UserError:
-        if not begun:  # what is refused leaves nothing behind
-            _remove(out)
+        if not started:  # a refused run leaves nothing behind
+            _remove_all(out)
         raise
     attack.keep()
     if not outcome.finished:
         return None
-    found = _findings(config, canaries, attack.seen, outcome, claimed, confidence)
-    write_atomically(out / AUDIT, found.to_json())
-    _clear(out)
-    return found
+    result = _result(config, canaries, attack.seen, outcome, claimed, confidence)
+    write_atomically(out / AUDIT, result.to_json())
+    _remove_run(out)
+    return result
 
 
 def _check(
@@ -312,9 +306,13 @@ def _check(
     claimed: float | None,
     confidence: float,
 ) -> None:
-    method = config.privacy.method
-    if method not in METHODS:
-        raise UserError(f"privacy.method {method}: this audit attacks {', '.join(METHODS)}")
+    method = method_named(config.privacy.method)
+    local_updates = method.profile_type is not None and not method.noises_gradients
+    if local_updates or method.deidentifies:
+        raise UserError(
+            f"privacy.method {method.name}: this audit attacks gradients of the corpus as it is, "
+            "not local updates or replaced texts"
+        )
     if config.vocabulary.source == "corpus":
         raise UserError(
             "vocabulary.source corpus: no guarantee covers the words, so none can be audited"
@@ -325,38 +323,37 @@ def _check(
     if not users + entities:
         raise UserError("users 0, entities 0: there is nothing to guess; plant some canaries")
     if holders < 1:
-        raise UserError(f"holders {holders}: someone has to mention an entity")
+        raise UserError(f"holders {holders}: an entity needs at least one holder")
     if claimed is not None and not claimed >= 0:
         raise UserError(f"claimed {claimed}: an epsilon is not negative")
-    if not 0 < confidence < 1:
-        raise UserError(f"confidence {confidence}: must lie between 0 and 1")
+    check_confidence(confidence)
 
 
 def _references(train: Texts, count: int, rng: np.random.Generator) -> Texts:
-    """Some texts of the corpus, each once."""
+    """Some distinct texts of the corpus."""
     labels = {text: train.labels[place] for place, text in enumerate(train.texts) if text.strip()}
     texts = sorted(labels)
     chosen = [texts[place] for place in rng.permutation(len(texts))[:count]]
-    chosen.sort(key=len)  # those computed together need little padding
+    chosen.sort(key=len)  # those of a batch need little padding
     return Texts(chosen, [labels[text] for text in chosen])
 
 
-def _clear(out: Path) -> None:
+def _remove_run(out: Path) -> None:
     """Remove the run and its ledger."""
     for name in (RUN, LEDGER):
         shutil.rmtree(out / name, ignore_errors=True)
 
 
-def _remove(out: Path) -> None:
-    """Remove all of an audit, and the folder if nothing else is in it."""
-    _clear(out)
+def _remove_all(out: Path) -> None:
+    """Remove an audit, and its directory if nothing else is in it."""
+    _remove_run(out)
     for name in (CANARIES, SEEN):
         (out / name).unlink(missing_ok=True)
     if out.is_dir() and not any(out.iterdir()):
         out.rmdir()
 
 
-def _findings(
+def _result(
     config: Config,
     canaries: Canaries,
     seen: Mapping[str, Any],
@@ -364,37 +361,30 @@ def _findings(
     claimed: float | None,
     confidence: float,
 ) -> TrainingAudit:
-    meaning = getattr(outcome.model.config, "id2label", None) or {}
-    own = canaries.texts()
-    task = tasks.build_task(
-        config.task.kind,
-        own.texts,
-        own.labels,
-        [meaning[number] for number in sorted(meaning)],
-        outcome.tokenizer,
-        int(seen["longest"]),
-    )
-    after = losses(outcome.model, task, len(own.texts))
+    trained = LoadedModel(outcome.model, outcome.tokenizer, int(seen["longest"]))
+    task = task_of_run(config, trained, canaries.texts())
+    after = losses(outcome.model, task, len(canaries.canaries))
     scores = {
         "white box": np.array(seen["evidence"]),
         "black box": np.nan_to_num(np.array(seen["before"]) - after),
     }
-    proven, delta = seen["proven"], config.privacy.delta
+    method, delta, proven = config.privacy.method, config.privacy.delta, seen["proven"]
     claim = proven if claimed is None else claimed
     inside = np.array([canary.inside for canary in canaries.canaries])
     shown = np.array([canary.shown for canary in canaries.canaries])
-    kinds = [kind for kind in KINDS if len(canaries.of(kind))]
-    shared = len(kinds) * len(scores)
+    kinds = [kind for kind in CANARY_KINDS if len(canaries.of(kind))]
+    among = len(kinds) * len(scores)
     findings = []
     for kind in kinds:
         rows = canaries.of(kind)
-        told, asked = rows[shown[rows]], rows[~shown[rows]]
+        tuned, guessed = rows[shown[rows]], rows[~shown[rows]]
         for name, values in scores.items():
-            how = one_run.choose_cuts(values[told], inside[told], len(asked), confidence)
+            cuts = one_run.choose_cuts(values[tuned], inside[tuned], len(guessed), confidence)
             bound, strict = (
-                one_run.prove(how, values[asked], inside[asked], delta, level)
-                for level in (confidence, 1 - (1 - confidence) / shared)
+                one_run.prove(cuts, values[guessed], inside[guessed], delta, level)
+                for level in (confidence, 1 - (1 - confidence) / among)
             )
+            number = len(guessed)
             findings.append(
                 Finding(
                     kind=kind,
@@ -402,18 +392,18 @@ def _findings(
                     **asdict(bound),
                     alarm=strict.epsilon,
                     most=one_run.lower_bound(
-                        len(asked), len(asked), len(asked), delta, confidence, number_fixed=False
+                        number, number, number, delta, confidence, number_fixed=False
                     ),
-                    claim=claim if kind in covers(config.privacy.method) else None,
-                    guessed_in_above=how.high if math.isfinite(how.high) else None,
-                    guessed_out_up_to=how.low if math.isfinite(how.low) else None,
+                    claim=claim if kind in covered_kinds(method) else None,
+                    guessed_in_above=cuts.high if math.isfinite(cuts.high) else None,
+                    guessed_out_up_to=cuts.low if math.isfinite(cuts.low) else None,
                     scores=tuple(values[rows].tolist()),
                     inside=tuple(inside[rows].tolist()),
                     shown=tuple(shown[rows].tolist()),
                 )
             )
     return TrainingAudit(
-        method=config.privacy.method,
+        method=method,
         rounds=config.privacy.rounds,
         rounds_seen=seen["rounds"],
         delta=delta,

@@ -12,10 +12,10 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.accounting.divergence import Floats
-from uedp.audit.canaries import KINDS, Canaries, Kind
+from uedp.audit.canaries import CANARY_KINDS, Canaries, CanaryKind
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence, Ints
-from uedp.training import tasks
+from uedp.methods import SentenceTask
 from uedp.training.plan import Plan
 
 
@@ -26,7 +26,7 @@ class Gradients:
     then weaker, and no less valid.
     """
 
-    def __init__(self, model: nn.Module, task: tasks.Task, rows: int) -> None:
+    def __init__(self, model: nn.Module, task: SentenceTask, rows: int) -> None:
         self._model, self._task, self._rows = model, task, rows
         self._trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         first = next(iter(self._trained.values()))
@@ -106,12 +106,12 @@ class Gradients:
         return torch.cat([part.flatten() for part in filled])
 
 
-def sentence_losses(model: nn.Module, task: tasks.Task, rows: Ints) -> Tensor:
+def sentence_losses(model: nn.Module, task: SentenceTask, rows: Ints) -> Tensor:
     """The loss of each of these sentences, each in a row of its own."""
     return task.sentence_losses(model, _batch(task, rows, next(model.parameters()).device))
 
 
-def _batch(task: tasks.Task, rows: Ints, device: torch.device) -> dict[str, Tensor]:
+def _batch(task: SentenceTask, rows: Ints, device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in task.batch(rows).items()}
 
 
@@ -179,32 +179,32 @@ class WhiteBox:
         plan: Plan,
         incidence: Incidence,
         model: nn.Module,
-        task: tasks.Task,
+        task: SentenceTask,
         canaries: Canaries,
         every: int | None = None,
     ) -> None:
         self._plan, self._canaries = plan, canaries
         self._every = every or max(1, plan.rounds // _REFRESHES)
         self._gradients = Gradients(model, task, len(task.lengths))
-        self._clipped = plan.config.privacy.method != "noiseless"
-        # what a round gives out is divided by so much
+        self._clipped = plan.profile is not None
+        # what the output of a round was divided by
         self._divisor = (
             plan.expected_users if self._clipped else plan.sampling.user_rate * incidence.sentences
         )
-        self._laws = {kind: self._law(kind) for kind in KINDS}
+        self._laws = {kind: self._law(kind) for kind in CANARY_KINDS}
         self._updates: tuple[Tensor, float] | None = None
         self._decoder: Decoder | None = None
 
-    def _law(self, kind: Kind) -> dict[int, float]:
+    def _law(self, kind: CanaryKind) -> dict[int, float]:
         """How often a canary that is in takes part in a round, and with which chance."""
-        privacy = self._plan.config.privacy
-        rate = privacy.user_rate
-        if kind == "entity" and privacy.method != "rotation":
+        profile, sampling = self._plan.profile, self._plan.sampling
+        rate, lent = sampling.user_rate, profile is not None and profile.protects_entities
+        if kind == "entity" and not lent:
             times = np.arange(self._canaries.holders + 1)
             chances = np.asarray(stats.binom.pmf(times, self._canaries.holders, rate))
             return dict(zip(times.tolist(), chances.tolist(), strict=True))
         if kind == "entity":  # lent to one of its holders
-            rate *= privacy.entity_rate
+            rate *= sampling.entity_rate
         return {0: 1 - rate, 1: rate}
 
     def before_round(self, number: int) -> bool:
@@ -222,7 +222,7 @@ class WhiteBox:
             self._decoder = self._decoder_for(released)
         estimates, deviations = self._decoder.read(released), self._decoder.deviation
         found = np.zeros(len(self._canaries.canaries))
-        for kind in KINDS:
+        for kind in CANARY_KINDS:
             if len(own := self._canaries.of(kind)):
                 found[own] = evidence(estimates[own], deviations[own], self._laws[kind])
         return found

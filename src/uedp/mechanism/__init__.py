@@ -1,1 +1,1 @@
-"""One private round: draw, lend, select, clip twice, add noise."""
+"""One private round: draw users, lend entities, select sentences, clip twice, add noise."""

@@ -1,7 +1,7 @@
-"""ChaCha20's key stream in PyTorch's integer operations, on whatever device the tensors are.
+"""ChaCha20's key stream in PyTorch's integer operations, on any device.
 
-For noise that is made where the sums lie: on an accelerator a cipher of the host would send every
-value over the bus. `noise_kernel` does the same in one kernel, and is tested against this.
+Noise for sums on an accelerator is made there: the host's cipher would send every value over the
+bus. `noise_kernel` does the same in one kernel, and is tested against this.
 
 The state is that of RFC 8439, but for the counter: it has 64 bits, as in Bernstein's original, so
 that the first of the RFC's three nonce words is its upper half. A key is used for one release, so
@@ -18,7 +18,7 @@ _LAST = 2**63  # blocks that a signed 64-bit integer can count
 
 
 def key_of(secret: bytes, device: torch.device | str = "cpu") -> Tensor:
-    """A key of 32 bytes as the words `blocks` takes."""
+    """A key of 32 bytes as the words that `blocks` takes."""
     return torch.frombuffer(bytearray(secret), dtype=torch.int32).to(device)
 
 
@@ -41,12 +41,12 @@ def blocks(key: Tensor, first: int, count: int, nonce: tuple[int, int] = (0, 0))
       - counters that do not fit are refused, never used again
     """
     if not 0 <= first <= _LAST - count:
-        raise ValueError(f"block {first}: ChaCha20's counter ends; take another key")
+        raise ValueError(f"block {first}: beyond ChaCha20's counter; take another key")
     start = torch.empty(16, count, dtype=torch.int32, device=key.device)
     counters = torch.arange(count, dtype=torch.int64, device=key.device).add_(first)
     start[:4] = torch.tensor(_CONSTANTS, dtype=torch.int32, device=key.device)[:, None]
     start[4:12] = key[:, None]
-    start[12] = counters  # the lower half: what does not fit is cut off
+    start[12] = counters  # the lower half: the upper bits are cut off
     start[13] = counters.bitwise_right_shift_(32)
     start[14:] = torch.tensor(nonce, dtype=torch.int64, device=key.device)[:, None]
     a, b, c, d = (rows.clone() for rows in start.view(4, 4, count))

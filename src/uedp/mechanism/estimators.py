@@ -1,14 +1,13 @@
-"""UeDP-Alg's estimators f_E and f_E+ and the noise the paper adds to them.
+"""UeDP-Alg's sampling, its estimators f_E and f_E+, and the noise the paper adds to them.
 
 `docs/privacy.md` section 2. A round's weighted sum of clipped updates is divided by its expected
 weight, and noise is scaled to the paper's lemma. What that noise proves is another matter:
-`uedp.accounting.proven.UedpAlgProfile`.
+`uedp.accounting.proven`.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints, Rows
@@ -54,7 +53,7 @@ def draw_uedp_alg(
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """How much each user, each detected entity, and every extended entity counts.
+    """The weight of each user, each detected entity, and every extended entity.
 
     Guarantees:
       - every weight lies in 0..1
@@ -66,51 +65,30 @@ class Weights:
     extended_count: int
 
     @classmethod
-    def of(
-        cls,
-        incidence: Incidence,
-        user_cap: float = 1.0,
-        entity_cap: float = 1.0,
-        extended_cap: float = 1.0,
-    ) -> "Weights":
+    def of(cls, incidence: Incidence, user_cap: float = 1.0, entity_cap: float = 1.0) -> "Weights":
         """`min(n / cap, 1)`, with `n` the sentences of a user, or those that mention an entity.
 
-        An extended entity is one sentence, so its `n` is 1. (The paper's words, "the number of
+        An extended entity is one sentence and weighs 1. (The paper's words, "the number of
         sensitive entities in S", read otherwise; its code has weight 1.) With caps of 1, all that
         have a sentence weigh 1.
         """
-        for name, cap in (("user", user_cap), ("entity", entity_cap), ("extended", extended_cap)):
+        for name, cap in (("user", user_cap), ("entity", entity_cap)):
             if not 0 < cap < float("inf"):
                 raise UserError(f"{name} cap {cap}: must be above 0 and finite")
         return cls(
-            _capped(incidence.user_sentences.counts, user_cap),
-            _capped(incidence.entity_sentences.counts, entity_cap),
-            min(1 / extended_cap, 1.0),
+            np.minimum(incidence.user_sentences.counts / user_cap, 1.0),
+            np.minimum(incidence.entity_sentences.counts / entity_cap, 1.0),
+            1.0,
             int(incidence.extended.sum()),
         )
-
-    @property
-    def all_users(self) -> float:
-        """`W_u`."""
-        return float(self.users.sum())
-
-    @property
-    def all_entities(self) -> float:
-        """`W_e`."""
-        return float(self.entities.sum())
-
-    @property
-    def all_extended(self) -> float:
-        """`W_s`."""
-        return self.extended * self.extended_count
 
 
 @dataclass(frozen=True, eq=False)
 class Estimator:
     """f_E+, or f_E where the extended rate is 0: `sum_u w_u update_u / denominator`, plus noise.
 
-    `noise` is the paper's `z`, `update_clip` its `beta`. What the weights and `|U|` reveal of the
-    incidence is not protected; in the adjacency that is proven, they are fixed.
+    `noise` is the paper's `z`, `update_clip` its `beta`. The weights and `|U|` reveal something of
+    the incidence, which is not protected; in the adjacency that is proven, they are fixed.
 
     Guarantees:
       - the denominator scales signal and noise alike: it does not change how private a round is
@@ -136,7 +114,7 @@ class Estimator:
             )
 
     def draw(self, incidence: Incidence, rng: Uniforms) -> WeightedParticipants:
-        """Who takes part in a round, by this estimator's rates and weights."""
+        """The participants of a round, by this estimator's rates and weights."""
         weights = self.weights
         return draw_uedp_alg(incidence, self.sampling, rng, weights.entities, weights.extended)
 
@@ -144,9 +122,9 @@ class Estimator:
     def denominator(self) -> float:
         """`q_u W_u (q_e W_e + q_s W_s)`."""
         rates, weights = self.sampling, self.weights
-        entities = rates.entity_rate * weights.all_entities
-        extended = rates.extended_rate * weights.all_extended
-        return rates.user_rate * weights.all_users * (entities + extended)
+        entities = rates.entity_rate * float(weights.entities.sum())
+        extended = rates.extended_rate * weights.extended * weights.extended_count
+        return rates.user_rate * float(weights.users.sum()) * (entities + extended)
 
     @property
     def noise_in_updates(self) -> float:
@@ -163,15 +141,6 @@ class Estimator:
         """Standard deviation of the noise, `sigma`, for the sum over the denominator."""
         return self.deviation_of_sum / self.denominator
 
-    @property
-    def released_code_deviation(self) -> float:
-        """What the released code draws with: `sigma^2`, mistaken for a deviation.
-
-        Only for audits. On the paper's corpora it is smaller than `sigma` by orders of magnitude,
-        and no epsilon is stated for it.
-        """
-        return self.deviation**2
-
 
 def f_e_plus(sampling: Sampling, weights: Weights, update_clip: float, noise: float) -> Estimator:
     """Trains on sampled detected entities and on sampled sentences without any."""
@@ -179,9 +148,5 @@ def f_e_plus(sampling: Sampling, weights: Weights, update_clip: float, noise: fl
 
 
 def f_e(sampling: Sampling, weights: Weights, update_clip: float, noise: float) -> Estimator:
-    """Trains on detected entities only: f_E+ at an extended rate of 0, whatever was asked for."""
+    """Trains on detected entities only: f_E+ at an extended rate of 0."""
     return Estimator(replace(sampling, extended_rate=0.0), weights, update_clip, noise)
-
-
-def _capped(counts: npt.NDArray[np.integer], cap: float) -> Floats:
-    return np.minimum(np.asarray(counts, dtype=np.float64) / cap, 1.0)

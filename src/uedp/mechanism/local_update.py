@@ -1,10 +1,10 @@
-"""UeDP-Alg's Local-Update: several steps on a user's sentences, the whole way clipped as one.
+"""UeDP-Alg's Local-Update: several steps on a user's sentences, clipped as one update.
 
 `docs/privacy.md` section 2; Alg. 1 of the paper, lines 20-29. A user starts from the server's
-weights, steps through its sentences in batches, and hands in how far it came. An update points
-the way the weights moved, so the server *adds* the sum (Alg. 1, line 15).
+weights, steps through its sentences in batches, and hands in the difference. An update points the
+way the weights moved, so the server *adds* the sum (Alg. 1, line 15).
 
-Two ways to compute the same sum. One user after the other works for any model. Where
+The same sum is computed in one of two ways. Users one after the other works for any model. Where
 `torch.func.vmap` can transform the model, users take their steps side by side, each with its own
 copy of the trainable weights.
 """
@@ -40,18 +40,17 @@ class Steps:
 
     A batch's direction is the weighted sum of its sentences' gradients over `divisor`. Alg. 1 has
     the plain sum; `divisor=batch_size` makes it a mean over a full batch. It is the same for
-    every batch, so that a sentence counts alike in a full batch and in a last, smaller one.
+    every batch, so that a sentence counts the same in a full batch and in a last, smaller one.
 
     Alg. 1 steps from the start in every batch, `theta <- theta0 - eta * direction`, so that only
     the last batch's step is handed in. `from_start=True` is that line as printed; by default a
-    step goes on from where the one before it ended. There is no momentum and no weight decay: a
-    user whose sentences are emptied must stay where it is.
+    step continues from the previous one. There is no momentum and no weight decay: a user whose
+    sentences are emptied must stay where it is.
     """
 
     rate: float
     batch_size: int
     update_clip: float
-    passes: int = 1
     divisor: float = 1.0
     from_start: bool = False
 
@@ -59,14 +58,11 @@ class Steps:
         for name in ("rate", "update_clip", "divisor"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise UserError(f"{name} {getattr(self, name)}: must be above 0 and finite")
-        for name in ("batch_size", "passes"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)}: must be at least 1")
+        if self.batch_size < 1:
+            raise UserError(f"batch_size {self.batch_size}: must be at least 1")
 
     def batches(self, order: Ints) -> list[Ints]:
-        """What a user steps through: its sentences split once, then pass after pass."""
-        split = [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
-        return split * self.passes
+        return [order[i : i + self.batch_size] for i in range(0, len(order), self.batch_size)]
 
 
 @dataclass(frozen=True)
@@ -87,14 +83,15 @@ def shuffled(sentences: Rows, rng: Uniforms) -> list[Ints]:
 class LocalUpdate:
     """Computes weighted sums of local updates for one model.
 
-    `users_at_once` bounds the memory of the batched way (three copies of the trainable weights
-    for each, and activations); what the weights' copies allow is kept to anyhow. With one at a
-    time, as for large models, and with `batched=False`, one user comes after the other.
-
     Batching fails where a model decides by looking at its data, as Transformers does when
     `attention_mask` has two dimensions, and where `sentence_losses` enters `torch.autocast`.
     Causal models padded on the right need no mask, encoders take an additive one of four
     dimensions, and autocast may go around `weighted_sum`.
+
+    Args:
+        batched: False computes one user after the other.
+        users_at_once: bounds the memory of batching (three copies of the trainable weights per
+            user, and activations), in addition to the limit by the size of the weights.
 
     Guarantees:
       - both ways and every `users_at_once` give the same sum, up to rounding
@@ -117,16 +114,14 @@ class LocalUpdate:
                 raise UserError(
                     f"layer {name} ({type(module).__name__}) mixes sentences; replace it"
                 )
-        self._model = model
-        self._losses = sentence_losses
-        self._steps = steps
+        self._model, self._losses, self._steps = model, sentence_losses, steps
         self._trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._trainable:
             raise UserError("the model has no trainable parameters; unfreeze some")
         if users_at_once is not None and users_at_once < 1:
             raise UserError(f"users_at_once {users_at_once}: must be at least 1")
-        fitting = _fitting([*self._trainable.values()])
-        self._users_at_once = min(users_at_once or fitting, fitting)
+        most = _most_users([*self._trainable.values()])
+        self._users_at_once = min(users_at_once or most, most)
         self.batched = batched
 
     def weighted_sum(
@@ -138,15 +133,17 @@ class LocalUpdate:
     ) -> UpdateSum:
         """`sum_u w_u clip_beta(theta_u - theta_0)` over the users of a round.
 
-        `tensors` hold all sentences of the round, padded, one per row, and `weights` how much
-        each counts; `orders[u]` are the rows of user `u` as it steps through them, and
-        `user_weights[u]` is its `w_u`. An order must not depend on the text.
+        Args:
+            tensors: all sentences of the round, padded, one per row.
+            orders: the rows of each user, in the order of its steps; it must not depend on text.
+            weights: how much each sentence counts.
+            user_weights: `w_u` of each user.
 
         Guarantees:
           - a user moves the sum by at most `w_u * update_clip`, up to rounding
           - a user moves the sum by the same whoever else is in the round, up to rounding
           - a user without sentences, or whose update is not finite, contributes exactly zero
-          - the model is left as it was found, gradients included, also after an error
+          - the model is unchanged afterwards, gradients included, also after an error
         """
         if len(user_weights) != len(orders):
             raise ValueError(f"{len(user_weights)} weights for {len(orders)} users")
@@ -163,30 +160,19 @@ class LocalUpdate:
                 reason = str(error).strip().splitlines()[0]
                 _log.warning("local updates: one user after the other, because %s", reason)
                 total = _Total(self._trainable, user_weights, self._steps.update_clip)
-        self._one_by_one(total, tensors, plan, weights)
-        return total.result()
-
-    # --- one user after the other ----------------------------------------------------------------
-
-    def _one_by_one(
-        self,
-        total: "_Total",
-        tensors: Mapping[str, Tensor],
-        plan: Sequence[Sequence[Ints]],
-        weights: Tensor,
-    ) -> None:
         for user, batches in enumerate(plan):
             if batches:
-                moved = self._one(tensors, batches, weights)
+                moved = self._one_user(tensors, batches, weights)
                 total.add({n: m[None] for n, m in zip(self._trainable, moved, strict=True)}, [user])
+        return total.result()
 
-    def _one(
+    def _one_user(
         self, tensors: Mapping[str, Tensor], batches: Sequence[Ints], weights: Tensor
     ) -> list[Tensor]:
-        """How far one user moves each parameter, walked in the model itself."""
+        """The update of one user, computed in the model itself."""
         parameters = list(self._trainable.values())
-        with _restored([*parameters, *self._model.buffers()]) as found:
-            start = found[: len(parameters)]
+        with _restored([*parameters, *self._model.buffers()]) as copies:
+            start = copies[: len(parameters)]
             moved = [torch.zeros_like(p, dtype=_wide(p)) for p in start]
             for i, rows in enumerate(batches):
                 if i:
@@ -202,8 +188,6 @@ class LocalUpdate:
                     self._step(way, 0.0 if gradient is None else gradient)
         return moved
 
-    # --- users side by side ----------------------------------------------------------------------
-
     def _side_by_side(
         self,
         total: "_Total",
@@ -213,27 +197,25 @@ class LocalUpdate:
     ) -> None:
         start = {n: p.detach() for n, p in self._trainable.items()}
         device = next(iter(start.values())).device
-        for users in _chunks(plan, self._users_at_once):
+        # those with most batches first: users who are done drop off the end
+        ranked = sorted((u for u, b in enumerate(plan) if b), key=lambda u: -len(plan[u]))
+        for first in range(0, len(ranked), self._users_at_once):
+            users = ranked[first : first + self._users_at_once]
             moved = {
                 n: torch.zeros(len(users), *p.shape, dtype=_wide(p), device=device)
                 for n, p in start.items()
             }
             for i in range(len(plan[users[0]])):
-                # those with most batches come first: who is done drops off the end
                 rows, real = _rectangle([plan[u][i] for u in users if i < len(plan[u])])
                 now = {n: m[: len(rows)] for n, m in moved.items()}
                 at = {n: (start[n] + m).to(start[n].dtype) for n, m in now.items()}
                 share = _row(weights, rows).to(device).masked_fill(~real.to(device), 0.0)
-                for n, g in self._gradients(at, tensors, rows, share).items():
+                for n, g in self._gradients(at, _taken(tensors, rows, device), share).items():
                     self._step(now[n], g)
             total.add(moved, users)
 
     def _gradients(
-        self,
-        at: dict[str, Tensor],
-        tensors: Mapping[str, Tensor],
-        rows: Ints,
-        share: Tensor,
+        self, at: dict[str, Tensor], batches: dict[str, Tensor], weights: Tensor
     ) -> Mapping[str, Tensor]:
         def loss(values: dict[str, Tensor], batch: dict[str, Tensor], weights: Tensor) -> Tensor:
             def forward(*arguments: Any, **named: Any) -> Any:
@@ -244,12 +226,8 @@ class LocalUpdate:
         # the fused attention kernels cannot be transformed, or only in a loop over users
         with sdpa_kernel(SDPBackend.MATH):
             transformed = vmap(grad(loss), randomness="different")
-            found: Mapping[str, Tensor] = transformed(
-                at, _taken(tensors, rows, share.device), share
-            )
-        return found
-
-    # --- what both share -------------------------------------------------------------------------
+            gradients: Mapping[str, Tensor] = transformed(at, batches, weights)
+        return gradients
 
     def _weighted_loss(
         self, forward: Forward, batch: Mapping[str, Tensor], weights: Tensor
@@ -273,36 +251,32 @@ class LocalUpdate:
 
 
 class _Total:
-    """A sum that clips what is added to it."""
+    """A weighted sum of updates, each clipped."""
 
     def __init__(
         self, trainable: Mapping[str, nn.Parameter], user_weights: Tensor, clip: float
     ) -> None:
         self._parameters = trainable
         self._sums = {n: torch.zeros_like(p, dtype=_wide(p)) for n, p in trainable.items()}
-        any_sum = next(iter(self._sums.values()))
-        self._user_weights = user_weights.to(any_sum)
+        self._user_weights = user_weights.to(next(iter(self._sums.values())))
         self._norms = torch.zeros_like(self._user_weights)
         self._clip = clip
 
     def add(self, updates: Mapping[str, Tensor], users: Sequence[int]) -> None:
         """Updates of some users, one per row; they are overwritten."""
         with torch.autocast(self._norms.device.type, enabled=False):  # clipping is exact
-            self._add(updates, users)
-
-    def _add(self, updates: Mapping[str, Tensor], users: Sequence[int]) -> None:
-        # an upper bound: what rounding may have taken off a norm must not be let through
-        squares = torch.stack([squared_norms(u.flatten(1)) for u in updates.values()])
-        rounding = 0.0 if self._norms.dtype == torch.float64 else sum_error(SLICE)
-        norms = squares.sum(0).mul_(1 + rounding).sqrt_().to(self._norms)
-        self._norms[users] = norms
-        finite = torch.isfinite(norms)
-        # projection onto a ball; anything else would not be Lipschitz
-        scale = (self._clip / norms.clamp(min=1e-30)).clamp(max=1.0) * self._user_weights[users]
-        for name, update in updates.items():
-            update[~finite] = 0.0  # a factor of zero would leave what is not a number
-            factors = torch.where(finite, scale, 0.0).to(update)
-            self._sums[name] += torch.tensordot(factors, update, dims=1)
+            # an upper bound: rounding must not make a norm too small
+            squares = torch.stack([squared_norms(u.flatten(1)) for u in updates.values()])
+            rounding = 0.0 if self._norms.dtype == torch.float64 else sum_error(SLICE)
+            norms = squares.sum(0).mul_(1 + rounding).sqrt_().to(self._norms)
+            self._norms[users] = norms
+            finite = torch.isfinite(norms)
+            # projection onto a ball; anything else would not be Lipschitz
+            factors = (self._clip / norms.clamp(min=1e-30)).clamp(max=1.0)
+            factors = torch.where(finite, factors * self._user_weights[users], 0.0)
+            for name, update in updates.items():
+                update[~finite] = 0.0  # zero times infinity is not zero
+                self._sums[name] += torch.tensordot(factors.to(update), update, dims=1)
 
     def result(self) -> UpdateSum:
         return UpdateSum({p: self._sums[n] for n, p in self._parameters.items()}, self._norms)
@@ -310,16 +284,16 @@ class _Total:
 
 # Bytes for users' copies of the weights. Little on a CPU, which gains from batching only while
 # calling an operation costs more than computing it.
-_ROOM = {"cuda": 4 << 30, "cpu": 256 << 20}
-_COPIES = 3  # how far a user came, where it is, and its gradient
+_MAX_BYTES = {"cuda": 4 << 30, "cpu": 256 << 20}
+_COPIES = 3  # the update so far, the current weights, and their gradient
 _MOST_AT_ONCE = 64
 
 
-def _fitting(trainable: Sequence[nn.Parameter]) -> int:
+def _most_users(trainable: Sequence[nn.Parameter]) -> int:
     """How many users' copies fit."""
     size = sum(p.numel() * _wide(p).itemsize for p in trainable)
-    room = _ROOM.get(trainable[0].device.type, _ROOM["cpu"])
-    return max(1, min(_MOST_AT_ONCE, room // (_COPIES * size)))
+    max_bytes = _MAX_BYTES.get(trainable[0].device.type, _MAX_BYTES["cpu"])
+    return max(1, min(_MOST_AT_ONCE, max_bytes // (_COPIES * size)))
 
 
 def _wide(parameter: Tensor) -> torch.dtype:
@@ -327,17 +301,10 @@ def _wide(parameter: Tensor) -> torch.dtype:
     return torch.promote_types(parameter.dtype, torch.float32)
 
 
-def _chunks(plan: Sequence[Sequence[Ints]], size: int) -> Iterator[list[int]]:
-    """Users who have sentences, those with most batches first, some at a time."""
-    ranked = sorted((u for u, b in enumerate(plan) if b), key=lambda u: -len(plan[u]))
-    for start in range(0, len(ranked), size):
-        yield ranked[start : start + size]
-
-
 def _rectangle(batches: Sequence[Ints]) -> tuple[Ints, Tensor]:
     """Batches as rows of equal length, and which entries are real.
 
-    A batch is filled up with its own first sentence, to be given weight zero: a stranger's could
+    A batch is filled up with its own first sentence, to be given weight zero: another user's could
     have a loss that is not finite, which weight zero does not undo.
     """
     counts = np.array([len(batch) for batch in batches])
@@ -359,7 +326,7 @@ def _row(tensor: Tensor, rows: Ints) -> Tensor:
 def _restored(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Copies of the tensors; on leaving, the tensors hold again what they held.
 
-    Buffers are among them: what a layer keeps there of one user must not reach the next.
+    Buffers are among them: state that a layer keeps of one user must not reach the next.
     """
     copies = [tensor.detach().clone() for tensor in tensors]
     versions = [tensor._version for tensor in tensors]
@@ -373,8 +340,8 @@ def _restored(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         torch.clear_autocast_cache()
 
 
-# What torch.func says when it meets something it cannot transform. It has no exception of its own.
-# A fault of the model's own that reads alike comes up again when it is looped over.
+# Messages of torch.func for something it cannot transform; it has no exception of its own. An
+# error of the model's own that reads alike is raised again when users come one after the other.
 _SIGNS = (
     "vmap",
     "functorch",
@@ -387,5 +354,4 @@ _SIGNS = (
 
 
 def _cannot_transform(error: RuntimeError) -> bool:
-    message = str(error).lower()
-    return any(sign in message for sign in _SIGNS)
+    return any(sign in str(error).lower() for sign in _SIGNS)

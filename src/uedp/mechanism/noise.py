@@ -1,12 +1,12 @@
 """Gaussian noise for a release, from a cipher's key stream.
 
-A private run has one source on every device, `SecureNoise`: a cipher under a key of 256 bits that
-the operating system gives for each release, AES on the host and ChaCha20 on an accelerator. A
-fixed seed (`SeededNoise`) is for tests; it marks a run as not private.
+A private run has one source on every device, `SecureNoise`: a cipher under a fresh 256-bit key
+from the operating system for each release, AES on the host and ChaCha20 on an accelerator. A fixed
+seed (`SeededNoise`) is for tests; it marks a run as not private.
 
-The hole that floating-point noise leaves (Mironov 2012; Holohan and Braghin 2021) is closed too:
-the low bits of a sum betray which of two values the noise was added to. Here the sum is rounded
-to one coarse grid, each of whose points either value can reach.
+Floating-point noise leaks through the low bits of a sum, which betray the value the noise was
+added to (Mironov 2012; Holohan and Braghin 2021). Here the sum is rounded to one coarse grid, each
+of whose points either value can reach.
 
 Over several processes a release is noised once: see `add_once_`.
 """
@@ -77,22 +77,22 @@ def add_once_(
 
 
 class SecureNoise:
-    """Noise from a cipher under a key of 256 bits that is drawn per release and not kept.
+    """Noise from a cipher under a 256-bit key that is drawn per release and not kept.
 
-    A tensor on the host takes AES in counter mode. One on an accelerator takes ChaCha20 there, by
-    a kernel of its own where Triton is at hand; on a device without double precision, the host's.
+    AES in counter mode for tensors on the host; ChaCha20 for tensors on an accelerator, in one
+    kernel where Triton is available. Devices without double precision get the host's.
 
     Guarantees:
       - two releases never share a key, and every bit of a key matters
       - an entry is released as the multiple of one grid, `deviation * 2^-12` rounded down to a
         power of two, that is nearest to value plus Gaussian. Rounding their sum, not each, is
         post-processing: it moves no value, so the sensitivity is the one that was accounted for
-      - what is added to a value's own grid point is a whole number of grid steps, and the addition
-        is exact, however large the value
+      - the noise added to a value's own grid point is a whole number of grid steps, and the
+        addition is exact, however large the value
       - a tensor of fewer digits rounds the grid point again (float32: beyond 2^24 steps). That
         depends on the grid point alone, so it is post-processing too, and gives a multiple of the
         grid: a whole number rounded to fewer digits is a whole number
-      - the grid point zero has no sign: it would tell the value's
+      - the grid point zero has no sign: it would reveal the value's
       - the Gaussian ends at 9.42 deviations, its pairs where 2^-64 of them lie beyond
 
     How far 64-bit words and float64 arithmetic are from a Gaussian: `docs/privacy.md`, section 6.
@@ -147,7 +147,7 @@ class SeededNoise:
 def grid_of(deviation: float) -> float:
     """The grid of a release: a power of two, so that multiples of it are exact."""
     if not 2.0**-900 < deviation < 2.0**900:
-        raise ValueError(f"a deviation must be positive and of a sane size, not {deviation}")
+        raise ValueError(f"deviation {deviation}: must be positive, between 2^-900 and 2^900")
     return math.ldexp(1.0, math.frexp(deviation)[1] - 1 - _GRID_BITS)
 
 
@@ -173,9 +173,6 @@ def gaussians(words: torch.Tensor, deviation: float) -> torch.Tensor:
     length = uniform.log_().mul_(-2 * deviation**2).sqrt_()
     angle = angle.to(torch.float64).mul_(math.pi * 2.0**-63)
     return torch.stack((angle.cos(), angle.sin())).mul_(length).view(-1)
-
-
-# --- streams of a release ------------------------------------------------------------------------
 
 
 class _OnHost:
@@ -216,7 +213,7 @@ class _OnDevice:
 def add_by_operations_(
     flat: torch.Tensor, key: torch.Tensor, first: int, deviation: float, grid: float
 ) -> None:
-    """Noise from ChaCha20's blocks from `first` on, in grid steps: what the kernel must do too."""
+    """Noise from ChaCha20's blocks from `first` on, in grid steps; the kernel must do the same."""
     words = chacha.words(key, first, _blocks(flat.numel()))
     add_on_grid_(flat, gaussians(words, deviation)[: flat.numel()], grid)
 
@@ -232,7 +229,7 @@ _TRIED, _TRIED_DEVIATION, _TRIED_GRID = 10_001, 5000.0, 2.0**-12
 
 @functools.cache
 def _kernel(device: torch.device) -> _Adds | None:
-    """The fused kernel, if there is one for the device and it does as the operations do."""
+    """The fused kernel, if the device has one and it agrees with the operations."""
     if device.type != "cuda":
         return None
     try:
@@ -244,10 +241,10 @@ def _kernel(device: torch.device) -> _Adds | None:
         noise_kernel.add_(other, key, 2**32 - 100, _TRIED_DEVIATION, _TRIED_GRID)
         # a logarithm rounded otherwise moves one entry in 10^11, and by one step
         same = bool(((one - other).abs() <= _TRIED_GRID).all()) and int((one != other).sum()) <= 2
-    except Exception as error:  # not there, no compiler for it, another machine: many ways to fail
-        _log.info("noise without a kernel of its own, by PyTorch's operations: %s", error)
+    except Exception as error:  # no Triton, no compiler, another architecture: many ways to fail
+        _log.info("noise by PyTorch's operations, without the fused kernel: %s", error)
         return None
     if not same:
-        _log.warning("the noise kernel does not do as it should on %s: not used", device)
+        _log.warning("the noise kernel gives wrong results on %s; it is not used", device)
         return None
     return noise_kernel.add_

@@ -1,7 +1,7 @@
 """Noise on the grid in one kernel, for tensors on an accelerator; needs Triton.
 
-What `chacha.words`, `noise.gaussians` and `noise.add_on_grid_` do one after the other, in the same
-order, without a value of noise ever being written to memory.
+Does the work of `chacha.words`, `noise.gaussians` and `noise.add_on_grid_` in the same order,
+without ever writing noise to memory.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -73,7 +73,7 @@ def _nearest(x):
 
 @triton.jit
 def _add(flat, place, inside, steps, per_step, grid):
-    """What `add_on_grid_` does, to one entry each."""
+    """`noise.add_on_grid_`, entry by entry."""
     points = tl.load(flat + place, mask=inside, other=0.0).to(tl.float64) * per_step
     whole = _nearest(points) + 0.0
     released = (_nearest(steps + (points - whole)) + whole) * grid

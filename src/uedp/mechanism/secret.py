@@ -1,7 +1,7 @@
-"""Secret randomness of a private round: what decides over noise, draws, coins and dropout masks.
+"""Secret randomness of a private round, for noise, draws, coins and dropout masks.
 
-All of it starts at `os.urandom`. Nothing here has a seed, and no key is kept. What is assumed of
-the operating system and of the ciphers: `docs/privacy.md`, section 6.
+All of it starts at `os.urandom`. Nothing here has a seed, and no key is kept. The assumptions on
+the operating system and the ciphers: `docs/privacy.md`, section 6.
 """
 
 import os
@@ -19,24 +19,24 @@ KEY_BYTES = 32
 
 
 class KeyStream:
-    """Endless pseudo-random words: AES-256 in counter mode under a key that nobody has.
+    """Pseudo-random words: AES-256 in counter mode under a secret key that is not kept.
 
     Guarantees:
       - a stream asks the operating system for a key of 256 bits, each of which matters
     """
 
-    BLOCK = 1 << 16  # words made at a time: few calls, and what they touch stays in the cache
+    BLOCK = 1 << 16  # words at a time: few calls, and the block stays in the cache
 
     def __init__(self) -> None:
         cipher = Cipher(algorithms.AES(os.urandom(KEY_BYTES)), modes.CTR(bytes(16)))
         self._encryptor = cipher.encryptor()
         self._zeros = memoryview(bytes(8 * self.BLOCK))
-        # the cipher asks for a block's room at the end
+        # the cipher needs a spare block at the end
         self._buffer = bytearray(8 * self.BLOCK + 16)
         self._words = torch.frombuffer(self._buffer, dtype=torch.int64)
 
     def words(self, count: int) -> torch.Tensor:
-        """The next `count` (at most a block) as signed integers, there until the next call."""
+        """The next `count` (at most a block) as signed integers, valid until the next call."""
         self._encryptor.update_into(self._zeros[: 8 * count], self._buffer)
         return self._words[:count]
 
@@ -67,12 +67,12 @@ class SecretUniforms:
 
 @contextmanager
 def secret_masks(device: torch.device) -> Iterator[None]:
-    """PyTorch's own generators, which dropout uses, in a state that nobody knows.
+    """PyTorch's own generators, which dropout uses, in a secret state.
 
-    A seed would not do: the CPU's generator keeps 32 bits of it. So the whole state is filled.
+    A seed is not enough: the CPU's generator keeps 32 bits of it. So the whole state is filled.
 
     Guarantees:
-      - within, every bit of the CPU generator's 19,937, and of the seed and offset of the
+      - inside, every bit of the CPU generator's 19,937, and of the seed and offset of the
         device's, comes from the operating system
       - a mask's entries are drawn from that state one by one, on every processor
       - afterwards the caller's generators are as they were
@@ -89,15 +89,15 @@ _MERSENNE_WORDS, _MERSENNE_BYTES = 624, 5056
 
 
 def _mersenne_state() -> torch.Tensor:
-    """A state for the CPU's generator: 624 words from the operating system, none of them used yet.
+    """A state for the CPU's generator: 624 fresh words from the operating system.
 
     The layout is that of `torch.get_rng_state()`: seed (8 bytes), words left until the next
     twist (4), whether it was seeded (4), the next word's place (8), the words, each in 8 bytes;
-    then what is left of a pair of Gaussians, which is nothing.
+    then the unused half of a pair of Gaussians: none.
     """
     state = torch.zeros_like(torch.get_rng_state())
     if len(state) != _MERSENNE_BYTES:
-        raise RuntimeError(f"PyTorch {torch.__version__} keeps its generator in another layout")
+        raise RuntimeError(f"PyTorch {torch.__version__} stores its generator in an unknown layout")
     fields = state.numpy()
     fields[8:12].view(np.int32)[:] = 1
     fields[12:16].view(np.int32)[:] = 1
@@ -107,9 +107,9 @@ def _mersenne_state() -> torch.Tensor:
 
 
 def _philox_state() -> torch.Tensor:
-    """A state for an accelerator's generator: a seed of 64 bits, and where in its stream it is."""
+    """A state for an accelerator's generator: a seed of 64 bits and an offset in its stream."""
     seed = os.urandom(8)
-    # a multiple of 4, as the generator asks for, and far from where it would overflow
+    # a multiple of 4, as the generator requires, and far from overflow
     offset = int.from_bytes(os.urandom(8), "little") >> 4 << 2
     return torch.frombuffer(bytearray(seed + offset.to_bytes(8, "little")), dtype=torch.uint8)
 
@@ -119,7 +119,7 @@ def _masks_by_the_generator() -> Iterator[None]:
     """Keep a mask on a CPU from being drawn by another generator, seeded with 32 bits.
 
     On Intel's processors PyTorch hands `bernoulli_` to MKL: all of a mask is then decided by one
-    32-bit word of the generator. For the length of the block, each entry takes its own 53 bits.
+    32-bit word of the generator. Inside the block, each entry takes its own 53 bits.
     """
     if not _seeds_masks_with_a_word():
         yield
@@ -127,7 +127,7 @@ def _masks_by_the_generator() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that a kernel is replaced, which is what is wanted
+            warnings.simplefilter("ignore")  # a kernel is replaced, as intended
             library.impl("bernoulli_.float", _bernoulli, "CPU")
         yield
     finally:

@@ -1,7 +1,4 @@
-"""Two memory-bound steps for which PyTorch reads its data several times, here once each.
-
-On an accelerator with Triton each is one kernel; elsewhere the same in plain PyTorch.
-"""
+"""Two memory-bound steps that read their data once: a Triton kernel each, or plain PyTorch."""
 
 from typing import Any
 
@@ -18,8 +15,8 @@ except ImportError:  # a CPU build
 def scaled_rows(values: Tensor, weights: Tensor) -> tuple[Tensor, ...]:
     """(sentences, tokens, features) times a float32 weight per sentence, as parts that add up.
 
-    One part in float32; or, for what tensor cores multiply as it is, two in bfloat16, the second
-    of which is what the first one rounded off.
+    One part in float32; or, for bfloat16 on tensor cores, two in bfloat16, the second of which is
+    the rounding error of the first.
     """
     if values.is_cuda and values.dtype == torch.bfloat16:
         if _fused(values):

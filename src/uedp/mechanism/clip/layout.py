@@ -1,4 +1,4 @@
-"""How the sentences of a chunk lie in memory, and the inner products of each user's gradients."""
+"""The order of a chunk's sentences in memory, and the inner products of users' gradients."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,12 +39,11 @@ class Bucket:
 class Layout:
     """Sentences in the order in which a chunk is computed: each user's together, users in bins.
 
-    Bins of equal size are computed in one go. With a bin per user there would be as many sizes
-    as users have numbers of sentences, so small users share bins; what a bin computes between
-    two users is ignored.
+    Bins of equal size are computed in one operation. With a bin per user there would be too many
+    sizes, so small users share bins; products between two users are ignored.
 
     `order[i]` is the caller's number of the i-th sentence, `users[j]` that of the j-th user and
-    `counts[j]` how many sentences it has.
+    `counts[j]` its number of sentences.
     """
 
     order: tuple[int, ...]
@@ -62,7 +61,7 @@ class Layout:
         own: dict[int, list[int]] = {}
         for sentence, user in enumerate(owners):
             own.setdefault(user, []).append(sentence)
-        bins = _packed({user: len(sentences) for user, sentences in own.items()})
+        bins = _binned({user: len(sentences) for user, sentences in own.items()})
         sizes = [sum(len(own[user]) for user in users) for users in bins]
         buckets: list[Bucket] = []
         ordered: list[int] = []
@@ -91,34 +90,34 @@ class Layout:
 _BIN = 8  # sentences; larger users get a bin of the next multiple
 
 
-def _packed(sizes: Mapping[int, int]) -> list[list[int]]:
-    """Users put into bins, the largest first, each where it fits most tightly."""
+def _binned(sizes: Mapping[int, int]) -> list[list[int]]:
+    """Users in bins, the largest first, each where it fits most tightly."""
     bins: list[list[int]] = []
-    with_room: dict[int, list[int]] = {}  # room left -> places of bins
+    with_space: dict[int, list[int]] = {}  # space left -> places of bins
     for user in sorted(sizes, key=lambda user: -sizes[user]):
         size = sizes[user]
-        room = min((r for r, places in with_room.items() if r >= size and places), default=None)
-        if room is None:
-            room = -(-size // _BIN) * _BIN
+        space = min((n for n, places in with_space.items() if n >= size and places), default=None)
+        if space is None:
+            space = -(-size // _BIN) * _BIN
             bins.append([])
             place = len(bins) - 1
         else:
-            place = with_room[room].pop()
+            place = with_space[space].pop()
         bins[place].append(user)
-        if room > size:
-            with_room.setdefault(room - size, []).append(place)
+        if space > size:
+            with_space.setdefault(space - size, []).append(place)
     return bins
 
 
 @dataclass(frozen=True)
 class Allowances:
-    """What rounding may have hidden of norms: of their squares (its root), and beside them."""
+    """How much rounding may have taken off norms: off their squares (its root), and directly."""
 
     squares: Tensor
     norms: Tensor
 
     def bound(self, squared_norms: Tensor) -> Tensor:
-        """What the norms cannot exceed, from their squares as computed."""
+        """Upper bounds of the norms, from their squares as computed."""
         return (squared_norms + self.squares.square()).sqrt_().add_(self.norms)
 
     def __add__(self, other: "Allowances") -> "Allowances":
@@ -135,14 +134,14 @@ class Grams:
     """For each bin of a layout, the inner products between the gradients of its sentences.
 
     The diagonal holds the squared norms of sentences; with clip factors `f` on both sides a
-    user's part of it adds up to the squared norm of the user's sum. Layers add token by token
+    user's part of it adds up to the squared norm of the user's sum. Rules add token by token
     (`tokens`) or sentence by sentence (`sentences`); both are summed up once, when norms are asked
-    for. A layer that gives its part of the users' norms otherwise adds to `squares` only, the
-    diagonal. Each says how far what it added may be from the truth (`allow`).
+    for. A rule that computes its part of the users' norms in another way adds only to the diagonal,
+    `squares`. Each states how far its numbers may be from the truth (`allow`).
 
     Guarantees:
       - if every rule allows for its rounding, `sentence_bounds`, and `user_allowances` with the
-        squared norms, are not below the norms of what is added to the sum, whatever cancels
+        squared norms, are upper bounds of the norms of what is added to the sum, whatever cancels
     """
 
     def __init__(self, layout: Layout, owner: Tensor, layers: int) -> None:
@@ -209,7 +208,7 @@ class Grams:
     def user_squares(self, factors: Tensor) -> Tensor:
         """Squared norms of the users' sums of their sentences' gradients, each times its factor.
 
-        Without the parts of layers that added to the diagonal only.
+        Without the parts of rules that added to the diagonal only.
         """
         self._settle()
         result = self._numbers(len(self.layout.users))
@@ -225,9 +224,9 @@ class Grams:
 
         def added_up(errors: Tensor) -> Tensor:
             totals = self._numbers(len(self.layout.users))
-            # nothing of what is left out, however large: zero times infinity is not zero
-            some = torch.where(factors > 0, factors * errors.sqrt(), 0.0)
-            return totals.index_add_(0, self._owner, some)
+            # nothing of a sentence that is left out: zero times infinity is not zero
+            kept = torch.where(factors > 0, factors * errors.sqrt(), 0.0)
+            return totals.index_add_(0, self._owner, kept)
 
         return Allowances(added_up(self._square_errors), added_up(self._errors))
 
@@ -236,6 +235,6 @@ class Grams:
         return [bucket.split(self._owner) for bucket in self.layout.buckets]
 
     def user_totals(self, values: Tensor) -> Tensor:
-        """For each sentence, what the values of its user's sentences add up to."""
+        """For each sentence, the sum of the values of its user's sentences."""
         totals = self._numbers(len(self.layout.users))
         return totals.index_add_(0, self._owner, values.double())[self._owner]

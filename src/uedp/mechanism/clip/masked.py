@@ -1,7 +1,7 @@
 """The rule for weights that are multiplied by a mask before use: DropConnect.
 
-A layer asks for it by a `SharedMask` named `clip_mask`, by which it multiplies its weight; to
-hooks it is otherwise a linear layer without bias.
+A layer has it if it multiplies its weight by a `SharedMask` named `clip_mask`; otherwise it must
+compute as a linear layer.
 """
 
 from collections.abc import Iterator
@@ -22,21 +22,21 @@ except ImportError:  # a CPU build
     triton = None
 
 _SLICE = 4096  # entries of gradients whose products are added up in float32
-_PRODUCTS = 4  # float32 as three products in the tensor cores' own format: two digits less
-_ROOM = 2 << 20  # bytes for gradients that are formed and dropped again: they stay in the cache
+_TF32X3 = 4  # the error of three TF32 products relative to that of float32
+_MAX_BYTES = 2 << 20  # of gradients that are formed and dropped again: they stay in the cache
 
 
 class MaskedProduct(ClipRule):
     """A weight whose gradient is `mask * sum over tokens of grads_t (x) inputs_t`.
 
-    Inner products under a mask do not come apart into those of inputs and of gradients. So the
+    Inner products under a mask do not factor into those of inputs and of gradients. So the
     sentences' gradients are formed, for some bins and some rows of the weight at a time. On an
-    accelerator with Triton they are formed and squared tile by tile, and never reach the memory:
+    accelerator with Triton they are formed and squared tile by tile and never written to memory:
     first for sentences, then for users' clipped sums.
 
     Guarantees:
-      - norms and sums are those of the gradients formed one by one, whatever the room
-      - at most `room` bytes of gradients are held, or one row for each sentence of one bin
+      - norms and sums are those of the gradients formed one by one, whatever `max_bytes`
+      - at most `max_bytes` of gradients are held, or one row for each sentence of one bin
     """
 
     def __init__(
@@ -45,11 +45,11 @@ class MaskedProduct(ClipRule):
         inputs: Tensor,
         grads: Tensor,
         mask: Tensor,
-        room: int | None = None,
+        max_bytes: int | None = None,
     ) -> None:
         self._parameter, self._inputs, self._grads = parameter, inputs, grads
         self._mask = mask.to(inputs.device, torch.float32)
-        self._room = room or _ROOM
+        self._max_bytes = max_bytes or _MAX_BYTES
         self._fused = triton is not None and inputs.is_cuda
 
     def add_products(self, grams: Grams) -> None:
@@ -82,7 +82,7 @@ class MaskedProduct(ClipRule):
         features = self._inputs.shape[-1] + self._grads.shape[-1]
         mass = masses(inputs, grads, features).sum(1) * self._mask.max()
         # where nothing came back nothing is added, and nothing rounds
-        formed = _PRODUCTS * sum_error(grams.user_totals((grads > 0).sum(1)))
+        formed = _TF32X3 * sum_error(grams.user_totals((grads > 0).sum(1)))
         grams.allow(slice(None), mass, norms=formed + SCALING_ERROR)
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
@@ -96,8 +96,8 @@ class MaskedProduct(ClipRule):
         """Bins with all rows while that fits, else one bin with some rows."""
         height, width = self._parameter.shape
         row = 4 * each * width  # bytes
-        some_bins = max(1, self._room // (height * row))
-        some_rows = max(1, min(height, self._room // row))
+        some_bins = max(1, self._max_bytes // (height * row))
+        some_rows = max(1, min(height, self._max_bytes // row))
         for first in range(0, bins, some_bins):
             for start in range(0, height, some_rows):
                 yield slice(first, first + some_bins), slice(start, start + some_rows)

@@ -1,15 +1,16 @@
-"""How far computed norms can be from those of what is added (`docs/privacy.md`, section 8).
+"""Bounds on the rounding of computed norms (`docs/privacy.md`, section 8).
 
-A clip is a bound on what is really added to a sum, so the norm it divides by must not come out too
-small. Each rule therefore states, for every sentence, a *mass*: `sum over tokens of |x_t| |o_t|`,
-which no rounding can shrink by cancellation, and how large a part of it rounding may be, once of
-the squared norm (products that cancel) and once of the norm itself (values rounded again).
+A clip bounds the gradient that is really added to a sum, so the norm it divides by must not come
+out too small. Each rule therefore states, for every sentence, a *mass*:
+`sum over tokens of |x_t| |o_t|`, which no rounding can shrink by cancellation, and what fraction of
+it the error may be, of the squared norm (products that cancel) and of the norm itself (values
+rounded again).
 
-What is allowed depends on a sentence and its user alone, never on the batch or on how a layer's
-products are computed in it: or who else was drawn would move everybody's clip factor a little.
+The allowance depends on a sentence and its user alone, never on the batch or on how a layer's
+products are computed in it: otherwise who else was drawn would move everybody's clip factor.
 
 Assumed of the processor: adding up `n` products of float32 or half-precision numbers, in any order,
-errs by at most `n` units of what their absolute values add up to. A unit is twice that of rounding
+errs by at most `n` units of the sum of their absolute values. A unit is twice that of rounding
 to nearest, because tensor cores may cut digits off.
 """
 
@@ -22,30 +23,30 @@ from torch import Tensor
 
 _UNIT = 2.0**-23
 _SPARE = 8  # operations beside the long sums: casts, products, factors
-SLICE = 256  # so few are added up in float32 where a sum may be long
+SLICE = 256  # terms added up in float32 where a sum may be long
 _TINY = 2.0**-100  # squared, per feature: below it products underflow
 
-# Of a record times its sentence's weight: in float32, or in two bfloat16 of eight digits each,
-# rounded or cut off.
+# Relative error of a record times its sentence's weight: in float32, or in two bfloat16 of eight
+# digits each, rounded or cut off.
 SCALING_ERROR = 2.0**-15
 
 
 def sum_error(terms: float | Tensor) -> Any:
-    """The error of a sum of so many products, relative to the sum of their absolute values."""
+    """The error of a sum of this many products, relative to the sum of their absolute values."""
     return (terms + _SPARE) * _UNIT
 
 
 def block_sums(products: Tensor) -> Tensor:
     """(bins, i, s, j, t) summed over `s` and `t`, in float64; errs like a sum of `SLICE`."""
-    found = [part.sum(4).double().sum(2) for part in products.split(SLICE, 4)]
-    return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+    parts = [part.sum(4).double().sum(2) for part in products.split(SLICE, 4)]
+    return parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
 
 
 def masses(inputs: Tensor, outputs: Tensor, features: int) -> Tensor:
-    """From squared norms of tokens, (..., tokens), to what they weigh: `|x_t| |o_t|`, rounded up.
+    """From squared norms of tokens, (..., tokens), to their masses `|x_t| |o_t|`, rounded up.
 
     Squared norms are sums of positive terms, which err by little; those that underflowed are raised
-    to what may have been lost.
+    by the most that may have been lost.
     """
     tiny = features * _TINY
     return (inputs + tiny).sqrt_().mul_((outputs + tiny).sqrt_()).mul_(_UP)
@@ -81,5 +82,5 @@ def exact_float32() -> Iterator[None]:
     try:
         yield
     finally:
-        for backend, found in zip(backends, before, strict=True):
-            backend.fp32_precision = found
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

@@ -1,9 +1,9 @@
 """Dropout masks that all sentences share, and a round that holds them.
 
-With such masks drawn anew for every pass, the chunk a user falls into would decide which mask it
-meets, and chunks depend on who else was drawn and on the lengths of their texts. Then one user's
-text would move the updates of others. So a round draws them once (`docs/privacy.md`, section 5:
-nobody's update depends on anybody else). Masks that each sentence draws for itself need no care.
+If such masks were drawn for every pass, the chunk of a user would decide its mask, and chunks
+depend on who else was drawn and on the lengths of their texts: one user's text would move the
+updates of others. So a round draws them once (`docs/privacy.md`, section 5: no update depends on
+another user). Masks that each sentence draws for itself need no care.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from uedp.errors import UserError
 
 
 def draw_mask(shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
-    """Zeros with probability `rate`, and elsewhere what keeps the mean at one.
+    """Zero with probability `rate`, and elsewhere the value that keeps the mean at one.
 
     Depends on nothing but the shape.
     """
@@ -26,7 +26,7 @@ def draw_mask(shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
 class SharedMask(nn.Module):
     """A mask for all sentences: drawn for each pass, or once within `held_masks`.
 
-    A layer whose weight is multiplied by one calls it `clip_mask`, which tells clipping so.
+    A layer whose weight is multiplied by one must name it `clip_mask`, for its clip rule.
     """
 
     def __init__(self, rate: float) -> None:
@@ -46,10 +46,10 @@ class SharedMask(nn.Module):
             self.last = None
             return None
         if torch._C._are_functorch_transforms_active():
-            # a mask per user; it is not to be had outside of the transform
+            # a mask per user, which does not exist outside of the transform
             return draw_mask(shape, self.rate, like)
         if self.kept is None:
-            with torch._C.DisableTorchFunction():  # it is held, which `deterministic` need not see
+            with torch._C.DisableTorchFunction():  # it is held: `deterministic` need not count it
                 self.last = draw_mask(shape, self.rate, like)
         else:
             self.last = self.kept
@@ -63,11 +63,11 @@ def shared_masks(model: nn.Module) -> list[SharedMask]:
 
 @contextmanager
 def held_masks(model: nn.Module) -> Iterator[None]:
-    """Hold the masks that sentences share, from when they are first drawn.
+    """Hold the masks that sentences share, from their first draw on.
 
     Guarantees:
-      - within, all passes use the same shared masks; after, they are drawn anew
-      - masks of single sentences are always drawn anew
+      - inside, all passes use the same shared masks; afterwards, fresh ones are drawn
+      - masks of single sentences are always fresh
     """
     masks = shared_masks(model)
     for mask in masks:

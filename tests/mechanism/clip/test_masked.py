@@ -128,16 +128,16 @@ def test_classifier(masks, tied, dropout):
     rates=st.tuples(*[st.sampled_from([0.0, 0.2, 0.6])] * len(KINDS)),
     tied=st.booleans(),
     clips=st.tuples(st.sampled_from([1e-3, 0.3, 100.0]), st.sampled_from([1e-3, 0.5, 100.0])),
-    room=st.sampled_from([1, 5_000, 1 << 20]),
+    max_bytes=st.sampled_from([1, 5_000, 1 << 20]),
 )
-def test_random_sizes_and_rates(owners, sizes, rates, tied, clips, room):
+def test_random_sizes_and_rates(owners, sizes, rates, tied, clips, max_bytes):
     masks = Masks()
     names = ("embedding_size", "hidden_size", "num_hidden_layers")
     changes = dict(zip(names, sizes, strict=True))
     changes |= {f"{kind}_dropout": rate for kind, rate in zip(KINDS, rates, strict=True)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(awd_lstm, "draw_mask", masks)
-        patch.setattr(masked, "_ROOM", room)
+        patch.setattr(masked, "_MAX_BYTES", max_bytes)
         model = AwdLstmForCausalLM(small(tie_word_embeddings=tied, **changes)).train()
         agree(model, functools.partial(next_words, masks), owners, *clips, tolerance=2e-5)
 
@@ -300,22 +300,22 @@ class Formed:
     owners=st.lists(st.integers(0, 3), min_size=1, max_size=9),
     tokens=st.integers(1, 5),
     shape=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    room=st.integers(1, 10_000),
+    max_bytes=st.integers(1, 10_000),
     seed=st.integers(0, 10**6),
 )
-def test_norms_and_sums_are_those_of_gradients_formed_one_by_one(owners, tokens, shape, room, seed):
+def test_norms_and_sums_are_those_of_explicit_gradients(owners, tokens, shape, max_bytes, seed):
     torch.manual_seed(seed)
     formed = Formed(owners, tokens, shape)
-    formed.agrees_with(formed.rule_of(room=room), 1e-4)
+    formed.agrees_with(formed.rule_of(max_bytes=max_bytes), 1e-4)
 
 
 @settings(max_examples=50, deadline=None)
 @given(
     owners=st.lists(st.integers(0, 3), min_size=1, max_size=9),
     shape=st.tuples(st.integers(1, 9), st.integers(1, 9)),
-    room=st.integers(1, 10_000),
+    max_bytes=st.integers(1, 10_000),
 )
-def test_no_more_is_held_than_there_is_room_for(owners, shape, room):
+def test_no_more_bytes_are_held_than_allowed(owners, shape, max_bytes):
     formed = Formed(owners, 3, shape)
     sizes: list[int] = []
     product = masked.exact_product
@@ -327,9 +327,9 @@ def test_no_more_is_held_than_there_is_room_for(owners, shape, room):
 
     with pytest.MonkeyPatch.context() as patch, torch.no_grad():
         patch.setattr(masked, "exact_product", measured)
-        formed.rule_of(room=room).add_products(Grams(formed.layout, formed.owner, 1))
+        formed.rule_of(max_bytes=max_bytes).add_products(Grams(formed.layout, formed.owner, 1))
     largest_bin = max(bucket.each for bucket in formed.layout.buckets)
-    assert max(sizes) <= max(room, 4 * largest_bin * shape[1])
+    assert max(sizes) <= max(max_bytes, 4 * largest_bin * shape[1])
 
 
 @pytest.mark.gpu
