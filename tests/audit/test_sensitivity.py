@@ -63,7 +63,7 @@ def test_it_is_the_round_that_training_plays(monkeypatch):
 
         monkeypatch.setattr(module, name, spy)
     measure(plans.plan(ROTATION), **SMALL)
-    assert called == {"draw", "lend", "release", "of"}
+    assert called == {"draw", "lend", "release", "of_round"}
 
 
 @pytest.mark.parametrize(

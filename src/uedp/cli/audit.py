@@ -143,15 +143,19 @@ def audit_mechanism(
     if as_json:
         typer.echo(json.dumps(answer, indent=2, allow_nan=False))
     else:
-        _show_mechanism(found, measured, answer["verdict"])
+        if found:  # worlds are known for this profile
+            _show_bounds(found)
+        if measured:
+            _show_measured(measured)
+        typer.echo(
+            "\n" + "\n".join(answer["verdict"]) + "\nchance of a false alarm, all audits "
+            f"together: at most {1 - confidence:.2g}"
+        )
     if answer["alarm"]:
         raise typer.Exit(1)
 
 
-def _show_mechanism(
-    found: Sequence["MechanismAudit"], measured: Sequence["Sensitivity"], verdict: Sequence[str]
-) -> None:
-    from uedp.accounting.published import NOT_A_GUARANTEE
+def _show_bounds(found: Sequence["MechanismAudit"]) -> None:
     from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
 
     def sides(one: "MechanismAudit", bound: str) -> str:
@@ -160,7 +164,6 @@ def _show_mechanism(
         return " / ".join(rounded(value, 3, down=True) for value in each)
 
     shown = table("method", "pair", "runs", "threshold", "Gaussian fit", "curve", "proven")
-    shown.add_column("published", justify="right")
     shown.columns[1].justify = "left"
     for one in found:
         shown.add_row(
@@ -171,25 +174,15 @@ def _show_mechanism(
             sides(one, "gaussian"),
             "" if one.curve is None else rounded(one.curve.epsilon, 3, down=True),
             NO_FINITE_EPSILON if one.proven is None else rounded(one.proven, 4),
-            "" if one.published is None else f"{one.published:.2f}",
         )
-    first = found[0]
     show(
-        f"lower bounds on epsilon at delta {first.delta:g} after {first.rounds:,} rounds, "
-        f"each with {first.confidence:.0%} confidence\n",
+        f"lower bounds on epsilon at delta {found[0].delta:g} after {found[0].rounds:,} rounds, "
+        f"each with {found[0].confidence:.0%} confidence\n",
         shown,
     )
     typer.echo(
         "\nthreshold, Gaussian fit: guessing the full / the emptied corpus. A threshold assumes "
         "nothing;\nthe fit assumes a Gaussian trade-off, curve the proven one at another noise."
-    )
-    if any(one.published is not None for one in found):
-        typer.echo(f"published: {NOT_A_GUARANTEE}")
-    if measured:
-        _show_measured(measured)
-    typer.echo(
-        "\n" + "\n".join(verdict) + "\nchance of a false alarm, all audits together: at most "
-        f"{1 - first.confidence:.2g}"
     )
 
 
@@ -280,7 +273,7 @@ def audit_train(
 def _show_training(found: "TrainingAudit") -> None:
     from uedp.accounting.statement import rounded
 
-    shown = table("kind", "score", "canaries", "guesses", "correct", "lower bound", "if all right")
+    shown = table("kind", "score", "canaries", "guesses", "correct", "lower bound", "max provable")
     shown.add_column("proven", justify="right")
     if found.claimed is not None:
         shown.add_column("claimed", justify="right")
@@ -307,7 +300,7 @@ def _show_training(found: "TrainingAudit") -> None:
         shown,
     )
     typer.echo(
-        "\nif all right: what so many canaries prove at best; no larger epsilon can be refuted.\n"
+        "\nmax provable: the bound if all guesses were right; no larger epsilon can be refuted.\n"
         f"chance of a false alarm, all bounds together: at most {1 - found.confidence:.2g}"
     )
 
