@@ -1,17 +1,18 @@
-"""What training with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares.
+"""The search for training settings on CoNLL-2003: adapters, learning rates, sampling, shares.
 
     python benchmarks/utility.py prepare --data DIR --datasets FOLDER
     python benchmarks/utility.py train --datasets FOLDER --model gpt=FOLDER --out FOLDER
     python benchmarks/utility.py table FOLDER
 
-`train` goes through the same loop as `uedp train`, several runs at once, all or those named; what
-is finished is not run again. Choices are made on the validation part; the test part is measured
-once per finished run and decides nothing. `research/settings.py` holds what was chosen, and
-`python -m research next-word-gpt` is the comparison made with it.
+`train` uses the same loop as `uedp train`, in parallel, for all runs or those named; finished runs
+are not repeated. Choices are made on the validation part; the test part is evaluated once per
+finished run and decides nothing. `research/settings.py` holds the chosen settings, and `python -m
+research next-word-gpt` the comparison made with them.
 """
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def trials() -> Iterator[Trial]:
-    """Adapters of rank 8: kinds and steps for each method, other changes; steps of an LSTM."""
+    """Adapters of rank 8: kinds, learning rates and variants of each method; then an AWD-LSTM."""
     for epsilon, (kind, how), step in product(EPSILONS, KINDS.items(), STEPS):
         changes = {**how, "optimiser__rate": step}
         share = {"privacy__entity_share": DATA_SETTINGS["conll"].share}
@@ -75,7 +76,7 @@ def main() -> None:
     training.add_argument("--datasets", type=Path, required=True)
     training.add_argument("--model", nargs="+", required=True, metavar="PART=FOLDER")
     training.add_argument("--out", type=Path, required=True)
-    training.add_argument("--runs", nargs="*", help="some of them")
+    training.add_argument("--runs", nargs="*", help="names of runs; default all")
     training.add_argument("--rounds", type=int, help="for a dry run")
     training.add_argument("--jobs", type=int, default=1)
     training.add_argument("--deadline", type=float, default=1e9, help="seconds")
@@ -86,12 +87,11 @@ def main() -> None:
         prepare_dataset("conll", options.data, options.datasets / "conll")
     elif options.command == "train":
         models = dict(part.split("=", 1) for part in options.model)
-        place = runs.Workspace(options.datasets, models, options.out, options.rounds)
-        asked = [trial for trial in trials() if not options.runs or trial.name in options.runs]
-        found = runs.run_trials(
-            asked, place, options.jobs, options.deadline, say=lambda line: print(line, flush=True)
-        )
-        print(runs.results_table(found.values()))
+        workspace = runs.Workspace(options.datasets, models, options.out, options.rounds)
+        selected = [trial for trial in trials() if not options.runs or trial.name in options.runs]
+        say = partial(print, flush=True)
+        results = runs.run_trials(selected, workspace, options.jobs, options.deadline, say=say)
+        print(runs.results_table(results.values()))
     else:
         print(runs.results_table(runs.load_results(options.folder)))
 

@@ -1,7 +1,7 @@
 """Where texts, entities, users and words of a run come from: what its plan has to put on record."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,13 @@ class Provenance:
 
 
 def gather(
-    config: Config, data: TrainingData, ledger: CorpusLedger, precision: Precision
+    config: Config,
+    data: TrainingData,
+    ledger: CorpusLedger,
+    precision: Precision,
+    ancestors: Sequence[Ancestor] = (),
 ) -> Provenance:
+    """What is on record of the corpus and the model; `ancestors` are further runs of the model."""
     texts = ledger.keyed(data.text_digest)
     incidence = data.incidence.digest
     words = lineage.of_all_words(config)
@@ -67,7 +72,7 @@ def gather(
         users=users_of(data.info),
         precision=precision,
         words=origin,
-        model=lineage.of_model(config.model.name),
+        model=tuple(dict.fromkeys((*lineage.of_model(config.model.name), *ancestors))),
         vocabulary=words,
     )
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -266,17 +265,6 @@ def build_task(
     if encode is not None:
         return Probing(texts, labels, names, encode(texts))
     return Classification(texts, labels, names, tokenizer, max_tokens)
-
-
-def encode_for(
-    model: Any, tokenizer: Any, tokens: int, keep: Path | None, progress: Progress = SILENT
-) -> Encode | None:
-    """What reads texts for a model that takes vectors; other models read them themselves."""
-    if getattr(getattr(model, "config", None), "model_type", None) != "uedp_probe":
-        return None
-    from uedp.training.vectors import Encoder  # asks Transformers in, which takes seconds
-
-    return Encoder(model.encoder, tokenizer, tokens, keep, progress)
 
 
 def encoded(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:

@@ -105,6 +105,15 @@ class Encoder:
         return found
 
 
+def encoder_for(
+    model: Any, tokenizer: Any, tokens: int, keep: Path | None, progress: Progress = SILENT
+) -> Encoder | None:
+    """The encoder of a model that takes vectors; other models read texts themselves."""
+    if getattr(getattr(model, "config", None), "model_type", None) != "uedp_probe":
+        return None
+    return Encoder(model.encoder, tokenizer, tokens, keep, progress)
+
+
 def _digest(encoder: Any, tokenizer: Any) -> str:
     """Of all that decides what becomes of a text."""
     settings = encoder.config.to_dict()
