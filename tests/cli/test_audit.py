@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import uedp.audit.mechanism
+import uedp.audit.plans
 import uedp.audit.sensitivity
 import uedp.mechanism.sampling
 from tests.conftest import marked
@@ -24,7 +25,7 @@ def few_rounds(monkeypatch):
         return measure(*arguments, **{**options, "rounds": 1, "scanned": 20})
 
     measure = uedp.audit.sensitivity.measure
-    monkeypatch.setattr(uedp.audit.sensitivity, "measure", short)
+    monkeypatch.setattr(uedp.audit.plans, "measure", short)
 
 
 def answer(run, *arguments):
@@ -48,7 +49,7 @@ def test_all_methods_in_one_table(few_rounds, run):
         *["uedp-alg"] * 3,
     ]
     assert "no lower bound exceeds the proven epsilon" in rows
-    assert rows[-1] == "chance of a false alarm, all audits together: at most 0.05"
+    assert rows[-1] == "probability of any false alarm: at most 0.05"
 
 
 def test_what_is_printed_is_what_was_found(run, tmp_path):

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeVar
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
-from uedp.files import scratch_dir
+from uedp.files import require_new_file, scratch_dir
 from uedp.sample import words
 from uedp.sample.grammar import RULES, TOPICS
 
@@ -117,6 +117,8 @@ def write_sample(path: Path, seed: int = 0, people: int = 300) -> int:
       - the same seed and number of people give the same bytes
       - `path` appears complete or not at all
     """
+    _require_people(people, 2)
+    require_new_file(path)
     return _write(path, [_line(sentence) for sentence in sample_sentences(seed, people)])
 
 
@@ -124,10 +126,20 @@ def write_sample_split(
     path: Path, held_out: Path, seed: int = 0, people: int = 300
 ) -> tuple[int, int]:
     """The same in two files, every fifth person in the second; their lengths."""
+    _require_people(people, 5)
+    for each in (path, held_out):
+        require_new_file(each)
+    if held_out == path:
+        raise UserError(f"{path}: named twice; choose another file for the held-out people")
     parts: tuple[list[str], list[str]] = [], []
     for sentence in sample_sentences(seed, people):
         parts[int(sentence.user[1:]) % 5 == 4].append(_line(sentence))
     return _write(path, parts[0]), _write(held_out, parts[1])
+
+
+def _require_people(people: int, least: int) -> None:
+    if people < least:
+        raise UserError(f"`people={people}`: at least {least} are needed")
 
 
 def _line(sentence: Sentence) -> str:
