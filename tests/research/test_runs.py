@@ -24,19 +24,19 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def test_override_does_not_change_its_base() -> None:
-    found = override(CONFIG, privacy__epsilon=2, run__device="cpu")
-    assert found["privacy"] == {"method": "rotation", "epsilon": 2}
-    assert found["run"] == {"device": "cpu"}
+    config = override(CONFIG, privacy__epsilon=2, run__device="cpu")
+    assert config["privacy"] == {"method": "rotation", "epsilon": 2}
+    assert config["run"] == {"device": "cpu"}
     assert CONFIG["privacy"]["epsilon"] == 8.0
 
 
 def test_models_and_data_are_resolved_by_part(tmp_path: Path) -> None:
     config = override(CONFIG, vocabulary__source="public")
-    found = resolve_config(Trial("one", "conll", config), workspace(tmp_path))
-    assert found["model"]["name"] == "a-folder"
-    assert found["vocabulary"]["path"] == "a-list"
-    assert found["data"]["train"] == str(tmp_path / "datasets" / "conll")
-    assert "rounds" not in found["privacy"]
+    resolved = resolve_config(Trial("one", "conll", config), workspace(tmp_path))
+    assert resolved["model"]["name"] == "a-folder"
+    assert resolved["vocabulary"]["path"] == "a-list"
+    assert resolved["data"]["train"] == str(tmp_path / "datasets" / "conll")
+    assert "rounds" not in resolved["privacy"]
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -65,8 +65,8 @@ def test_a_trial_with_a_result_is_not_run_again(
     stand_in(monkeypatch, WRITES)
     said: list[str] = []
     trials = [Trial("old", "conll", CONFIG), Trial("new", "conll", CONFIG)]
-    found = run_trials(trials, where, jobs=2, say=said.append)
-    assert [found[name]["name"] for name in ("old", "new")] == ["kept", "new"]
+    results = run_trials(trials, where, jobs=2, say=said.append)
+    assert [results[name]["name"] for name in ("old", "new")] == ["kept", "new"]
     assert len(said) == 1
     assert "done new" in said[0]
 
