@@ -33,8 +33,7 @@ def strings(path: Path) -> list[tuple[int, str]]:
             parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
             found.append((node.lineno, "".join(map(str, parts))))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if id(node) not in inside:
-                found.append((node.lineno, node.value))
+            found += [] if id(node) in inside else [(node.lineno, node.value)]
     return found
 
 
