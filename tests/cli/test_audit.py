@@ -41,7 +41,7 @@ def test_all_methods_in_one_table(few_rounds, run):
     assert head == (
         "lower bounds on epsilon at delta 1e-05 after 5 rounds, each with 95% confidence"
     )
-    for column in ("threshold", "Gaussian fit", "curve", "proven", "published"):
+    for column in ("threshold", "Gaussian fit", "curve", "proven"):
         assert column in columns
     assert [row.split("  ")[0] for row in rows[:8]] == [
         *["rotation"] * 4,
