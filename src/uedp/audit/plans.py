@@ -96,6 +96,11 @@ def audit_plans(
         for place in dict.fromkeys((None, incidence))
     ]
     among = len(attacks) + len(places)
+    if not among:
+        raise UserError(
+            f"{plans[0].method.name}: its rounds cannot be measured, and no worlds are registered "
+            "for its profile; register some with `worst_case_worlds`"
+        )
     audits = [
         case.audit(
             runs=case.runs_in(1.0 if quick else 20.0) if runs is None else runs,

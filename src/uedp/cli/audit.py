@@ -118,7 +118,14 @@ def audit_mechanism(
     if plot is not None:
         mechanism_bounds({f"{one.method}: {one.pair}": one for one in audits}, plot)
     if not _save_or_print(answer, out, as_json):
-        _show_mechanism(audits, measured, answer["verdict"])
+        if audits:  # worlds are known for this profile
+            _show_bounds(audits)
+        if measured:
+            _show_measured(measured)
+        typer.echo(
+            "\n" + "\n".join(answer["verdict"]) + "\nprobability of any false alarm: at most "
+            f"{1 - confidence:.2g}"
+        )
     if answer["alarm"]:
         raise typer.Exit(1)
 
@@ -144,18 +151,14 @@ def _save_or_print(answer: object, out: Path | None, as_json: bool) -> bool:
     return as_json
 
 
-def _show_mechanism(
-    audits: Sequence["MechanismAudit"], measured: Sequence["Sensitivity"], verdict: Sequence[str]
-) -> None:
-    from uedp.accounting.published import NOT_A_GUARANTEE
-
+def _show_bounds(audits: Sequence["MechanismAudit"]) -> None:
     def sides(one: "MechanismAudit", bound: str) -> str:
         """A lower bound is rounded down."""
         each = (one.directions[side][bound].epsilon for side in ("full", "emptied"))
         return " / ".join(number(value, 3, down=True) for value in each)
 
     columns = ("method", "pair", "runs", "threshold", "Gaussian fit", "curve", "proven")
-    shown = table(*columns, "published", left=(1,))
+    shown = table(*columns, left=(1,))
     for one in audits:
         shown.add_row(
             one.method,
@@ -165,7 +168,6 @@ def _show_mechanism(
             sides(one, "gaussian"),
             "" if one.curve is None else number(one.curve.epsilon, 3, down=True),
             number(one.proven),
-            "" if one.published is None else f"{one.published:.2f}",
         )
     first = audits[0]
     show(
@@ -176,14 +178,6 @@ def _show_mechanism(
     typer.echo(
         "\nthreshold, Gaussian fit: guessing the full / the emptied corpus. A threshold assumes "
         "nothing;\nthe fit assumes a Gaussian trade-off, the curve the proven one at other noise."
-    )
-    if any(one.published is not None for one in audits):
-        typer.echo(f"published: {NOT_A_GUARANTEE}")
-    if measured:
-        _show_measured(measured)
-    typer.echo(
-        "\n" + "\n".join(verdict) + "\nprobability of any false alarm: at most "
-        f"{1 - first.confidence:.2g}"
     )
 
 

@@ -54,8 +54,8 @@ def prepare(
     out: Path,
     texts: Sequence[str],
     incidence: Incidence,
-    release: VocabularyRelease | None,
-    ledger: RunLedger | None,
+    release: VocabularyRelease | None = None,
+    ledger: RunLedger | None = None,
 ) -> Path:
     """Make the tokenizer of a run, once, and give its folder.
 
