@@ -46,7 +46,7 @@ def train(
     is a name, or the fields of its section. `evaluate` is a corpus of other users to measure on.
 
     Guarantees:
-      - those of `loop.run`; the folder's `config.yaml` is what `uedp train` would take
+      - those of `loop.run`; the folder holds the resolved `config.yaml`
     """
     values: dict[str, dict[str, Any]] = {name: dict(own) for name, own in sections.items()}
 

@@ -50,7 +50,7 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
             save_file(own, folder / STATE)
         except SafetensorError as error:  # in place of an OSError
             raise UserError(
-                f"{target}: cannot be written ({error}); make room, and go on with --resume"
+                f"{target}: cannot be written ({error}); free space, and use `resume=True`"
             ) from None
         (folder / INFO).write_text(json.dumps({**info, "done": done}) + "\n")
         digests = {name: _sha256(folder / name) for name in (STATE, INFO)}
