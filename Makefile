@@ -56,7 +56,7 @@ demo/corpus/corpus.json: demo/messages.jsonl
 demo/others/corpus.json: demo/others.jsonl
 	$(BIN)/uedp detect $< --out demo/others --overwrite --label label --detector labels,patterns
 
-paper: $(DEV)  ## docs/results.md from results/; with DATA=DIR NER=DIR measure what trains nothing first
+paper: $(DEV)  ## write docs/results.md from results/; with DATA=DIR NER=DIR, first rerun what needs no training
 ifdef DATA
 	for name in breakdown integrity budget; do \
 	  $(BIN)/python -m research $$name --data $(DATA) --out results --model ner=$(NER) || exit; done

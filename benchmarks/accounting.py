@@ -1,12 +1,12 @@
-"""Calibration against the same search written plainly on dp-accounting.
+"""Calibration, compared with the same search written directly with dp-accounting.
 
     python benchmarks/accounting.py [--evaluations N]
 
-Both sides look for the least noise (to 0.02%) that keeps 200 rounds within epsilon 8, by the same
-theorem: the holder's draw revealed (Theorem 1), which is what dp-accounting has distributions
-for. The plain side discretises each case with dp-accounting's default step, mixes, composes and
-bisects. With `--evaluations N` only N of its evaluations are timed and the mean is multiplied by
-the number the search needs; without it the whole search is run.
+Both search for the smallest noise (to 0.02%) that keeps 200 rounds within epsilon 8, by the same
+theorem: the holder's draw revealed (Theorem 1), for which dp-accounting has the distributions. The
+plain side discretises each case with dp-accounting's default step, mixes, composes and
+bisects. With `--evaluations N` only N of its evaluations are timed, and their mean is multiplied by
+the number that the search needs.
 
 Targets: at least 20 times faster; 100,000 rounds in under 10 s and 2 GB on two cores.
 """
@@ -39,7 +39,7 @@ def plain_epsilon(noise: float) -> float:
 
 
 def plain_search(spent: Callable[[float], float]) -> float:
-    """Doubling, then bisection: the search one writes first."""
+    """Doubling, then bisection."""
     low, high = 0.5, 1.0
     while spent(high) > TARGET:
         low, high = high, 2 * high
@@ -53,7 +53,7 @@ def plain_search(spent: Callable[[float], float]) -> float:
 
 
 def ours(rounds: int, reveal_draw: bool) -> dict[str, float]:
-    """One calibration in this process, counted and timed, with the peak of its memory."""
+    """One calibration in this process: evaluations, time and peak memory."""
     evaluations = 0
 
     def counted(profile: RotationProfile, rounds: int, delta: float) -> float:
@@ -95,7 +95,7 @@ def plain(evaluations: int | None) -> dict[str, float]:
         tried.append(noise)
         return epsilon(RotationProfile(noise, RATE, SHARE, reveal_draw=True), ROUNDS, DELTA)
 
-    noise = plain_search(quick)  # only to learn how many evaluations it takes, and where
+    noise = plain_search(quick)  # only for the number of evaluations and their noise
     began = time.perf_counter()
     for z in tried[-evaluations:]:
         plain_epsilon(z)
@@ -112,7 +112,7 @@ def row(name: str, result: dict[str, float]) -> str:
 
 
 def in_a_process(rounds: int, reveal_draw: bool) -> dict[str, float]:
-    """So that the peak of memory, and what is warmed up, is this calibration's alone."""
+    """A separate process, so that peak memory and warm caches are those of one calibration."""
     line = [sys.executable, __file__, "--ours", str(rounds), str(int(reveal_draw))]
     result: dict[str, float] = json.loads(subprocess.check_output(line))
     return result
@@ -120,7 +120,7 @@ def in_a_process(rounds: int, reveal_draw: bool) -> dict[str, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--evaluations", type=int, help="time so many of the plain side's only")
+    parser.add_argument("--evaluations", type=int, help="time only N evaluations of the plain side")
     parser.add_argument("--ours", nargs=2, type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.ours:

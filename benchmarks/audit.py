@@ -1,11 +1,12 @@
-"""The full audit of the mechanism: how close attacks come, and the published epsilon refuted.
+"""The full audit of the mechanism: how close attacks come to the proven epsilon, and a refutation
+of the published one.
 
     python benchmarks/audit.py CORPUS [--out benchmarks/results]
 
 CORPUS is a folder of `uedp detect` on CoNLL's training file with human marks (reader conll,
-detector labels); only its incidence is read. Takes about an hour on one core. It may be stopped:
-what was simulated lies in --scratch, what was found in OUT/audit_mechanism.json, and the next start
-goes on from there.
+detector labels); only its incidence is read. Takes about an hour on one core. It may be
+interrupted: simulations are kept in --scratch and results in OUT/audit_mechanism.json, and the next
+start resumes.
 """
 
 import argparse
@@ -81,7 +82,7 @@ def strongest(case: Case) -> World:
 
 
 def repeated() -> Iterable[tuple[str, Case, int]]:
-    """What is audited again and again, with fewer runs."""
+    """The cases that are audited repeatedly, with fewer runs."""
     for target in TARGETS:
         for case in product_cases(target):
             runs = 1_000 if case.claim.method == "rotation" else 4_000
@@ -91,12 +92,12 @@ def repeated() -> Iterable[tuple[str, Case, int]]:
 
 
 def cost(case: Case, runs: int) -> float:
-    """What takes long comes last."""
+    """The slow ones last."""
     return runs / case.runs_in(20.0)
 
 
 def simulated(key: str, case: Case, runs: int, scratch: Path) -> list[Scores]:
-    """The scores of an audit, chunk by chunk; a chunk that lies there is not simulated again."""
+    """The scores of an audit in chunks; a stored chunk is not simulated again."""
     found = []
     for world in case.worlds:
         parts, chunk = [], max(1_000, CHUNK // world.incidence.sentences)
@@ -121,7 +122,7 @@ def simulated(key: str, case: Case, runs: int, scratch: Path) -> list[Scores]:
 
 
 def save(path: Path, write: Callable[[Path], Any]) -> None:
-    """Whole or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f"part of {path.name}")
     write(part)
     part.replace(path)

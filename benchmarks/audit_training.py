@@ -1,14 +1,14 @@
-"""One-run audits of SmolLM2 on CoNLL-2003: what canaries prove of a run with noise, and without.
+"""One-run audits of SmolLM2 on CoNLL-2003: lower bounds from canaries, with noise and without.
 
-    python benchmarks/audit_training.py run --material FOLDER --model FOLDER --out FOLDER
+    python benchmarks/audit_training.py run --datasets FOLDER --model FOLDER --out FOLDER
     python benchmarks/audit_training.py table FOLDER [--plot FOLDER]
 
-The material is that of `benchmarks/utility.py prepare`. Canary users and entities are planted
-in it, each in or out by a coin, and a model is trained once by each method, through the same loop
-as `uedp train`; then the coins are guessed. What is finished is not run again, and what was
-interrupted goes on. Settings are those of `experiments.settings`. `sabotaged-2` is rotation at
-epsilon 2 with its noise left out behind the ledger's back: an audit that is worth anything refutes
-it. (To refute epsilon 8 takes more than 9,000 canaries, be they all guessed right.)
+The data are those of `benchmarks/utility.py prepare`. Canary users and entities are planted in
+them, each included by a fair coin, and a model is trained once by each method, through the same
+loop as `uedp train`; then the coins are guessed. Finished runs are kept, interrupted ones resumed.
+Settings are those of `research/settings.py`. `sabotaged-2` is rotation at epsilon 2 without its
+noise, which the ledger does not show: an effective audit refutes it. (Refuting epsilon 8 would take
+more than 9,000 canaries, all guessed correctly.)
 """
 
 import argparse
@@ -39,21 +39,21 @@ def run(name: str, options: argparse.Namespace) -> None:
     from uedp.training.datasets import TrainingData
 
     values = {section: dict(fields) for section, fields in RUNS[name].items()}
-    values["data"] = {"train": str(options.material)}
+    values["data"] = {"train": str(options.datasets)}
     values["model"]["name"] = options.model
     changes = [f"privacy.rounds={options.rounds}"] if options.rounds else []
     config = parse_config(values, changes=changes)
     folder = options.out / name
     natural = TrainingData(
-        load_texts(options.material, "train"),
-        Incidence.load(options.material / "incidence"),
-        options.out,  # not used: the audit keeps a ledger of its own
+        load_texts(options.datasets, "train"),
+        Incidence.load(options.datasets / "incidence"),
+        options.out,  # not used: the audit has its own ledger
     )
     began, noise = time.time(), release.add_once_
     if name.startswith("sabotaged"):
         release.add_once_ = lambda noise, sums, deviation: None
     try:
-        found = audit(
+        outcome = audit(
             config,
             folder,
             data=natural,
@@ -68,8 +68,8 @@ def run(name: str, options: argparse.Namespace) -> None:
         )
     finally:
         release.add_once_ = noise
-    if found is None:
-        raise SystemExit(f"{name}: stopped; run it again to go on")
+    if outcome is None:
+        raise SystemExit(f"{name}: stopped; run it again to resume")
     cuda = torch.cuda.is_available()
     result = {
         "name": name,
@@ -77,7 +77,7 @@ def run(name: str, options: argparse.Namespace) -> None:
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "seconds": time.time() - began,
         "memory": torch.cuda.max_memory_allocated() if cuda else None,
-        "audit": json.loads(found.to_json()),
+        "audit": json.loads(outcome.to_json()),
     }
     (options.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
@@ -91,8 +91,8 @@ def table(folder: Path, plots: Path | None) -> None:
     )
     for path in sorted(folder.glob("*.json")):
         row = json.loads(path.read_text())
-        found = TrainingAudit.from_json(json.dumps(row["audit"]))
-        for one in found.findings:
+        audit = TrainingAudit.from_json(json.dumps(row["audit"]))
+        for one in audit.findings:
             proven = "none" if one.claim is None else f"{one.claim:.3g}"
             print(
                 f"{row['name']:14} {one.kind:8} {one.score:10} {one.canaries:>10} "
@@ -102,14 +102,14 @@ def table(folder: Path, plots: Path | None) -> None:
         if plots is not None:
             from uedp.report.audit_training_plots import score_histograms
 
-            score_histograms(found, plots / f"audit_training_{row['name']}.png")
+            score_histograms(audit, plots / f"audit_training_{row['name']}.png")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     running = commands.add_parser("run")
-    running.add_argument("--material", type=Path, required=True)
+    running.add_argument("--datasets", type=Path, required=True)
     running.add_argument("--model", required=True)
     running.add_argument("--out", type=Path, required=True)
     running.add_argument("--runs", nargs="*", choices=list(RUNS), default=list(RUNS)[:3])

@@ -1,4 +1,4 @@
-"""The cost of clipping twice: ours against ordinary training, Opacus and plain loops.
+"""The cost of clipping twice, compared with ordinary training, Opacus and a plain loop.
 
     python benchmarks/clip.py [--device cuda] [--models gpt2 smollm2] [--growth] [--out FILE]
 
@@ -8,8 +8,8 @@ accelerator, float32 on a CPU):
   (a) a non-private step: forward, backward, gradients of every trainable weight
   (b) ours: per-sentence and per-user clipping
   (c) Opacus ghost clipping, per sentence only, where it is installed and supports the model: it
-      has no rule for GPT-2's Conv1D, for tied weights, or for Llama's norms, so beside LoRA it
-      gets a variant of SmolLM2 of its own, `untied`, with its own output head and frozen norms
+      has no rule for GPT-2's Conv1D, tied weights or Llama's norms, so beside LoRA it trains a
+      variant of SmolLM2, `untied`, with a separate output head and frozen norms
   (d) a plain loop over users with ordinary backward passes (user clip only; a few users, scaled)
 
 The floor: forward, activation backward and one weighted product cost what (a) costs; only the
@@ -97,10 +97,10 @@ class Bench:
     def losses(self, ids: Tensor) -> Tensor:
         with torch.autocast(self.device, torch.bfloat16, enabled=self.half):
             logits = self.model(input_ids=ids).logits[:, :-1]
-        found = nn.functional.cross_entropy(
+        losses = nn.functional.cross_entropy(
             logits.flatten(0, 1).float(), ids[:, 1:].flatten(), reduction="none"
         )
-        return found.view(ids.shape[0], -1).mean(1)
+        return losses.view(ids.shape[0], -1).mean(1)
 
     def plain(self) -> None:
         self.losses(self.ids).sum().backward()
@@ -188,10 +188,10 @@ def timed(
                 torch.cuda.synchronize()
             if turn:
                 seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in seconds.items()}, peaks
+    return {name: statistics.median(own) for name, own in seconds.items()}, peaks
 
 
-def measured(case: Case, device: str, repeats: int, loop_users: int) -> dict[str, Any]:
+def measure(case: Case, device: str, repeats: int, loop_users: int) -> dict[str, Any]:
     bench = Bench(case, device)
     steps = {"plain": bench.plain, "ours": bench.ours}
     seconds, peaks = timed(steps, device, repeats)
@@ -262,7 +262,7 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=64)
     parser.add_argument("--each", type=int, default=8)
     parser.add_argument("--tokens", type=int, nargs="+", default=[24, 64])
-    parser.add_argument("--growth", action="store_true", help="over users, tokens and width too")
+    parser.add_argument("--growth", action="store_true", help="also vary users, tokens and width")
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--loop-users", type=int, default=4)
     parser.add_argument("--out", type=Path)
@@ -276,7 +276,7 @@ def main() -> None:
     print(HEADER)
     rows = []
     for case in cases(options):
-        row = measured(case, options.device, options.repeats, options.loop_users)
+        row = measure(case, options.device, options.repeats, options.loop_users)
         rows.append(row)
         print(line(row), flush=True)
         if options.device == "cuda":

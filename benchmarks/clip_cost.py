@@ -1,4 +1,4 @@
-"""What a change of the clip rule costs: one CoNLL run at epsilon 8 with two versions of the code.
+"""The cost of a change of the clip rule: one CoNLL run at epsilon 8 with two versions of the code.
 
     python benchmarks/utility.py prepare --data DIR --datasets FOLDER        (with each version)
     python benchmarks/clip_cost.py train --before TREE --datasets FOLDER FOLDER --model FOLDER
@@ -6,8 +6,8 @@
     python benchmarks/clip_cost.py table FILE
 
 TREE is an older checkout. Both versions run the same trial of their own `benchmarks/utility.py`,
-side by side, from the same weights; draws and noise are fresh. The older version reads the first
-of the two folders of material. `train` writes OUT/clip_cost.json.
+side by side, from the same weights, with fresh sampling and noise. The older version reads the
+first of the two folders of prepared data. `train` writes OUT/clip_cost.json.
 """
 
 import argparse
@@ -19,19 +19,20 @@ from typing import Any
 from research import processes, runs
 
 HERE = Path(__file__).resolve().parents[1]
-TRIAL = "rotation-8-flat-0.003-at-0.2"  # what `research/settings.py` has for CoNLL
+TRIAL = "rotation-8-flat-0.003-at-0.2"  # the settings for CoNLL in `research/settings.py`
 
 
 def train(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     trees = {"before": options.before, "after": HERE}
-    materials = dict(zip(trees, options.datasets, strict=True))
+    datasets = dict(zip(trees, options.datasets, strict=True))
 
     def start(name: str) -> processes.Process:
         script = trees[name] / "benchmarks/utility.py"
-        path = ":".join([str(trees[name] / "src"), *options.packages])
+        path = ":".join([str(trees[name] / "src"), str(trees[name]), *options.packages])
         command = ["env", f"PYTHONPATH={path}", sys.executable, "-W", "ignore", str(script)]
-        command += ["train", "--datasets", str(materials[name]), "--runs", TRIAL]
+        option = next(o for o in ("--datasets", "--materials") if o in script.read_text())
+        command += ["train", option, str(datasets[name]), "--runs", TRIAL]
         command += ["--model", f"gpt={options.model}", "--out", str(options.out / name)]
         command += ["--rounds", str(options.rounds)] if options.rounds else []
         return processes.start_process(name, command, options.out)
@@ -40,20 +41,20 @@ def train(options: argparse.Namespace) -> None:
     failed = processes.run_processes(jobs, options.out, 2, say=lambda line: print(line, flush=True))
     if failed:
         raise SystemExit(f"{failed[0]}; the logs are in {options.out}")
-    found = {
+    results = {
         name: json.loads((options.out / name / f"{TRIAL}.json").read_text()) | {"name": name}
         for name in trees
     }
     path = options.out / "clip_cost.json"
-    path.write_text(json.dumps({"trial": TRIAL, "runs": found}, indent=1) + "\n")
+    path.write_text(json.dumps({"trial": TRIAL, "runs": results}, indent=1) + "\n")
     table(path)
 
 
 def table(path: Path) -> None:
-    found: dict[str, Any] = json.loads(path.read_text())["runs"]
-    print(runs.results_table(found.values()))
+    results: dict[str, Any] = json.loads(path.read_text())["runs"]
+    print(runs.results_table(results.values()))
     for part in ("validation", "test"):
-        before, after = (found[name][part]["perplexity"] for name in ("before", "after"))
+        before, after = (results[name][part]["perplexity"] for name in ("before", "after"))
         print(
             f"{part} perplexity {before:.2f} before, {after:.2f} after: {after / before - 1:+.1%}"
         )
@@ -67,7 +68,7 @@ def main() -> None:
     training.add_argument("--datasets", type=Path, nargs=2, required=True)
     training.add_argument("--model", required=True)
     training.add_argument("--out", type=Path, required=True)
-    training.add_argument("--packages", nargs="*", default=[], help="folders to import from too")
+    training.add_argument("--packages", nargs="*", default=[], help="more folders to import from")
     training.add_argument("--rounds", type=int, help="for a dry run")
     shown = commands.add_parser("table")
     shown.add_argument("file", type=Path)

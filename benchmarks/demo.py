@@ -1,9 +1,9 @@
-"""What README shows of the demo, from the run that `make demo` leaves.
+"""The numbers of the demo in README, from the run of `make demo`.
 
     make demo
     python benchmarks/demo.py demo/run > benchmarks/results/demo.json
 
-The noise is fresh each time, so that README's numbers are those of the run that is kept.
+The noise is fresh each time; README's numbers are those of the committed JSON.
 """
 
 import argparse

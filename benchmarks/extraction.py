@@ -1,22 +1,22 @@
-"""What trained models give away: planted phone numbers, and the entities of CoNLL-2003.
+"""Extraction from trained models: planted phone numbers, and the entities of CoNLL-2003.
 
-    python benchmarks/extraction.py prepare --data DIR --material FOLDER
-    python benchmarks/extraction.py train --material FOLDER --model FOLDER --out FOLDER [--jobs 4]
-    python benchmarks/extraction.py score --material FOLDER --model FOLDER --out FOLDER
+    python benchmarks/extraction.py prepare --data DIR --datasets FOLDER
+    python benchmarks/extraction.py train --datasets FOLDER --model FOLDER --out FOLDER [--jobs 4]
+    python benchmarks/extraction.py score --datasets FOLDER --model FOLDER --out FOLDER
     python benchmarks/extraction.py table FOLDER [--plot FILE]
 
-`prepare` plants 1,000 phone numbers in CoNLL's training part, each told by 1 to 64 new users who
-say nothing else, and leaves 20,000 out that are drawn alike; entities are the human marks, names
-and numbers of the planted sentences among them. It writes plain files that a machine without Arrow
-can read.
+`prepare` plants 1,000 phone numbers in CoNLL's training part, each in the texts of 1 to 64 new
+users with no other text, and draws 20,000 more from the same distribution that are left out.
+Entities are the human marks, including names and numbers of the planted sentences. It writes plain
+files, which a machine without Arrow can read.
 
-`train` trains a model by each method, several at once, through the same loop as `uedp train`, and
-attacks it. Membership: by how much training raised the likelihood of a number after its prompt,
-planted numbers against those left out. Extraction: whether the model writes the number. Exposure:
-the rank of the number among others of its form, for some of each group. With `prepare --entities`,
-CoNLL's own entities are ranked against others of their category too. Finished runs are kept,
-interrupted ones resumed. `score` attacks again the models that `train --keep` left. Settings are
-those of `experiments.settings`; nothing was chosen by what is shown here.
+`train` trains a model by each method, in parallel, through the same loop as `uedp train`, and
+attacks it. Membership: the increase in likelihood of a number after its prompt, for planted numbers
+and for those left out. Extraction: whether the model generates the number. Exposure: the rank of
+the number among others of its form, for some of each group. With `prepare --entities`, CoNLL's own
+entities are also ranked against others of their category. Finished runs are kept, interrupted ones
+resumed. `score` repeats the attack on the models that `train --keep` kept. Settings are those of
+`research/settings.py`; none was chosen by these results.
 """
 
 import argparse
@@ -49,7 +49,7 @@ _Config = dict[str, dict[str, Any]]
 def _private(method: str, epsilon: float) -> _Config:
     drawn: dict[str, Any] = {"privacy__user_rate": SETTINGS.user_level}
     if method == "rotation":  # as many users in a round as the others
-        drawn = {"privacy__entity_share": SETTINGS.share, **SETTINGS.rotation_too["users-0.1"]}
+        drawn = {"privacy__entity_share": SETTINGS.share, **SETTINGS.rotation_variants["users-0.1"]}
     return method_config(FINE_TUNING, method, epsilon, **{**SETTINGS.flat, **drawn})
 
 
@@ -77,7 +77,7 @@ def prepare(options: argparse.Namespace) -> None:
     from uedp.entities.deidentify import deidentified_texts
     from uedp.entities.detectors.patterns import load_patterns
 
-    folder = options.material
+    folder = options.datasets
     folder.mkdir(parents=True, exist_ok=True)
     original = list(uedp.read_sentences(options.data / CONLL["train"], reader="conll"))
     sentences, secrets = plant(
@@ -113,12 +113,12 @@ def prepare(options: argparse.Namespace) -> None:
             )
         )
         hidden = deidentified_texts(train)
-        for name, found in (
+        for name, texts in (
             ("train", [s.text for s in train]),
             ("validation", [s.text for s in validation]),
             ("deidentified", hidden),
         ):
-            save_texts(folder, name, found, [None] * len(found))
+            save_texts(folder, name, texts, [None] * len(texts))
         shutil.rmtree(folder / "incidence", ignore_errors=True)
         shutil.copytree(train.folder / "incidence", folder / "incidence")
         gaps = []
@@ -153,18 +153,19 @@ def one(name: str, options: argparse.Namespace) -> None:
 
 
 def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str, Any]:
-    """Train one model, or go on with it; what the certificate says stands beside the numbers."""
+    """Train or resume one model. Returns its measures and the statement of its certificate."""
     from uedp.incidence import Incidence
     from uedp.training.config import parse_config
     from uedp.training.datasets import TrainingData
-    from uedp.training.loop import CONFIG, run
+    from uedp.training.loop import run
+    from uedp.training.run_dir import CONFIG
 
     folder, began = options.out / name, time.time()
     values = {section: dict(fields) for section, fields in settings.items()}
     source = "deidentified" if values["privacy"]["method"] == "deidentified" else "train"
     values["data"] = {
-        "train": str(options.material / source),
-        "evaluate": str(options.material / "validation"),
+        "train": str(options.datasets / source),
+        "evaluate": str(options.datasets / "validation"),
     }
     values["model"]["name"] = str(options.model)
     values["run"]["checkpoint_seconds"] = 60
@@ -173,10 +174,10 @@ def train(name: str, settings: _Config, options: argparse.Namespace) -> dict[str
     ledger = options.out / f"{name}.corpus"  # of its own: these runs do not add up to one
     ledger.mkdir(parents=True, exist_ok=True)
     data = TrainingData(
-        load_texts(options.material, source),
-        Incidence.load(options.material / "incidence"),
+        load_texts(options.datasets, source),
+        Incidence.load(options.datasets / "incidence"),
         ledger,
-        load_texts(options.material, "validation", 50 if options.dry else None),
+        load_texts(options.datasets, "validation", 50 if options.dry else None),
     )
     found = run(
         parsed,
@@ -238,7 +239,7 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     if device == "cuda":
-        torch.cuda.empty_cache()  # what training held, for runs beside this one
+        torch.cuda.empty_cache()  # for parallel runs
 
     def scorer(where: Path) -> Scorer:
         loaded = load_model(where)
@@ -246,10 +247,10 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
 
     attacked = scorer(folder or options.model)
     before = None if folder is None else scorer(options.model)
-    secrets = load_secrets(options.material / "secrets.json")
+    secrets = load_secrets(options.datasets / "secrets.json")
     told = sorted((s for s in secrets if s.planted), key=lambda s: s.repeats)
     left_out = [s for s in secrets if not s.planted]
-    with gzip.open(options.material / "gaps.json.gz", "rt") as file:
+    with gzip.open(options.datasets / "gaps.json.gz", "rt") as file:
         gaps = [Gap(**values) for values in json.load(file)]
     if options.dry:
         told, left_out, gaps = told[:: len(told) // 12], left_out[:200], gaps[:5] + gaps[-5:]
@@ -394,7 +395,7 @@ def table(folder: Path, plot: Path | None = None) -> None:
         lambda row, name: _exposure(row["secrets"]["groups"], name),
     )
     if any("entities" in row for row in rows):
-        print("\nCoNLL's own entities, told from those held out:\n")
+        print("\nCoNLL's own entities, compared with held-out ones:\n")
         cells = ([r["name"], *_rates(r["entities"]["membership"])] for r in rows if "entities" in r)
         print(markdown.table(["run", *_RATES], cells))
     for row in rows:
@@ -424,16 +425,16 @@ def _row(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def _rates(found: dict[str, Any]) -> list[str]:
-    """A dash where too few were left out to tell such a rate from none at all."""
+def _rates(rates: dict[str, Any]) -> list[str]:
+    """A dash where too few numbers were left out to resolve such a rate."""
     return [
-        f"{found['area']:.3f}",
-        *(_interval(at["true_positives"]) if at["resolved"] else "-" for at in found["at"]),
+        f"{rates['area']:.3f}",
+        *(_interval(at["true_positives"]) if at["resolved"] else "-" for at in rates["at"]),
     ]
 
 
-def _interval(found: dict[str, float]) -> str:
-    return f"{found['share']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
+def _interval(share: dict[str, float]) -> str:
+    return f"{share['share']:.1%} ({share['low']:.1%} to {share['high']:.1%})"
 
 
 def _exposure(groups: dict[str, Any], name: str) -> str:
@@ -449,7 +450,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     making = commands.add_parser("prepare")
     making.add_argument("--data", type=Path, required=True)
-    making.add_argument("--material", type=Path, required=True)
+    making.add_argument("--datasets", type=Path, required=True)
     making.add_argument("--repeats", type=int, nargs="+", default=REPEATS)
     making.add_argument("--each", type=int, default=EACH, help="secrets for each entry above")
     making.add_argument("--left-out", type=int, default=LEFT_OUT)
@@ -467,7 +468,7 @@ def main() -> None:
             running.add_argument("--runs", nargs="*", choices=list(RUNS))
             running.add_argument("--jobs", type=int, default=1)
             running.add_argument("--deadline", type=float, default=1e9, help="seconds")
-        running.add_argument("--material", type=Path, required=True)
+        running.add_argument("--datasets", type=Path, required=True)
         running.add_argument("--model", type=Path, required=True)
         running.add_argument("--out", type=Path, required=True)
         running.add_argument("--rounds", type=int, help="in place of 200")
@@ -475,7 +476,7 @@ def main() -> None:
         running.add_argument("--dry", action="store_true", help="attack a few secrets only")
         for flag, number in _ATTACK.items():
             running.add_argument(f"--{flag}", type=int, default=number, help=_HELP.get(flag))
-        running.add_argument("--keep", action="store_true", help="leave the models, to score again")
+        running.add_argument("--keep", action="store_true", help="keep the models, for `score`")
     shown = commands.add_parser("table")
     shown.add_argument("folder", type=Path)
     shown.add_argument("--plot", type=Path)

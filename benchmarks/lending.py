@@ -1,16 +1,16 @@
-"""How much of a corpus is usable at a time, and how much any rule of lending could use.
+"""The share of a corpus that is usable in a round, and the bound for any lending rule.
 
     python benchmarks/lending.py DATASETS [--out JSON]
 
 `DATASETS` holds prepared data sets (`python -m research` leaves them in
 OUT/.work/common/datasets).
 
-- *usable*: sentences all of whose entities are lent to their user, of all.
-- *whole*: the same, each counted by how much of an entity's share it has (several of one user
-  that mention the same entity divide it).
-- *at most*: of whole sentences, what no rule can exceed, as long as all users together have one
-  share of each entity, however divided: the optimum of a linear program.
-- *never*: sentences with an entity that are not usable in any round of a run.
+- *usable*: the share of sentences whose entities are all lent to their user.
+- *whole*: the same, each weighted by its part of an entity's share (sentences of one user that
+  mention the same entity divide it).
+- *at most*: a bound on *whole* for every rule that gives all users together one share of each
+  entity, however divided: the optimum of a linear program.
+- *never*: the share of sentences with an entity that are usable in no round of a run.
 """
 
 import argparse
@@ -34,9 +34,9 @@ def main() -> None:
     options = parser.parse_args()
     rows = []
     print(f"{'data':6} {'rounds':>6} {'usable':>7} {'whole':>7} {'at most':>7} {'never':>6}")
-    for data, corpus in DATA_SETTINGS.items():
-        found = load_incidence(options.datasets / data)
-        row = {"data": data, "rounds": corpus.rounds, **measured(found, corpus.rounds)}
+    for data, settings in DATA_SETTINGS.items():
+        rounds, incidence = settings.rounds, load_incidence(options.datasets / data)
+        row = {"data": data, "rounds": rounds, **measure(incidence, rounds)}
         rows.append(row)
         print(
             f"{data:6} {row['rounds']:>6} {row['usable']:>7.1%} {row['whole']:>7.1%} "
@@ -46,30 +46,29 @@ def main() -> None:
         options.out.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def measured(found: Incidence, rounds: int) -> dict[str, float]:
-    everyone, no_limit = np.arange(found.users), draw.Sampling(1.0, per_entity=None)
-    times, whole = np.zeros(found.sentences), 0.0
+def measure(incidence: Incidence, rounds: int) -> dict[str, float]:
+    everyone, no_limit = np.arange(incidence.users), draw.Sampling(1.0, per_entity=None)
+    times, whole = np.zeros(incidence.sentences), 0.0
     for key in range(rounds):
-        _, sentences, mentions = draw.select(found, everyone, no_limit, key)
+        _, sentences, mentions = draw.select(incidence, everyone, no_limit, key)
         times[sentences] += 1
         whole += float((1 / draw.crowding(mentions)).sum())
     return {
         "usable": float(times.mean() / rounds),
-        "whole": whole / rounds / found.sentences,
-        "at_most": bound(found) / found.sentences,
-        "never": float((times[~found.extended] == 0).mean()),
+        "whole": whole / rounds / incidence.sentences,
+        "at_most": bound(incidence) / incidence.sentences,
+        "never": float((times[~incidence.extended] == 0).mean()),
     }
 
 
-def bound(found: Incidence) -> float:
-    """The most that weights of sentences, in 0..1, sum up to if those of each entity do to 1."""
-    mentions = found.sentence_entities
+def bound(incidence: Incidence) -> float:
+    """The largest sum of sentence weights in 0..1 if those of each entity sum to at most 1."""
+    mentions = incidence.sentence_entities
     ones = np.ones(len(mentions.values))
-    shape = (found.entities, found.sentences)
-    of_entity = csr_array((ones, (mentions.values, mentions.row_of_value())), shape=shape)
-    solved = linprog(
-        -np.ones(found.sentences), A_ub=of_entity, b_ub=np.ones(found.entities), bounds=(0, 1)
-    )
+    entities, sentences = incidence.entities, incidence.sentences
+    places = (mentions.values, mentions.row_of_value())
+    of_entity = csr_array((ones, places), shape=(entities, sentences))
+    solved = linprog(-np.ones(sentences), A_ub=of_entity, b_ub=np.ones(entities), bounds=(0, 1))
     assert solved.success, solved.message
     return -float(solved.fun)
 

@@ -1,10 +1,9 @@
-"""The epsilons of missed mentions in docs/privacy.md, and how far from attained they are.
+"""The epsilons of missed mentions in docs/privacy.md, and lower bounds on them.
 
 python benchmarks/missed.py [--out benchmarks/results]
 
 For each plan and case: epsilon with every draw revealed, epsilon by Theorem 3, and the largest
-epsilon of a single world, everything on a line and the same in every round, which no proof can go
-below.
+epsilon of a single one-dimensional world that is the same in every round, which no proof can beat.
 """
 
 import argparse
@@ -28,7 +27,7 @@ PLANS = {  # the demo's first
     "rate 0.2": (RotationProfile(2.626, 0.2, 0.4), 200),
 }
 CELLS, STEP = 6000, 0.004
-PLACES = 7  # of what a holder writes besides, from opposing to agreeing
+PLACES = 7  # positions of a holder's other text, from opposing to agreeing
 
 
 class OneWorld:
@@ -51,14 +50,14 @@ class OneWorld:
     def full(self, epsilons: Floats) -> Floats:
         place = np.searchsorted(self._losses, epsilons)
         above = [below[-1] - below[place] for below in self._below]
-        found: Floats = np.clip(above[0] - np.exp(epsilons) * above[1], 0.0, 1.0)
-        return found
+        divergences: Floats = np.clip(above[0] - np.exp(epsilons) * above[1], 0.0, 1.0)
+        return divergences
 
     def emptied(self, epsilons: Floats) -> Floats:
         place = np.searchsorted(self._losses, -epsilons)
         full, emptied = (below[place] for below in self._below)
-        found: Floats = np.clip(emptied - np.exp(epsilons) * full, 0.0, 1.0)
-        return found
+        divergences: Floats = np.clip(emptied - np.exp(epsilons) * full, 0.0, 1.0)
+        return divergences
 
     def loss_range(self) -> tuple[float, float]:
         return -self._reach, self._reach

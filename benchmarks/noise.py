@@ -1,4 +1,4 @@
-"""The numbers of docs/privacy.md: noise that entity protection needs, epsilons of UeDP-Alg.
+"""Numbers of docs/privacy.md: the noise that entity protection needs, and epsilons of UeDP-Alg.
 
 python benchmarks/noise.py [--out benchmarks/results]
 """

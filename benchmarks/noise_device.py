@@ -1,11 +1,11 @@
-"""Times of a noisy release on an accelerator: the kernel, PyTorch's operations, the host's cipher.
+"""Time of a noisy release on an accelerator: Triton kernel, PyTorch operations, or host cipher.
 
   python benchmarks/noise_device.py [--entries 5000000 135000000] [--out FILE]
 
 kernel       ChaCha20, transform, grid and addition in one Triton kernel
 operations   the same one after the other in PyTorch's integer operations
-host         the sum to the CPU, AES there, and back: what a device without double precision does
-PyTorch      its own generator and addition, 32-bit numbers and no grid: not private
+host         copy to the CPU, AES there, and back: for devices without double precision
+PyTorch      PyTorch's generator, 32-bit values, no grid: not private
 """
 
 import argparse
@@ -25,15 +25,15 @@ ENTRIES = (5_000_000, 135_000_000)
 
 
 def milliseconds(work: Callable[[], object]) -> float:
-    found = []
+    times = []
     for number in range(RUNS + 1):
         torch.cuda.synchronize()
         began = time.perf_counter()
         work()
         torch.cuda.synchronize()
         if number:  # the first compiles
-            found.append(time.perf_counter() - began)
-    return 1000 * statistics.median(found)
+            times.append(time.perf_counter() - began)
+    return 1000 * statistics.median(times)
 
 
 def by_operations(total: torch.Tensor) -> None:
@@ -51,14 +51,14 @@ def by_host(total: torch.Tensor) -> None:
 
 def measure(entries: int, device: torch.device) -> dict[str, float]:
     total = torch.zeros(entries, device=device)
-    found = {}
+    times = {}
     if noise._kernel(device):
-        found["kernel"] = milliseconds(lambda: SecureNoise().add_([total], DEVIATION))
-    found["operations"] = milliseconds(lambda: by_operations(total))
+        times["kernel"] = milliseconds(lambda: SecureNoise().add_([total], DEVIATION))
+    times["operations"] = milliseconds(lambda: by_operations(total))
     if entries <= ENTRIES[0]:
-        found["host"] = milliseconds(lambda: by_host(total))
-    found["PyTorch"] = milliseconds(lambda: SeededNoise(0).add_([total], DEVIATION))
-    return found
+        times["host"] = milliseconds(lambda: by_host(total))
+    times["PyTorch"] = milliseconds(lambda: SeededNoise(0).add_([total], DEVIATION))
+    return times
 
 
 def main() -> None:
@@ -77,9 +77,9 @@ def main() -> None:
     }
     print(f"{result['device']}, torch {torch.__version__}, kernel: {result['kernel']}")
     for entries in arguments.entries:
-        found = measure(entries, device)
-        result[str(entries)] = found
-        print(f"{entries:>12,}", *(f"{name} {value:.2f} ms" for name, value in found.items()))
+        times = measure(entries, device)
+        result[str(entries)] = times
+        print(f"{entries:>12,}", *(f"{name} {value:.2f} ms" for name, value in times.items()))
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
 

@@ -1,4 +1,4 @@
-"""What sentences of unequal length cost: rows of their own against shared rows.
+"""The cost of sentences of unequal length: padded rows against packed rows.
 
     python benchmarks/packing.py [--device cuda] [--layers 30] [--users 96] [--out FILE]
 
@@ -6,10 +6,10 @@ SmolLM2's shapes with LoRA of rank 8, lengths like those of news (log-normal, me
 few over 100), seven sentences a user on average. Side by side in one run, median of repeated steps
 on the same sentences (bf16 autocast on an accelerator, float32 on a CPU):
 
-  plain    an ordinary step, sentences in shared rows: the floor
+  plain    an ordinary step with packed rows: the floor
   padded   clipped twice, each sentence in a row as long as the longest
-  shared   clipped twice, sentences in shared rows, gradients of sentences laid out whole
-  pieces   the same, gradients laid out in pieces: what training does
+  shared   clipped twice, packed rows, gradients of sentences laid out whole
+  pieces   the same, gradients laid out in pieces, as in training
 """
 
 import argparse
@@ -110,7 +110,7 @@ def measure(
     }
     taken: dict[str, list[float]] = {name: [] for name in ways}
     memory: dict[str, float] = {}
-    for step in range(options.steps + 1):  # in turns; the first is not counted
+    for step in range(options.steps + 1):  # interleaved; the first is a warm-up
         for name, way in ways.items():
             if half:
                 torch.cuda.synchronize()

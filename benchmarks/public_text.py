@@ -1,11 +1,11 @@
-"""What public text first is worth: private fine-tuning after fine-tuning on another data set.
+"""The value of public text: private fine-tuning after fine-tuning on another data set.
 
     python benchmarks/public_text.py train --datasets FOLDER --model gpt=FOLDER --out FOLDER
     python benchmarks/public_text.py table FOLDER
 
-Another data set is taken as public, and the model is fine-tuned on it without privacy. Then come
-the private trials of `python -m research next-word-gpt` at the larger epsilon, with the steps they
-have there and with steps of half the length, as less is left to learn. `--datasets` holds all
+Another data set is treated as public, and the model is fine-tuned on it without privacy. Then the
+private trials of `python -m research next-word-gpt` at the larger epsilon follow, with the same
+learning rate and with half of it, since less remains to be learned. `--datasets` holds all
 three data sets (`python -m research` leaves them in OUT/.work/common/datasets). Of the committed
 results, those of rotation were made with another order of lending (see docs/results.md).
 """
@@ -18,14 +18,14 @@ from pathlib import Path
 
 from research import runs
 from research.experiments.next_word import gpt_trials
-from research.runs import Trial, override
+from research.runs import TrainingTrial, override
 from research.settings import EPSILONS
 
 PUBLIC = {"conll": "ag", "ag": "conll", "edgar": "ag"}  # news for news; contracts have none
 KNOWN = {trial.name: trial for trial in gpt_trials()}
 
 
-def trials() -> Iterator[Trial]:
+def trials() -> Iterator[TrainingTrial]:
     for (data, other), method in product(PUBLIC.items(), ("rotation", "user")):
         one = KNOWN[f"{data}-{method}-{EPSILONS[0]:g}"]
         own = override(one.config, model__name=part(other))
@@ -35,7 +35,7 @@ def trials() -> Iterator[Trial]:
 
 
 def part(data: str) -> str:
-    """What trials call the model that has learned from a data set."""
+    """The part name of the model that was fine-tuned on a data set."""
     return f"after:{data}-noiseless"
 
 

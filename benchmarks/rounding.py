@@ -1,17 +1,17 @@
-"""What rounding does to a clipped sum: how far a text moves others, and what the bounds cost.
+"""The effect of rounding on a clipped sum: how far a text moves others, and the cost of the bounds.
 
     python benchmarks/rounding.py [--device cuda] [--layers 3] [--width 32] [--out FILE]
-    python benchmarks/rounding.py --model FOLDER --material FOLDER [--out FILE]
+    python benchmarks/rounding.py --model FOLDER --datasets FOLDER [--out FILE]
 
-A user of weight 0 has an empty text, then a long one: what is left of the difference between the
-two sums is how rows are laid out and rounded, in bfloat16 and in float32, in units of the clip
-(`moved`, the largest of several lengths). The margin on the noise is set above it.
+A user of weight 0 has an empty text, then a long one. The remaining difference between the two sums
+is due to the layout and rounding of rows, in bfloat16 and in float32, in units of the clipping norm
+(`moved`, the largest over several lengths). The margin on the noise is set above it.
 
-Clip factors divide by upper bounds of norms; `taken off` is how much shorter the sum is for that.
+Clip factors divide by upper bounds of norms; `taken off` is how much shorter this makes the sum.
 
-A Llama with random weights, adapters or all weights trained, sentences in shared rows; with
-`--layers 30 --width 576` of SmolLM2's shapes. Or a saved model, and the texts that
-`benchmarks/extraction.py prepare` wrote.
+A Llama with random weights, adapters or all weights trained, with packed rows; `--layers 30
+--width 576` gives SmolLM2's shapes. Or a saved model and the texts of `benchmarks/extraction.py
+prepare`.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from uedp.training.plan import rounding_margin
 from uedp.training.tasks import NextWord
 
 USERS = (64, 256, 1024)
-EACH = 3  # sentences of a user
+EACH = 3  # sentences per user
 CLIP = 0.1
 LONG = (8, 64, 120)
 
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--material", type=Path)
+    parser.add_argument("--datasets", type=Path)
     parser.add_argument("--users", type=int, nargs="+", default=USERS)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -57,17 +57,17 @@ def main() -> None:
         torch.manual_seed(0)
         if options.model:
             loaded = load_model(options.model)
-            model, texts = loaded.model, Real(loaded.tokenizer, options.material)
+            model, texts = loaded.model, Real(loaded.tokenizer, options.datasets)
         else:
             model, texts = random_llama(options.layers, options.width), Made()
         model = make_trainable(model, how, rank=8)
-        for parameter in model.parameters():  # adapters begin with zeros, which round to zeros
+        for parameter in model.parameters():  # adapters start at zero, which has no rounding error
             if parameter.requires_grad and not parameter.any():
                 torch.nn.init.normal_(parameter, std=0.02)
         model.to(options.device).eval()
         for users in options.users:
             for half in (True, False):
-                row = measured(model, texts, users, half) | {"trained": how}
+                row = measure(model, texts, users, half) | {"trained": how}
                 rows.append(row)
                 print(
                     f"{how:>5} {users:>6} users {row['precision']:>9}: moved {row['moved']:.1e} "
@@ -76,7 +76,7 @@ def main() -> None:
                     flush=True,
                 )
     if options.out:
-        found = {
+        result = {
             "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
             "torch": torch.__version__,
             "model": options.model.name if options.model else "random",
@@ -84,7 +84,7 @@ def main() -> None:
             "width": None if options.model else options.width,
             "rows": rows,
         }
-        options.out.write_text(json.dumps(found, indent=2) + "\n")
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 def random_llama(layers: int, width: int) -> Any:
@@ -95,7 +95,7 @@ def random_llama(layers: int, width: int) -> Any:
 
 
 class Made:
-    """Texts of so many tokens, which mean nothing."""
+    """Random texts of given numbers of tokens."""
 
     tokenizer: Any = Numbers()
 
@@ -107,7 +107,7 @@ class Made:
 
 
 class Real:
-    """Those of a corpus."""
+    """The texts of a corpus."""
 
     def __init__(self, tokenizer: Any, material: Path) -> None:
         self.tokenizer = tokenizer
@@ -121,7 +121,7 @@ class Real:
         return [" ".join(self._texts[:n]) for n in (1, 3, 8)]
 
 
-def measured(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
+def measure(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
     def total(first: str) -> torch.Tensor:
         return summed(model, texts.tokenizer, [first, *others], half)
 
@@ -148,7 +148,7 @@ def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Te
     users = 1 + (count - 1) // EACH
     offsets = np.concatenate([[0, 1], np.arange(1 + EACH, count + 1, EACH)])
     crowding = np.ones(count, int)
-    crowding[0] = 1 << 60  # the first user is clipped to nothing
+    crowding[0] = 1 << 60  # the first user's weight is 0
     drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), crowding)
 
     def losses(order: Any) -> Any:

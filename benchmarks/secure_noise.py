@@ -1,17 +1,17 @@
-"""Gaussian values per second on one core: the parts of secure noise, the whole, and its rival.
+"""Gaussian values per second on one core: secure noise, its parts, and PyTorch's generator.
 
     python benchmarks/secure_noise.py [--entries 50000000] [--sweeps 5] [--out FILE]
 
-  AES            the key stream alone, 8 bytes per value
-  transform      Box and Muller's transform alone, on words that lie in the cache
-  inversion      torch.special.ndtri alone, the other exact way from words to Gaussians
+  AES            only the key stream, 8 bytes per value
+  transform      only the Box-Muller transform, on words in the cache
+  inversion      only torch.special.ndtri, the other exact map from words to Gaussians
   SecureNoise    key stream, transform, grid and addition into a float32 tensor
   PyTorch        its own generator and addition into the same tensor: 32 bits of seed, no grid
 
 Target: SecureNoise at 50 million values per second. The floor is AES and transform one after the
-other, `1 / (1/AES + 1/transform)`; the rest is rounding and the tensor's way through memory.
-Each part is timed in turn, several times a sweep; a part's number is the best of the sweeps'
-medians, for other work on the machine only ever makes it slower. All medians are in the JSON.
+other, `1 / (1/AES + 1/transform)`; the rest is rounding and memory traffic. Parts are timed in
+turn, several times per sweep; the result is the best of the sweeps' medians, since other load on
+the machine only slows it down. All medians are in the JSON.
 """
 
 import argparse
@@ -30,7 +30,7 @@ DEVIATION, RUNS = 0.7, 3
 
 
 def parts(entries: int) -> dict[str, Callable[[], object]]:
-    """What is timed, each making about `entries` values."""
+    """The functions to time; each makes about `entries` values."""
     blocks = range(entries // KeyStream.BLOCK)
     stream = KeyStream()
     words = KeyStream().words(KeyStream.BLOCK)
@@ -69,7 +69,7 @@ def millions_per_second(work: Callable[[], object], entries: int) -> float:
 
 
 def machine() -> str:
-    """The processor's name, where the system tells."""
+    """The name of the processor, if the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -89,7 +89,7 @@ def main() -> None:
     for _ in range(arguments.sweeps):
         for name, work in parts(arguments.entries).items():
             medians.setdefault(name, []).append(millions_per_second(work, arguments.entries))
-    best = {name: max(found) for name, found in medians.items()}
+    best = {name: max(values) for name, values in medians.items()}
     floor = 1 / (1 / best["AES"] + 1 / best["transform"])
     print(
         f"{machine()}, no accelerator, one thread, torch {torch.__version__}, "
@@ -98,8 +98,8 @@ def main() -> None:
         "and the worst of them\n\n"
         f"{'':12}{'best':>8}{'worst':>8}"
     )
-    for name, found in medians.items():
-        print(f"{name:12}{max(found):8.0f}{min(found):8.0f}")
+    for name, values in medians.items():
+        print(f"{name:12}{max(values):8.0f}{min(values):8.0f}")
     ratio = best["SecureNoise"] / best["PyTorch"]
     print(f"\nAES then transform, the floor: {floor:.0f}; SecureNoise {best['SecureNoise']:.0f}")
     print(f"SecureNoise / PyTorch: {ratio:.2f}")

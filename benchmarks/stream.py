@@ -2,9 +2,9 @@
 
     python benchmarks/stream.py [--sentences 1000000 10000000] [--workers 1]
 
-A synthetic JSONL file of each size is written, detected in a process of its own, and deleted.
-Reported is the peak of anonymous memory (what must be held; pages of mapped files come and go as
-the system pleases), sampled from /proc every 50 ms, and sentences per second.
+A synthetic JSONL file of each size is written, detected in a separate process, and deleted. Reports
+sentences per second and the peak of anonymous memory, sampled from /proc every 50 ms; pages of
+mapped files are not counted, since the system can drop them.
 """
 
 import argparse

@@ -1,24 +1,25 @@
-"""What training with noise was tried on CoNLL-2003: kinds, steps, rates, rounds, shares.
+"""The search for training settings on CoNLL-2003: adapters, learning rates, sampling, shares.
 
     python benchmarks/utility.py prepare --data DIR --datasets FOLDER
     python benchmarks/utility.py train --datasets FOLDER --model gpt=FOLDER --out FOLDER
     python benchmarks/utility.py table FOLDER
 
-`train` goes through the same loop as `uedp train`, several runs at once, all or those named; what
-is finished is not run again. Choices are made on the validation part; the test part is measured
-once per finished run and decides nothing. `research/settings.py` holds what was chosen, and
-`python -m research next-word-gpt` is the comparison made with it.
+`train` uses the same loop as `uedp train`, in parallel, for all runs or those named; finished runs
+are not repeated. Choices are made on the validation part; the test part is evaluated once per
+finished run and decides nothing. `research/settings.py` holds the chosen settings, and `python -m
+research next-word-gpt` the comparison made with them.
 """
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from research import runs
 from research.datasets import prepare_dataset
-from research.runs import Trial, override
+from research.runs import TrainingTrial, override
 from research.settings import DATA_SETTINGS, EPSILONS, FINE_TUNING, FLAT, LSTM, method_config
 
 STEPS = (3e-3, 4e-3, 8e-3, 1.6e-2)
@@ -39,30 +40,32 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def trials() -> Iterator[Trial]:
-    """Adapters of rank 8: kinds and steps for each method, other changes; steps of an LSTM."""
+def trials() -> Iterator[TrainingTrial]:
+    """Adapters of rank 8: kinds, learning rates and variants of each method; then an AWD-LSTM."""
     for epsilon, (kind, how), step in product(EPSILONS, KINDS.items(), STEPS):
         changes = {**how, "optimiser__rate": step}
         share = {"privacy__entity_share": DATA_SETTINGS["conll"].share}
         rotation = method_config(FINE_TUNING, "rotation", epsilon, **share, **changes)
         user = method_config(FINE_TUNING, "user-level", epsilon, **changes)
         ending = f"{epsilon:g}-{kind}-{step:g}"
-        yield Trial(f"rotation-{ending}", "conll", rotation)
-        yield Trial(f"user-{ending}", "conll", user)
+        yield TrainingTrial(f"rotation-{ending}", "conll", rotation)
+        yield TrainingTrial(f"user-{ending}", "conll", user)
         for rate in USER_LEVEL_RATES:
             other = override(user, privacy__user_rate=rate)
-            yield Trial(f"user-{ending}-at-{rate:g}", "conll", other)
+            yield TrainingTrial(f"user-{ending}-at-{rate:g}", "conll", other)
         if kind != "half":
             for name, other in OTHERS.items():
-                yield Trial(f"rotation-{ending}-{name}", "conll", override(rotation, **other))
+                yield TrainingTrial(
+                    f"rotation-{ending}-{name}", "conll", override(rotation, **other)
+                )
     for step in (1e-3, 2e-3):
         plain = method_config(FINE_TUNING, "noiseless", optimiser__rate=step)
-        yield Trial(f"noiseless-{step:g}", "conll", plain)
+        yield TrainingTrial(f"noiseless-{step:g}", "conll", plain)
     for step, (name, method) in product(
         LSTM_STEPS, (("rotation", "rotation"), ("user", "user-level"))
     ):
         own = method_config(LSTM, method, 8.0, optimiser__rate=step)
-        yield Trial(f"lstm-{name}-8-step-{step:g}", "conll", own)
+        yield TrainingTrial(f"lstm-{name}-8-step-{step:g}", "conll", own)
 
 
 def main() -> None:
@@ -75,7 +78,7 @@ def main() -> None:
     training.add_argument("--datasets", type=Path, required=True)
     training.add_argument("--model", nargs="+", required=True, metavar="PART=FOLDER")
     training.add_argument("--out", type=Path, required=True)
-    training.add_argument("--runs", nargs="*", help="some of them")
+    training.add_argument("--runs", nargs="*", help="names of runs; default all")
     training.add_argument("--rounds", type=int, help="for a dry run")
     training.add_argument("--jobs", type=int, default=1)
     training.add_argument("--deadline", type=float, default=1e9, help="seconds")
@@ -86,12 +89,11 @@ def main() -> None:
         prepare_dataset("conll", options.data, options.datasets / "conll")
     elif options.command == "train":
         models = dict(part.split("=", 1) for part in options.model)
-        place = runs.Workspace(options.datasets, models, options.out, options.rounds)
-        asked = [trial for trial in trials() if not options.runs or trial.name in options.runs]
-        found = runs.run_trials(
-            asked, place, options.jobs, options.deadline, say=lambda line: print(line, flush=True)
-        )
-        print(runs.results_table(found.values()))
+        workspace = runs.Workspace(options.datasets, models, options.out, options.rounds)
+        selected = [trial for trial in trials() if not options.runs or trial.name in options.runs]
+        say = partial(print, flush=True)
+        results = runs.run_trials(selected, workspace, options.jobs, options.deadline, say=say)
+        print(runs.results_table(results.values()))
     else:
         print(runs.results_table(runs.load_results(options.folder)))
 

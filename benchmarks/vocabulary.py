@@ -1,4 +1,4 @@
-"""Words a private vocabulary keeps, words unknown on held-out text, and what it costs the rounds.
+"""Private vocabularies: words kept, unknown words in held-out text, and the cost in noise.
 
     python benchmarks/vocabulary.py TRAIN HELD_OUT TOKENIZER [--out benchmarks/results]
 
@@ -65,14 +65,14 @@ def main() -> None:
     for target in (1.0, 2.0, 8.0):
         for unit, of_sentence in (("user and entity", WORDS_PER_SENTENCE), ("user", None)):
             release = release_for(target, DELTA, 1.0, WORDS_PER_USER, of_sentence)
-            releases = [
+            vocabularies = [
                 private_words(texts, incidence, release, SecureNoise(), secrets.randbits(60))
                 for _ in range(REPEATS)
             ]
             add(
                 f"private, {unit}, epsilon {target:g}",
-                mean(map(len, releases)),
-                mean(map(unknown, releases)),
+                mean(map(len, vocabularies)),
+                mean(map(unknown, vocabularies)),
                 noise=release.noise,
                 threshold=release.threshold,
             )

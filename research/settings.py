@@ -72,7 +72,7 @@ LSTM_RATES = {8.0: 8e-3, 2.0: 4e-3, 0.5: 2e-3}
 
 
 @dataclass(frozen=True)
-class DataSettings:
+class FineTuningSettings:
     """Fine-tuning on one data set: user rates by method, entity share, rounds, learning rate."""
 
     rotation: float
@@ -97,7 +97,7 @@ class DataSettings:
 
 
 DATA_SETTINGS = {
-    "conll": DataSettings(
+    "conll": FineTuningSettings(
         rotation=0.2,
         user_level=0.1,
         plain=0.1,
@@ -107,8 +107,10 @@ DATA_SETTINGS = {
         rotation_variants={"users-0.1": {"privacy__user_rate": 0.1}},
         user_level_variants={"users-0.2": {"privacy__user_rate": 0.2}},
     ),
-    "ag": DataSettings(rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100, step=4e-3),
-    "edgar": DataSettings(
+    "ag": FineTuningSettings(
+        rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100, step=4e-3
+    ),
+    "edgar": FineTuningSettings(
         rotation=0.2,
         user_level=0.1,
         plain=0.1,

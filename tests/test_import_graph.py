@@ -25,18 +25,7 @@ from tests.import_graph import (
 
 REFRESH = "run `python -m tests.import_graph` and commit the result"
 
-# Violations not yet fixed. An entry that no longer exists must be removed.
-KNOWN_AGAINST_FLOW = {
-    "corpus -> entities",
-    "methods -> training",
-}
-KNOWN_CYCLES = [
-    ["uedp.methods.base", "uedp.methods.uedp_alg"],
-    ["uedp.training.tasks", "uedp.training.vectors"],
-]
-KNOWN_RESEARCH_IMPORTS = {"cli/__init__.py"}
-KNOWN_SHARED_CLASS_NAMES = set("Alg Corpus Method Optimiser Rows Setting Task Vocabulary".split())
-MAX_LINES = 26_000
+MAX_LINES = 26_000  # to be lowered as the package shrinks; the aim is 19,000
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +40,12 @@ def test_flow_on_the_page_names_every_part_once():
 
 def test_no_import_goes_against_the_flow(imports):
     wrong = against_flow(imports, stated_flow(PAGE.read_text()))
-    pairs = {f"{part_of(item.importer)} -> {part_of(item.imported)}" for item in wrong}
-    assert pairs == KNOWN_AGAINST_FLOW, "\n".join(map(str, wrong))
+    assert [str(item) for item in wrong] == []
 
 
 def test_no_cycle_between_modules(imports):
     arrows = {(item.importer, item.imported) for item in imports if not item.typing_only}
-    assert cycles(arrows) == KNOWN_CYCLES
+    assert cycles(arrows) == []
 
 
 def test_drawing_is_current():
@@ -84,7 +72,7 @@ def test_no_two_public_classes_share_a_name():
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
     )
-    assert {name for name, count in names.items() if count > 1} == KNOWN_SHARED_CLASS_NAMES
+    assert {name for name, count in names.items() if count > 1} == set()
 
 
 def test_package_never_imports_research():
@@ -101,7 +89,7 @@ def test_package_never_imports_research():
                 continue
             if any(name.split(".")[0] in ("research", "tests", "benchmarks") for name in names):
                 importers.add(str(path.relative_to(PACKAGE)))
-    assert importers == KNOWN_RESEARCH_IMPORTS
+    assert importers == set()
 
 
 def write_package(folder: Path, **modules: str) -> Path:

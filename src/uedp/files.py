@@ -56,6 +56,14 @@ def write_atomically(path: Path, text: str) -> None:
     partial.replace(path)
 
 
+def require_new_file(path: Path) -> None:
+    """Refuse a path that exists, or whose folder does not."""
+    if os.path.lexists(path):
+        raise UserError(f"{path}: exists already; choose another name")
+    if not path.parent.is_dir():
+        raise UserError(f"{path.parent}: no such folder; create it, or choose another")
+
+
 def partial_path(path: Path) -> Path:
     """The file that `write_atomically` writes first, and leaves if its process is killed."""
     return path.with_name(f"{path.name}.partial")

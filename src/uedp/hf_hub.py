@@ -109,7 +109,7 @@ def max_tokens(model: Any, tokenizer: Any, default: int) -> int:
             # RoBERTa and related models start counting positions after the padding index.
             reserved = 0 if module.padding_idx is None else module.padding_idx + 1
             limits.append(module.num_embeddings - reserved)
-    stated = getattr(model.config, "max_position_embeddings", None)
+    stated = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if stated and stated > 0:
         limits.append(stated)
     limit = min(limits)

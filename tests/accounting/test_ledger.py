@@ -1,20 +1,15 @@
-"""The ledger under fire: killed writers, torn and flipped bytes, full disks, two hands at once."""
+"""Ledgers of runs and corpora: plans, budgets, closing, and records that no run wrote."""
 
 import json
 import os
-import random
-import resource
-import shutil
-import signal
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from tests.accounting.chains import PROFILE, in_child, marked_run
 from tests.accounting.plans import planned
-from uedp.accounting import chain as chains
 from uedp.accounting.certificate import issue
 from uedp.accounting.chain import Chain, read_chain
 from uedp.accounting.decisions import Entities, Setup
@@ -27,200 +22,12 @@ from uedp.accounting.ledger import (
     close_run,
     spent_rounds,
 )
-from uedp.accounting.marks import mark_path
 from uedp.accounting.pld import min_delta
-from uedp.accounting.proven import (
-    RotationProfile,
-    UserLevelProfile,
-    epsilon,
-    guarantee,
-)
+from uedp.accounting.proven import RotationProfile, UserLevelProfile, epsilon, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
-PROFILE = RotationProfile(1.0, 0.05, 0.33)
-ROUND = {"kind": "rounds", "first": 0, "count": 1}
-
-
-def in_child(work: Callable[[], None]) -> int:
-    """Fork, do the work, leave at once; the child's process id."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        finally:
-            os._exit(0)
-    return child
-
-
-def write_some(path: Path, count: int = 4) -> bytes:
-    with Chain(path) as chain:
-        for number in range(count):
-            chain.append({"kind": "rounds", "first": number, "count": 1, "noise": 0.1 * number})
-    return path.read_bytes()
-
-
-def sealed(record: object) -> bytes:
-    """The first line of a ledger, of what is no record."""
-    return chains._line(record, chains._seal(chains._FIRST_SEAL, record))  # type: ignore[arg-type]
-
-
-# --- killed writers -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_writer_killed_two_hundred_times_loses_no_acknowledged_round(tmp_path):
-    rng = random.Random(5)
-    path = tmp_path / RUN_LEDGER
-    acknowledged = repairs = 0
-    for _ in range(200):
-        if rng.random() < 0.3 and path.exists():
-            with path.open("ab") as file:  # so that some die while mending
-                file.write(b'{"record": {"count": 1, "first'[: rng.randrange(1, 30)])
-            repairs += 1
-        receive, send = os.pipe()
-
-        def writer(send: int = send) -> None:
-            with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 1_000_000)) as ledger:
-                while True:
-                    ledger.spend()
-                    os.write(send, b".")
-
-        child = in_child(writer)
-        os.close(send)
-        with os.fdopen(receive, "rb", buffering=0) as pipe:
-            # some die before their first round, while opening or mending; most, in full swing
-            seen = len(pipe.read(1)) if rng.random() < 0.8 else 0
-            time.sleep(rng.random() * 0.004)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            acknowledged += seen + len(pipe.read())
-        if path.exists():
-            spent = spent_rounds(read_chain(path)[0])
-            # one that was on disk, but not yet acknowledged, may remain: that is the safe side
-            assert acknowledged <= spent <= acknowledged + 1
-            acknowledged = spent
-    assert acknowledged > 200
-    assert repairs > 20
-    with RunLedger.open(tmp_path, planned("run", "digest", PROFILE, 1_000_000)) as ledger:
-        assert ledger.spent == acknowledged
-    firsts = [r["first"] for r in read_chain(path)[0] if r["kind"] == "rounds"]
-    assert firsts == list(range(acknowledged))
-
-
-def test_torn_at_every_byte(tmp_path):
-    """Whatever prefix of the file is left, whole lines stay, the torn one goes, on record."""
-    path = tmp_path / "chain"
-    whole = write_some(path, 2)
-    lines = whole.splitlines(keepends=True)
-    full = read_chain(path)[0]
-    for size in range(len(whole) + 1):
-        path.write_bytes(whole[:size])
-        kept, ends = 0, 0
-        while kept < len(lines) and ends + len(lines[kept]) <= size:
-            ends += len(lines[kept])
-            kept += 1
-        assert read_chain(path)[0] == full[:kept]
-        with Chain(path) as chain:
-            torn = [{"kind": "torn line removed", "bytes": size - ends}] if size > ends else []
-            assert chain.records == full[:kept] + torn
-            chain.append(ROUND)
-        assert read_chain(path)[0] == [*full[:kept], *torn, ROUND]
-
-
-def test_a_lost_tail_of_zeros_is_a_torn_line(tmp_path):
-    """Some file systems leave zeros after a power cut."""
-    path = tmp_path / "chain"
-    write_some(path, 2)
-    with path.open("ab") as file:
-        file.write(bytes(100))
-    with Chain(path) as chain:
-        assert [r["kind"] for r in chain.records] == ["rounds", "rounds", "torn line removed"]
-
-
-# --- other hands ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "flip",
-    [lambda b: b ^ 0x01, lambda b: b ^ 0x20, lambda b: b ^ 0x80, lambda b: 0x0A, lambda b: 0],
-    ids=["lowest bit", "case", "highest bit", "to newline", "to zero"],
-)
-def test_a_flipped_byte_anywhere_is_found(tmp_path, flip):
-    path = tmp_path / "chain"
-    whole = write_some(path)
-    for place, byte in enumerate(whole):
-        changed = flip(byte)
-        if changed == byte:
-            continue
-        path.write_bytes(whole[:place] + bytes([changed]) + whole[place + 1 :])
-        with pytest.raises(UserError, match="ledger was changed"):
-            read_chain(path)
-        with pytest.raises(UserError, match="ledger was changed"):
-            Chain(path)
-        assert path.read_bytes()[place] == changed  # nothing was mended away
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda lines: lines[1:],
-        lambda lines: lines[:1] + lines[2:],
-        lambda lines: [lines[1], lines[0], *lines[2:]],
-        lambda lines: [*lines, lines[-1]],
-        lambda lines: [lines[0], b"\n", *lines[1:]],
-        lambda lines: [b"\xef\xbb\xbf" + lines[0], *lines[1:]],
-        lambda lines: [lines[0].replace(b"\n", b"\r\n"), *lines[1:]],
-        lambda lines: [lines[0].replace(b'{"record"', b'{"extra": 1, "record"'), *lines[1:]],
-        lambda lines: [lines[0].replace(b'"count": 1', b'"count": NaN'), *lines[1:]],
-        lambda lines: [b"[" * 100_000 + b"\n", *lines],
-        lambda lines: [b'"record"\n', *lines],
-        lambda lines: [sealed([]), *lines],
-        lambda lines: [sealed("rounds"), *lines],
-    ],
-)
-def test_lines_dropped_moved_repeated_or_dressed_up_are_found(tmp_path, change):
-    path = tmp_path / "chain"
-    lines = write_some(path).splitlines(keepends=True)
-    path.write_bytes(b"".join(change(lines)))
-    with pytest.raises(UserError, match=r"chain:\d+: the ledger was changed"):
-        read_chain(path)
-
-
-def test_lines_cut_off_the_end_leave_another_seal(tmp_path):
-    path = tmp_path / "chain"
-    whole = write_some(path)
-    seal = read_chain(path)[1]
-    path.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
-    assert read_chain(path)[1] != seal
-
-
-def test_only_one_hand_writes(tmp_path):
-    path = tmp_path / "chain"
-    ready, go = os.pipe(), os.pipe()
-
-    def holder() -> None:
-        with Chain(path) as chain:
-            chain.append(ROUND)
-            os.write(ready[1], b".")
-            os.read(go[0], 1)
-
-    child = in_child(holder)
-    os.read(ready[0], 1)
-    with pytest.raises(UserError, match="another process is writing"):
-        Chain(path)
-    assert read_chain(path)[0] == [ROUND]  # reading is always allowed
-    os.write(go[1], b".")
-    os.waitpid(child, 0)
-    with Chain(path) as chain:
-        assert chain.records == [ROUND]
-        with pytest.raises(UserError, match="another process is writing"):
-            Chain(path)
-    for descriptor in (*ready, *go):
-        os.close(descriptor)
-
-
-# --- disks that fail ------------------------------------------------------------------------------
+# --- runs -----------------------------------------------------------------------------------------
 
 
 def test_a_run_waits_for_another_that_enters_itself(tmp_path):
@@ -241,79 +48,6 @@ def test_a_run_waits_for_another_that_enters_itself(tmp_path):
     assert corpus.entries()[0].closed
     for descriptor in ready:
         os.close(descriptor)
-
-
-def test_a_full_disk_ends_the_writer_and_loses_nothing(tmp_path):
-    path = tmp_path / "chain"
-    size = len(write_some(path, 3))
-    result = tmp_path / "result"
-
-    def writer() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, size + 20))
-        outcomes = []
-        chain = Chain(path)
-        for _ in range(2):
-            try:
-                chain.append(ROUND)
-            except (OSError, ValueError) as error:
-                outcomes.append(type(error).__name__)
-        result.write_text(json.dumps(outcomes))
-
-    os.waitpid(in_child(writer), 0)
-    # the second is not tried on top of half a line
-    assert json.loads(result.read_text()) == ["OSError", "ValueError"]
-    assert path.stat().st_size == size + 20
-    with Chain(path) as chain:
-        assert len(chain.records) == 4
-        assert chain.records[-1] == {"kind": "torn line removed", "bytes": 20}
-
-
-def test_an_interrupt_while_syncing_leaves_a_ledger_that_opens(tmp_path, monkeypatch):
-    path = tmp_path / "chain"
-    chain = Chain(path)
-
-    def interrupted(descriptor: int) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(chains.os, "fsync", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            chain.append(ROUND)
-    with pytest.raises(ValueError, match="closed"):
-        chain.append(ROUND)
-    with Chain(path) as again:
-        assert again.records == [ROUND]  # unacknowledged, but it was written: counted
-
-
-def test_a_record_is_on_disk_before_append_returns(tmp_path, monkeypatch):
-    path = tmp_path / "chain"
-    with Chain(path) as chain:
-        synced = []
-
-        def sync(descriptor: int) -> None:
-            synced.append(path.read_bytes().count(b"\n"))
-
-        monkeypatch.setattr(chains.os, "fsync", sync)
-        for number in range(1, 4):
-            chain.append(ROUND)
-            assert synced[-1] == number
-
-
-def test_not_a_number_cannot_be_recorded(tmp_path):
-    with Chain(tmp_path / "chain") as chain, pytest.raises(ValueError, match="JSON"):
-        chain.append({"noise": float("nan")})
-    assert (tmp_path / "chain").read_bytes() == b""
-
-
-def test_no_such_ledger(tmp_path):
-    with pytest.raises(UserError, match="no such ledger"):
-        read_chain(tmp_path / "nothing")
-    with pytest.raises(UserError, match="no such ledger"):
-        read_chain(tmp_path)
-
-
-# --- runs -----------------------------------------------------------------------------------------
 
 
 def test_a_run_spends_what_it_planned_and_no_more(tmp_path):
@@ -434,107 +168,6 @@ def test_every_decision_is_in_the_first_line_and_survives_it():
     record = json.loads(json.dumps(first.record()))
     assert PlannedRun.from_record(record) == first
     assert set(record["setup"]) == set(Setup.model_fields)
-
-
-# --- marks ----------------------------------------------------------------------------------------
-
-
-def marked_run(tmp_path, rounds=3):
-    """A run of so many of its ten rounds, whose corpus keeps a mark."""
-    corpus, run = tmp_path / "corpus", tmp_path / "run"
-    corpus.mkdir()
-    run.mkdir()
-    plan = planned("run-1", "digest", PROFILE, 10)
-    CorpusLedger(corpus).reserve(plan)
-    with RunLedger.open(run, plan, corpus) as ledger:
-        for _ in range(rounds):
-            ledger.spend()
-    return plan, run, corpus
-
-
-@pytest.mark.parametrize("lines", [0, 1, 2, 3])
-def test_a_ledger_that_was_cut_is_refused(tmp_path, lines):
-    plan, run, corpus = marked_run(tmp_path)
-    path = run / RUN_LEDGER
-    whole = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join(whole[:lines]))
-    with (
-        pytest.raises(UserError, match=r"not the ledger that had 3 .*rounds would be repeated"),
-        RunLedger.open(run, plan, corpus),
-    ):
-        pass
-    assert path.read_bytes() == b"".join(whole[:lines])
-    path.write_bytes(b"".join(whole))
-    with RunLedger.open(run, plan, corpus) as ledger:
-        assert ledger.spent == 3
-
-
-def test_a_copy_of_a_run_is_not_resumed_beside_it(tmp_path):
-    plan, run, corpus = marked_run(tmp_path)
-    shutil.copytree(run, tmp_path / "copy")
-    with RunLedger.open(run, plan, corpus) as ledger:
-        ledger.spend()
-        with pytest.raises(UserError, match="another process"):
-            RunLedger.open(tmp_path / "copy", plan, corpus).__enter__()
-    with (
-        pytest.raises(UserError, match="not the ledger that had 4"),
-        RunLedger.open(tmp_path / "copy", plan, corpus),
-    ):
-        pass
-
-
-def test_a_mark_that_is_gone_is_missed(tmp_path):
-    plan, run, corpus = marked_run(tmp_path)
-    mark_path(corpus, "run-1").unlink()
-    with (
-        pytest.raises(UserError, match=r"missing, but .* has 3 rounds"),
-        RunLedger.open(run, plan, corpus),
-    ):
-        pass
-
-
-def test_a_round_that_was_not_marked_yet_is_no_harm(tmp_path):
-    """Killed between the ledger and the mark: the ledger is ahead."""
-    plan, run, corpus = marked_run(tmp_path)
-    with Chain(run / RUN_LEDGER) as chain:
-        chain.append({"kind": "rounds", "first": 3, "count": 1})
-    with RunLedger.open(run, plan, corpus) as ledger:
-        assert ledger.spent == 4
-
-
-def test_a_marked_writer_killed_forty_times_can_always_go_on(tmp_path):
-    rng = random.Random(6)
-    plan = planned("run", "digest", PROFILE, 1_000_000)
-    corpus, run = tmp_path / "corpus", tmp_path / "run"
-    corpus.mkdir()
-    run.mkdir()
-    acknowledged = 0
-    for _ in range(40):
-        receive, send = os.pipe()
-
-        def writer(send: int = send) -> None:
-            with RunLedger.open(run, plan, corpus) as ledger:
-                while True:
-                    ledger.spend()
-                    os.write(send, b".")
-
-        child = in_child(writer)
-        os.close(send)
-        with os.fdopen(receive, "rb", buffering=0) as pipe:
-            # refused, the child would end without a word, and so would this loop
-            assert pipe.read(1)
-            time.sleep(rng.random() * 0.004)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            acknowledged += 1 + len(pipe.read())
-    with RunLedger.open(run, plan, corpus) as ledger:
-        assert acknowledged <= ledger.spent <= acknowledged + 40
-
-
-def test_names_that_are_no_file_names_are_refused(tmp_path):
-    for name in ("a/b", "..\n", ""):
-        with pytest.raises(UserError, match="a name has letters"):
-            mark_path(tmp_path, name)
 
 
 # --- corpora --------------------------------------------------------------------------------------

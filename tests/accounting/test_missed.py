@@ -42,7 +42,7 @@ def test_plain_words():
 def test_neighbours_have_the_plans_epsilon(monkeypatch):
     """In two cases of three: many users take most of the time."""
     monkeypatch.setattr(missed, "MISSED_CASES", cases := (MISSED_CASES[0], MISSED_CASES[2]))
-    plan, *others = neighbours(PLAN, ROUNDS, DELTA, most=4)
+    plan, *others = neighbours(PLAN, ROUNDS, DELTA, per_user=4)
     assert plan.change == "this plan"
     assert plan.epsilons == tuple(spent(*case, 4) for case in cases)
     changes = {row.change: row for row in others}

@@ -51,7 +51,7 @@ def test_it_is_the_round_that_training_plays(monkeypatch):
     called = set()
     for module, name in (
         (rotation, "draw"),
-        (rotation, "lend"),
+        (rotation.Rotation, "lending_rule"),
         (clipped, "release"),
         (Randomness, "of_round"),
     ):
@@ -63,7 +63,7 @@ def test_it_is_the_round_that_training_plays(monkeypatch):
 
         monkeypatch.setattr(module, name, spy)
     measure(plans.plan(ROTATION), **SMALL)
-    assert called == {"draw", "lend", "release", "of"}
+    assert called == {"draw", "lending_rule", "release", "of_round"}
 
 
 @pytest.mark.parametrize(

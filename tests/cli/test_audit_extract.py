@@ -55,8 +55,8 @@ def here(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_planting_says_what_it_did(here: Path) -> None:
     lines = (here / "said").read_text().splitlines()
-    assert lines[0].endswith("10 of which tell one of 4 secrets")
-    assert lines[1] == "secrets.json: these, and 6 that nobody tells"
+    assert lines[0].endswith("10 with one of 4 secrets")
+    assert lines[1] == "secrets.json: these secrets, and 6 that are not planted"
     rows = [json.loads(line) for line in (here / "p.jsonl").read_text().splitlines()]
     told = [row for row in rows if row["user"].startswith("planted-")]
     assert len(told) == 10

@@ -66,7 +66,7 @@ def test_a_table_a_file_and_a_figure(here: Path, run: Run) -> None:
         assert float(numbers[5]) >= audited.proven
         assert line.endswith("not refuted")
     assert len(audited.findings) == 4
-    assert "chance of a false alarm, all bounds together: at most 0.05" in found.out
+    assert "probability of any false alarm: at most 0.05" in found.out
     assert (here / "audited" / "scores.png").stat().st_size > 5000
     assert sorted(path.name for path in (here / "audited").iterdir()) == [
         "audit.json",

@@ -1,5 +1,6 @@
 """The commands as a person types them."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -8,8 +9,6 @@ import threading
 from pathlib import Path
 
 import pytest
-
-from uedp.cli import data
 
 JSON_KEYS = {
     "users",
@@ -100,7 +99,7 @@ def test_split_and_skip(run, tmp_path):
     source.write_text('{"user": "a", "text": "One. Two."}\n{"user": "", "text": "Three."}\n')
     made = run("detect", source, "--split", "en", "--skip-invalid", "--out", tmp_path / "c")
     assert "2 sentences" in made.out
-    assert "left out 1 invalid records" in made.err
+    assert "skipped 1 invalid records" in made.err
 
 
 def test_sample_to_breakdown(run, tmp_path):
@@ -184,7 +183,7 @@ REFUSED = {
     "sample onto a file": (["sample", "--out", "good.jsonl"], "exists already"),
     "sample twice the same": (
         ["sample", "--out", "x.jsonl", "--held-out", "x.jsonl"],
-        "--held-out x.jsonl: is --out too",
+        "x.jsonl: named twice",
     ),
     "sample of few": (
         ["sample", "--out", "x.jsonl", "--held-out", "y.jsonl", "--people", 4],
@@ -258,7 +257,7 @@ def test_a_damaged_corpus_is_the_users_to_mend(damage, file, run, conll, tmp_pat
     ],
     ids=["numpy", "arrow", "system"],
 )
-def test_a_full_disk_is_the_users_to_mend(error, run, conll, tmp_path, monkeypatch):
+def test_a_full_disk_is_a_user_error(error, run, conll, tmp_path, monkeypatch):
     def full(*arguments, **options):
         raise error
 
@@ -296,7 +295,7 @@ def test_what_a_terminal_would_obey_is_shown_as_text(run, tmp_path):
     made = run(
         *("detect", source, "--detector", "labels", "--skip-invalid", "--out", tmp_path / "c")
     )
-    assert "left out 1 invalid" in made.err
+    assert "skipped 1 invalid" in made.err
     shown = run("inspect", tmp_path / "c").out
     assert "A\\n\\x1bB" in shown
     covered = run("coverage", tmp_path / "c", "--detector", "labels", "--by-label").out
@@ -309,13 +308,14 @@ def test_coverage_works_beside_the_corpus_and_leaves_nothing(run, conll, tmp_pat
     run("detect", conll, "--reader", "conll", "--detector", "labels", "--out", corpus)
     before = sorted(tmp_path.rglob("*"))
     places = []
-    real = data.detect_entities
+    module = importlib.import_module("uedp.entities.coverage")
+    real = module.detect
 
     def watched(sentences, out, *arguments, **options):
         places.append(out)
         return real(sentences, out, *arguments, **options)
 
-    monkeypatch.setattr(data, "detect_entities", watched)
+    monkeypatch.setattr(module, "detect", watched)
     monkeypatch.chdir(corpus)
     assert run("coverage", ".", "--detector", "labels").code == 0
     ((place,),) = [places]
@@ -341,7 +341,7 @@ def test_skipped_records_are_counted_once(run, tmp_path):
         *("detect", source, "--assign-users", "1,0", "--skip-invalid", "--out", tmp_path / "c")
     )
     assert "2 users, 2 sentences" in made.out
-    assert made.err.startswith("left out 1 invalid records, the first: ")
+    assert made.err.startswith("skipped 1 invalid records, the first: ")
 
 
 def test_module_runs_and_a_bug_shows_its_traceback(tmp_path):
@@ -350,7 +350,9 @@ def test_module_runs_and_a_bug_shows_its_traceback(tmp_path):
     )
     assert listed.returncode == 0
     assert "detect" in listed.stdout
-    broken = "import uedp.cli.data as d, uedp.cli; d.Corpus = None; uedp.cli.main(['inspect', 'x'])"
+    broken = (
+        "import uedp.corpus.store as s, uedp.cli; s.Corpus = None; uedp.cli.main(['inspect', 'x'])"
+    )
     crash = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True)
     assert crash.returncode == 1
     assert "Traceback" in crash.stderr

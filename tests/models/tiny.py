@@ -24,9 +24,9 @@ _DEEP = {"num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddi
 _ENDS = {"bos_token_id": 0, "eos_token_id": 0}
 
 
-def gpt2(labels: int | None = None, **options: Any) -> nn.Module:
+def gpt2(labels: int | None = None, layers: int = 3, **options: Any) -> nn.Module:
     config = transformers.GPT2Config(
-        vocab_size=WORDS, n_embd=32, n_layer=3, n_head=4, n_positions=64, **_ENDS, **options
+        vocab_size=WORDS, n_embd=32, n_layer=layers, n_head=4, n_positions=64, **_ENDS, **options
     )
     if labels is None:
         return _new(transformers.GPT2LMHeadModel, config)

@@ -17,7 +17,7 @@ from uedp.errors import UserError
 from uedp.models.load import LoadedModel, load_model
 from uedp.sample.generate import sample_sentences
 from uedp.training import api
-from uedp.training.config import load_config
+from uedp.training.config import load_config, parse_config
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 MODEL = {
@@ -151,6 +151,32 @@ def test_a_preview_leaves_no_trace(corpora, run):
     assert found.parameters == sum(p.numel() for p in run.model.parameters())
     assert "differentially private" in found.plan.statement
     assert sorted(p.stat().st_mtime_ns for p in (corpora / "train").rglob("*")) == before
+
+
+@pytest.mark.parametrize("source", ["public", "corpus", "private"])
+def test_a_run_with_words_of_its_own_can_be_previewed(source, corpora, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("the day is good")
+    sizes = {"hidden_size": 8, "embedding_size": 8, "num_hidden_layers": 1}
+    sections = {
+        "privacy": {"epsilon": 8, "user_rate": 0.5, "rounds": 2, "delta": 1e-3},
+        "data": {"train": corpora / "train"},
+        "model": {"name": "awd-lstm", "sizes": sizes},
+        "vocabulary": {"source": source, "path": str(words)},
+    }
+    preview = api.preview(parse_config(sections))
+    assert preview.plan.private == (source != "corpus")
+    if source == "public":
+        trained = uedp.train(
+            corpora / "train",
+            {"name": "awd-lstm", "sizes": sizes},
+            8,
+            tmp_path / "run",
+            privacy={"user_rate": 0.5, "rounds": 2, "delta": 1e-3},
+            vocabulary=sections["vocabulary"],
+        )
+        assert preview.parameters == sum(p.numel() for p in trained.model.parameters())
+    assert sorted(p.name for p in tmp_path.iterdir()) in (["words.txt"], ["run", "words.txt"])
 
 
 def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):

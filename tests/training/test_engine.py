@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from safetensors.torch import load_model as load_tensors
 from transformers import TrainerCallback
 
 import uedp
@@ -182,3 +183,78 @@ def test_callbacks_see_rounds_as_steps_and_nothing_private(engine):
     assert seen == [("begin", 3), ("step", 1), ("step", 2), ("end", 2)]
     assert math.isclose(optimizer.param_groups[0]["lr"], 0.025)
     assert len(of_kind(read_chain(made.out / "ledger.jsonl")[0], "rounds")) == 2
+
+
+def test_a_model_in_memory_is_known_to_have_learned_from_the_corpus(engine):
+    model = tiny.gpt2()
+    for _ in engine("memory", rounds=1).attach(model, tiny.tokenizer()).rounds():
+        pass
+    with pytest.raises(UserError, match="has learned from this corpus already"):
+        engine("again").attach(model, tiny.tokenizer())
+
+
+def test_a_parameter_unfrozen_after_attaching_is_refused(engine):
+    model = tiny.gpt2()
+    model.transformer.wpe.requires_grad_(False)
+    made = engine("unfrozen")
+    rounds = made.attach(model, tiny.tokenizer()).rounds()
+    next(rounds)
+    assert model.transformer.wpe.weight.grad is None
+    model.transformer.wpe.requires_grad_(True)
+    with pytest.raises(UserError, match="not those that were attached"):
+        next(rounds)
+    made.close()
+
+
+def test_no_stale_or_ordinary_gradient_is_left_for_the_optimizer(engine):
+    model = tiny.gpt2()
+    model.transformer.wpe.requires_grad_(False)
+    model.transformer.wpe.weight.grad = torch.ones_like(model.transformer.wpe.weight)
+    made = engine("stale")
+    next(made.attach(model, tiny.tokenizer()).rounds())
+    assert model.transformer.wpe.weight.grad is None
+    made.close()
+
+
+def test_a_model_in_half_precision_pays_for_its_rounding(engine):
+    made = engine("half")
+    private = made.attach(tiny.gpt2().to(torch.bfloat16), tiny.tokenizer())
+    assert private.plan.setup().precision == "bfloat16"
+    assert private.plan.clips.margin > 0.01
+    next(private.rounds())
+    made.close()
+
+
+def test_rounds_go_on_where_an_earlier_loop_stopped(engine):
+    model = tiny.gpt2()
+    made = engine("twice")
+    private = made.attach(model, tiny.tokenizer())
+    for _ in private.rounds():
+        break
+    with torch.no_grad():
+        model.lm_head.weight.add_(1.0)  # what the loop's owner did since
+    changed = model.lm_head.weight.detach().clone()
+    assert [step.round for step in private.rounds()] == [2, 3]
+    assert torch.equal(model.lm_head.weight, changed)
+    assert list(private.rounds()) == []
+    assert made.certificate().rounds_spent == 3
+
+
+def test_a_module_of_ones_own_is_saved_by_its_tensors(engine, tmp_path):
+    class Own(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = tiny.gpt2()
+
+        def forward(self, input_ids):
+            return self.inner(input_ids=input_ids)
+
+    model = Own()
+    made = engine("own", rounds=1)
+    for _ in made.attach(model, tiny.tokenizer()).rounds():
+        pass
+    assert "model.safetensors" in verify(tmp_path / "own").files
+    other = Own()
+    load_tensors(other, tmp_path / "own" / "model.safetensors")
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(one, two)

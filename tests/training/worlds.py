@@ -57,7 +57,7 @@ def model(folder: Path, kind: str, **options: Any) -> Path:
         return where
     if kind == "gpt2":
         rate = options.pop("dropout", 0.0)
-        options |= {"resid_pdrop": rate, "embd_pdrop": rate, "attn_pdrop": rate}
+        options |= {"layers": 1, "resid_pdrop": rate, "embd_pdrop": rate, "attn_pdrop": rate}
     return tiny.saved(where, getattr(tiny, kind)(**options))
 
 

@@ -1,1 +1,1 @@
-"""What a run guarantees: published numbers reproduced, proven ones computed, and kept on record."""
+"""Accounting: the proven epsilon of a run, its ledgers and its certificate."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from uedp.accounting.pld import max_rounds
-from uedp.accounting.profile import MOST_NOISE, PrivacyEvent, Profile
+from uedp.accounting.profile import MAX_NOISE, PrivacyEvent, Profile
 from uedp.accounting.proven import (
     MAX_ROUNDS,
     Events,
@@ -44,7 +44,7 @@ def noise_for(
     low, high = 0.0, 1.0
     while (at_high := spent(high)) > target:
         low, high = high, high * 2
-        if high > MOST_NOISE:
+        if high > MAX_NOISE:
             raise UserError(
                 f"epsilon {target:g} at delta {delta:g}: no noise reaches it; raise one of them"
             )

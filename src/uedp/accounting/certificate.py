@@ -55,7 +55,7 @@ CERTIFICATE = "certificate.json"
 
 
 class Certificate(StrictModel):
-    """What a run guarantees. An epsilon of null means: no finite epsilon.
+    """The guarantee of a run. An epsilon of null means: no finite epsilon.
 
     `files` are those of the model, by SHA-256; there are none while rounds are left.
     """
@@ -163,7 +163,7 @@ def verify(folder: Path, public_key: Path | None = None, corpus: Path | None = N
 
 
 def not_checked(certificate: Certificate, signed: bool, corpus: bool) -> tuple[str, ...]:
-    """What a verification leaves open, for the person who relies on it."""
+    """The questions that a verification leaves open, for the person who relies on it."""
     unsigned = (
         "who issued this: the ledger is a chain that anybody can write anew from its first line; "
         "sign the certificate, and verify it with `public_key=...`"

@@ -60,10 +60,10 @@ class HiddenDraw:
         emptied = _Density(z, (0.0, 1 - s), (1 - q, q))
         full = _Density(z, (0.0, 1.0, 2.0), ((1 - q) ** 2, 2 * q * (1 - q), q**2))
         at = _crossing(full, emptied, epsilons)
-        # what is positive at N(b) must be met by what is negative at N(0) alone
-        met = np.log(q) + _log_ratio(1.0, at, z) <= np.log(np.expm1(epsilons) + q)
+        # the positive part at N(b) must be covered by the negative part at N(0) alone
+        covered = np.log(q) + _log_ratio(1.0, at, z) <= np.log(np.expm1(epsilons) + q)
         value = full.above(at) - np.exp(epsilons) * emptied.above(at)
-        return np.where(met, np.clip(value, 0.0, bound), bound)
+        return np.where(covered, np.clip(value, 0.0, bound), bound)
 
     def _emptied_above(self, epsilons: Floats) -> Floats:
         """`H(P || P')` for epsilon >= 0: worst at `r = -1, a = s, b = 1`, if the split allows."""
@@ -72,16 +72,16 @@ class HiddenDraw:
         emptied = _Density(z, (0.0, -1.0), (1 - q, q))
         full = _Density(z, (0.0, 1.0, s - 1.0, s), ((1 - q) ** 2, q * (1 - q), q * (1 - q), q**2))
         at = _crossing(full, emptied, -epsilons)
-        # what is positive at N(0), if anything, must be met by what is negative at N(b) alone
+        # the positive part at N(0), if any, must be covered by the negative part at N(b) alone
         positive = np.maximum(1 - np.exp(epsilons) * (1 - q), 0.0)
         with np.errstate(divide="ignore"):
-            met = np.log(positive) - _log_ratio(1.0, at, z) <= epsilons + np.log(q)
+            covered = np.log(positive) - _log_ratio(1.0, at, z) <= epsilons + np.log(q)
         value = emptied.below(at) - np.exp(epsilons) * full.below(at)
-        return np.where(met, np.clip(value, 0.0, bound), bound)
+        return np.where(covered, np.clip(value, 0.0, bound), bound)
 
 
 def hidden_draw(noise: float, user_rate: float, share: float, coin: float = 1.0) -> DominatingPair:
-    """What is proven of a round with the draw hidden, or the coin, whichever is better."""
+    """The best bound on a round: with the draw hidden, or with the coin hidden."""
     hidden = HiddenDraw(noise, user_rate, share)
     if coin == 1:
         return hidden
@@ -92,7 +92,7 @@ def hidden_draw(noise: float, user_rate: float, share: float, coin: float = 1.0)
 def revealed_draw(
     noise: float, user_rate: float, share: float, coin: float = 1.0
 ) -> RevealedMixture:
-    """Theorem 1's pair: with probability `q_u`, made known, the entity's holder was drawn too."""
+    """Theorem 1's pair: it is revealed whether the entity's holder was drawn, at rate `q_u`."""
     both = ShiftedGaussian(
         noise,
         (0.0, share, 1.0, 1.0 + share),
@@ -115,7 +115,7 @@ class _Density:
     weights: tuple[float, ...]
 
     @property
-    def reach(self) -> float:
+    def largest_shift(self) -> float:
         return max(map(abs, self.shifts))
 
     def log_and_slope(self, at: Floats) -> tuple[Floats, Floats]:
@@ -147,11 +147,11 @@ def _log_ratio(shift: float, at: Floats, noise: float) -> Floats:
 
 
 def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:
-    """A point where the log ratio is the given loss; nan where it was not found.
+    """A point where the log ratio equals the given loss; nan where the search fails.
 
-    Where the ratio is not monotone there may be several such points; the bound holds at whichever
-    is found, because the condition under which it is used implies that there is only one. At any
-    other point the value would be too small, so a point that is not one is never returned.
+    Where the ratio is not monotone there may be several such points; the bound holds at any of
+    them, because the condition under which it is used implies that there is only one. At any other
+    point the value would be too small, so only a point that solves the equation is returned.
     """
 
     def excess(at: Floats) -> tuple[Floats, Floats]:
@@ -168,14 +168,14 @@ def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:
         high, low = np.where(over >= 0, at, high), np.where(over >= 0, low, at)
         middle = (low + high) / 2
         newton = at - over / np.where(slope > 0, slope, np.inf)
-        # every other step halves the bracket: Newton alone can swing between a shoulder and a cliff
+        # every other step halves the bracket: pure Newton can oscillate between flat and steep
         use = (turn % 2 == 0) & (newton > low) & (newton < high) & (slope > 0)
         following = np.where(use, newton, middle)
         if np.all(np.abs(following - at) <= 1e-14 * (np.abs(at) + full.noise)):
             break
         at = following
     residual = np.abs(excess(at)[0])
-    steepest = (full.reach + emptied.reach) / full.noise**2  # no slope is larger
+    steepest = (full.largest_shift + emptied.largest_shift) / full.noise**2  # no slope is larger
     rounding = 1e-13 * (1 + np.abs(losses) + steepest * (np.abs(at) + full.noise))
     return np.where(residual <= rounding, at, np.nan)
 

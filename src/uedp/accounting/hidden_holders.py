@@ -1,4 +1,4 @@
-"""Rotation's round for an entity that several drawn users may show, their draws hidden (Theorem 3).
+"""Rotation's round for an entity that several drawn users mention, their draws hidden (Theorem 3).
 
 An entity that was missed in some sentences moves more users than the one it is lent to. Holder `i`
 moves by at most `k_i` between the emptied corpus and the full one, from `r_i` to `r_i + a_i`, if it
@@ -6,9 +6,9 @@ was drawn; `|r_i|, |r_i + a_i| <= 1`. Holders whose draw is known move the full 
 offset. `docs/privacy.md` proves at which epsilon one of two collinear worlds is the worst; at the
 others one more draw is revealed.
 
-Nothing here searches for a threshold: a point of the line is the threshold of the epsilon that is
-found there. The divergence is known at the epsilons of many points, and lies below their chords in
-between, because the true one is convex in `e^eps`.
+Nothing here searches for a threshold: each point of the line is the threshold of the epsilon
+computed there. This gives the divergence at the epsilons of many points; in between it lies below
+their chords, because the true one is convex in `e^eps`.
 """
 
 from collections.abc import Iterator
@@ -88,15 +88,15 @@ class HiddenHolders:
         return self.revealed.loss_spread()
 
     def _bound(self, side: str, epsilons: Floats, known: dict["HiddenHolders", Floats]) -> Floats:
-        """The least of what the two worlds give and of what revealing one more draw gives."""
+        """The smaller of the bound by the two worlds and the bound with one more draw revealed."""
         if self not in known:
             nodes: Chords = getattr(_chords(self), side)
-            found = nodes.at(epsilons)
+            bound = nodes.at(epsilons)
             for away, drawn in self._reveal_one():
                 average = (1 - self.user_rate) * away._bound(side, epsilons, known)
                 average += self.user_rate * drawn._bound(side, epsilons, known)
-                found = np.minimum(found, average)
-            known[self] = found
+                bound = np.minimum(bound, average)
+            known[self] = bound
         return known[self]
 
     def _reveal_one(self) -> Iterator[tuple["HiddenHolders", "HiddenHolders"]]:
@@ -138,8 +138,8 @@ class Chords:
         right = np.clip(np.searchsorted(nodes, epsilons), 1, len(nodes) - 1)
         high = nodes[right]
         weight = np.expm1(np.minimum(epsilons - high, 0.0)) / np.expm1(nodes[right - 1] - high)
-        found: Floats = weight * values[right - 1] + (1 - weight) * values[right]
-        return found
+        chord: Floats = weight * values[right - 1] + (1 - weight) * values[right]
+        return chord
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class _World:
 
     @cached_property
     def points(self) -> Floats:
-        """Thresholds to try, from where one tail ends to where the other does."""
+        """Thresholds to try, from the end of one tail to the end of the other."""
         means = np.concatenate([self.rest, self.moved, self.moved + 1])
         low = means.min() - _FARTHEST * self.noise
         high = means.max() + _FARTHEST * self.noise
@@ -202,12 +202,13 @@ class _World:
         return tail
 
     def worst_at(self, full: Floats, emptied: Floats, margin: Floats) -> npt.NDArray[np.bool_]:
-        """Where the condition of Theorem 3 holds, from each outcome's part of the two densities.
+        """A mask of the points where the condition of Theorem 3 holds.
 
-        Both sum up to one. Every set of outcomes that holds with each also those of more draws
-        must have as much of the one density as of the other (of the other as of the one, if the
-        world is the lower). What lies outside such a set must have as little; whichever of the two
-        says so beyond rounding will do, for in a tail one of them is all there is.
+        `full` and `emptied` are each outcome's part of the two densities; both sum up to one. Every
+        set of outcomes that contains with each also those of more draws must have at least as much
+        of the full density as of the emptied one (the reverse in the lower world). Equivalently,
+        the rest must have at most as much; one of the two inequalities beyond rounding suffices,
+        because in a tail one of the two sets holds all the mass.
         """
         excess = full - emptied if self.upwards else emptied - full
         size = full + emptied
@@ -220,7 +221,7 @@ class _World:
 
 
 def _up_sets(drawn: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.bool_]]:
-    """Sets of outcomes (rows) that hold with each those with more draws; not all, nor none."""
+    """Sets of outcomes (rows) that contain with each those of more draws; neither all nor none."""
     lent, others = drawn.T
     most = others.max(initial=0)
     for with_lent, without in product(range(most + 2), range(most + 2)):
@@ -251,7 +252,7 @@ def _worlds(holders: HiddenHolders) -> Iterator[_World]:
 
 @lru_cache(maxsize=256)
 def _chords(holders: HiddenHolders) -> _BothSides:
-    """The divergences of the two worlds, each where it is the worst."""
+    """The divergences of the two worlds, each at the epsilons where it is the worst."""
     losses, full, emptied = [], [], []
     for world in _worlds(holders):
         rest_parts, full_parts = world.log_parts()
@@ -281,7 +282,7 @@ def _chords(holders: HiddenHolders) -> _BothSides:
 
 @lru_cache(maxsize=256)
 def _loss_range(holders: HiddenHolders) -> tuple[float, float]:
-    """Wider than need be by two in a hundred at most."""
+    """An interval at most two percent too wide."""
     low, high = (
         float(_RANGE[np.argmax(small)])
         if (small := side(_RANGE) <= TAIL_MASS).any()

@@ -24,7 +24,7 @@ from uedp.accounting.chain import Chain, Record, of_kind, read_chain
 from uedp.accounting.decisions import Setup, Shape, StrictModel
 from uedp.accounting.marks import Mark
 from uedp.accounting.profile import (
-    LEAST_NOISE,
+    MIN_NOISE,
     PrivacyEvent,
     Profile,
     profile_from_record,
@@ -74,7 +74,7 @@ class PlannedRun:
     @property
     def exposed(self) -> str | None:
         """Why there is no guarantee, if there is none."""
-        if self.profile is None or self.profile.noise < LEAST_NOISE:
+        if self.profile is None or self.profile.noise < MIN_NOISE:
             return "no noise was added"
         return self.setup.exposed
 

@@ -21,18 +21,18 @@ def missed_epsilon(
     delta: float,
     users: int,
     sentences: int | None,
-    most: int | None = None,
+    per_user: int | None = None,
     vocabulary: VocabularyRelease | None = None,
 ) -> float:
     """Epsilon where an entity was missed in `sentences` of each of so many users; None: in all.
 
-    A round uses `most` sentences of a user; None: any number.
+    A round uses `per_user` sentences of a user; None: any number.
 
     Guarantees:
-      - saying less (no `most`, all sentences) never gives a smaller epsilon
+      - saying less (no `per_user`, all sentences) never gives a smaller epsilon
       - infinite where the method makes no promise about missed mentions
     """
-    missed = profile.missed(users, sentences, most)
+    missed = profile.missed(users, sentences, per_user)
     if missed is None:
         return float("inf")
     beside = () if vocabulary is None else ((vocabulary.missed(users, sentences), 1),)
@@ -67,7 +67,7 @@ class Neighbour:
 
 
 def neighbours(
-    profile: Profile, rounds: int, delta: float, most: int | None = None
+    profile: Profile, rounds: int, delta: float, per_user: int | None = None
 ) -> Iterator[Neighbour]:
     """The plan itself, then plans around it: how each setting moves the epsilon of missed mentions.
 
@@ -77,13 +77,13 @@ def neighbours(
     if profile.missed(1, 1) is None:
         return
     target = epsilon(profile, rounds, delta)
-    yield _neighbour("this plan", profile, rounds, delta, most)
+    yield _neighbour("this plan", profile, rounds, delta, per_user)
     if 0 < target < float("inf"):
         for change, variant in profile.variants().items():
             noise = noise_for(target, delta, rounds, partial(_with_noise, variant))
-            yield _neighbour(change, _with_noise(variant, noise), rounds, delta, most)
+            yield _neighbour(change, _with_noise(variant, noise), rounds, delta, per_user)
     for bound in SENTENCES_PER_USER:
-        if bound != most:
+        if bound != per_user:
             change = "any number of sentences per user"
             if bound is not None:
                 change = f"at most {bound} sentence{'s' if bound > 1 else ''} per user"
@@ -95,7 +95,9 @@ def _with_noise(profile: Profile, noise: float) -> Profile:
 
 
 def _neighbour(
-    change: str, profile: Profile, rounds: int, delta: float, most: int | None
+    change: str, profile: Profile, rounds: int, delta: float, per_user: int | None
 ) -> Neighbour:
-    epsilons = tuple(missed_epsilon(profile, rounds, delta, *case, most) for case in MISSED_CASES)
-    return Neighbour(change, profile, most, epsilons)
+    epsilons = tuple(
+        missed_epsilon(profile, rounds, delta, *case, per_user) for case in MISSED_CASES
+    )
+    return Neighbour(change, profile, per_user, epsilons)

@@ -184,12 +184,12 @@ def compose(parts: Sequence[tuple[PrivacyLossDistribution, int]]) -> PrivacyLoss
 
 
 def min_delta(rounds: int) -> float:
-    """The least delta for which rounding does not swamp the answer after so many rounds."""
+    """The least delta at which rounding errors of so many rounds are negligible."""
     return 100 * ((_ROUNDING + _TAILS) * rounds + _WRAPPED)
 
 
 def max_rounds(delta: float) -> int:
-    """The most rounds after which rounding does not swamp the answer at this delta."""
+    """The most rounds for which rounding errors are negligible at this delta."""
     return int((delta / 100 - _WRAPPED) / (_ROUNDING + _TAILS))
 
 
@@ -198,11 +198,11 @@ def _support(parts: Sequence[tuple[PrivacyLossDistribution, int]], step: float) 
     spread = np.sqrt(sum(count * _variance(part) for part, count in parts))
     # the order at which Chernoff's bound is best for a Gaussian sum
     order = np.sqrt(2 * np.log(2 / _WRAPPED)) / max(spread, step)
-    return -_reach(parts, -order * step), _reach(parts, order * step)
+    return -_range_end(parts, -order * step), _range_end(parts, order * step)
 
 
-def _reach(parts: Sequence[tuple[PrivacyLossDistribution, int]], order: float) -> int:
-    """How far the sum goes, to the right or (order below 0) to the left, by Chernoff's bound.
+def _range_end(parts: Sequence[tuple[PrivacyLossDistribution, int]], order: float) -> int:
+    """The end of the sum's range, on the right or (order below 0) on the left, by Chernoff's bound.
 
     The bound has one minimum over the order; heavier tails have it at a lower one.
     """
@@ -236,7 +236,7 @@ def _variance(part: PrivacyLossDistribution) -> float:
 
 
 def grid_step(pairs: Sequence[DominatingPair]) -> float:
-    """A grid step fine enough that its pessimism does not show, coarse enough to be quick."""
+    """A grid step that is fine enough to cost little epsilon, and coarse enough to be fast."""
     spreads = [pair.loss_spread() for pair in pairs]
     spread = min((s for s in spreads if s > 0), default=1.0)
     widest = max(high - low for low, high in (pair.loss_range() for pair in pairs))

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 from uedp.accounting.divergence import DominatingPair
 from uedp.errors import UserError
 
-LEAST_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
-MOST_NOISE = 1e7
+MIN_NOISE = 1e-6  # less counts as none: its epsilon is beyond all bounds anyway
+MAX_NOISE = 1e7
 
 
 class PrivacyEvent(Hashable, Protocol):
@@ -127,8 +127,8 @@ def profile_from_record(record: Mapping[str, Any]) -> Profile:
 
 
 def check_noise(noise: float, name: str = "noise") -> None:
-    if not 0 <= noise <= MOST_NOISE:
-        raise UserError(f"{name} {noise}: must lie in 0..{MOST_NOISE:g}")
+    if not 0 <= noise <= MAX_NOISE:
+        raise UserError(f"{name} {noise}: must lie in 0..{MAX_NOISE:g}")
 
 
 def check_rates(**rates: float) -> None:

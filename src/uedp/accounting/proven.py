@@ -32,7 +32,7 @@ from uedp.accounting.pld import (
     min_delta,
 )
 from uedp.accounting.profile import (
-    LEAST_NOISE,
+    MIN_NOISE,
     PrivacyEvent,
     Profile,
     check_rates,
@@ -303,7 +303,7 @@ def guarantee(events: Events) -> Guarantee:
     events = [(event, count) for event, count in events if count and event.user_rate]
     if not events:
         return Guarantee({"nothing happened": (_NO_LOSS, _NO_LOSS)}, 0)
-    if any(event.noise < LEAST_NOISE for event, _ in events):
+    if any(event.noise < MIN_NOISE for event, _ in events):
         return Guarantee({"no noise": (_INFINITE_LOSS, _INFINITE_LOSS)}, 0)
     by_event, counts = [event.pairs() for event, _ in events], [count for _, count in events]
     if len({tuple(pairs) for pairs in by_event}) > 1:
@@ -352,8 +352,8 @@ def _binomial(count: int, rate: float) -> list[tuple[int, float]]:
     """Outcomes and probabilities; some outcomes count as larger ones, which is the safe side."""
     mean, variance = count * rate, count * rate * (1 - rate)
     # Bernstein's inequality: at most `_RARE` lies farther from the mean
-    reach = -np.log(_RARE) / 3 + np.sqrt(np.log(_RARE) ** 2 / 9 - 2 * np.log(_RARE) * variance)
-    low, high = max(int(mean - reach), 0), min(int(np.ceil(mean + reach)), count)
+    distance = -np.log(_RARE) / 3 + np.sqrt(np.log(_RARE) ** 2 / 9 - 2 * np.log(_RARE) * variance)
+    low, high = max(int(mean - distance), 0), min(int(np.ceil(mean + distance)), count)
     chances = stats.binom.pmf(np.arange(low, high + 1), count, rate)
     stride = -(-len(chances) // _MAX_OUTCOMES)
     grouped = np.add.reduceat(chances, np.arange(0, len(chances), stride)) / chances.sum()

@@ -26,7 +26,7 @@ class PublishedMethod(StrEnum):
 
 @dataclass(frozen=True)
 class PublishedSetting:
-    """What the paper's accountant looks at. `sensitive` and `sentences` matter to f_E+ only."""
+    """The inputs of the paper's accountant. `sensitive` and `sentences` matter to f_E+ only."""
 
     users: int
     users_per_round: int

@@ -23,7 +23,7 @@ _NO_KEY = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
 def generate_key(path: Path) -> Path:
-    """A new private key at `path`, readable by its owner alone, and its public key beside it.
+    """A new private key at `path`, readable by its owner only, and its public key beside it.
 
     Guarantees:
       - nothing is overwritten

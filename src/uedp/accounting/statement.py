@@ -51,7 +51,7 @@ class MissedMention(StrictModel):
 
 
 def unit(profile: Profile, users: Users = "as given") -> str:
-    """Who or what is protected."""
+    """The protected unit in words."""
     return profile.unit_of_groups if users == "assigned at random" else profile.unit
 
 
@@ -72,7 +72,7 @@ def statement(
 
 
 def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
-    """What the number does not cover, one sentence each."""
+    """The limits of the guarantee, one sentence each."""
     cases = (
         (
             setup.noise_source == "fixed seed",
@@ -133,13 +133,13 @@ def missed_table(
     """Epsilon by `MISSED_CASES`; empty where the method makes no promise about them."""
     if profile is None or profile.missed(1, 1) is None:
         return ()
-    most = setup.sentences_per_user
+    per_user = setup.sentences_per_user
     return tuple(
         MissedMention(
             users=users,
             sentences_per_user=sentences,
             epsilon=finite(
-                missed_epsilon(profile, rounds, delta, users, sentences, most, vocabulary)
+                missed_epsilon(profile, rounds, delta, users, sentences, per_user, vocabulary)
             ),
             words=missed_words(users, sentences),
         )

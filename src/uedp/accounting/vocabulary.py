@@ -14,7 +14,7 @@ from scipy import special
 
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import DominatingPair, Floats, RevealedMixture, ShiftedGaussian
-from uedp.accounting.profile import LEAST_NOISE, PrivacyEvent, check_noise
+from uedp.accounting.profile import MIN_NOISE, PrivacyEvent, check_noise
 from uedp.errors import UserError
 
 # The part of delta for words that cross the threshold by chance. Ten times as much would lower the
@@ -146,7 +146,7 @@ def _pair(release: VocabularyRelease, moved: Sequence[int]) -> DominatingPair:
 
 def _failure(release: VocabularyRelease, moved: Sequence[int]) -> float:
     """The largest probability that a word is released which only these sets hold."""
-    if release.noise < LEAST_NOISE:
+    if release.noise < MIN_NOISE:
         return 1.0
     # log probability that a word of so many users stays below the threshold
     stays = special.log_ndtr((release.threshold - np.arange(len(moved) + 1)) / release.deviation)
@@ -161,7 +161,7 @@ def with_threshold(
     """The release of least threshold (to 1e-9 of it) that fails with at most this probability."""
     if not 0 < failure < 1:
         raise UserError(f"failure probability {failure}: must lie in 0..1, without 0 and 1")
-    if noise < LEAST_NOISE:
+    if noise < MIN_NOISE:
         raise UserError(f"vocabulary noise {noise}: no threshold hides a word; choose more")
 
     def at(threshold: float) -> VocabularyRelease:

@@ -7,11 +7,14 @@ from typing import Any
 import numpy as np
 
 from uedp.accounting.calibrate import noise_for
-from uedp.audit.verdict import with_noise
+from uedp.audit.mechanism import cases
+from uedp.audit.sensitivity import Sensitivity, measurable, measure
+from uedp.audit.verdict import MechanismAudit, with_noise
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.methods import method_named, method_names
+from uedp.progress import SILENT, Progress
 from uedp.training.config import load_config, parse_config
 from uedp.training.plan import Plan, build_plan
 from uedp.training.run_dir import CONFIG
@@ -66,6 +69,61 @@ def plan_of(
     profile, delta = plan.profile, plan.config.privacy.delta
     target = 8.0 if epsilon is None else epsilon
     return build(noise_for(target, delta, rounds, lambda z: with_noise(profile, z)))
+
+
+def audit_plans(
+    plans: Sequence[Plan],
+    incidence: Incidence | None = None,
+    *,
+    runs: int | None = None,
+    quick: bool = False,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    progress: Progress = SILENT,
+) -> tuple[list[MechanismAudit], list[Sensitivity]]:
+    """Attack every claim of some plans, and measure how far rounds of the training code move.
+
+    Args:
+        incidence: A corpus to measure rounds on, beside the stress corpus.
+        runs: Of each attack; by default as many as fit in a second (`quick`) or twenty.
+        confidence: Of each bound; also one minus the chance that any of them is a false alarm.
+    """
+    attacks = [case for plan in plans for case in cases(plan)]
+    places = [
+        (plan, place)
+        for plan in plans
+        if measurable(plan)
+        for place in dict.fromkeys((None, incidence))
+    ]
+    among = len(attacks) + len(places)
+    if not among:
+        raise UserError(
+            f"{plans[0].method.name}: its rounds cannot be measured, and no worlds are registered "
+            "for its profile; register some with `worst_case_worlds`"
+        )
+    audits = [
+        case.audit(
+            runs=case.runs_in(1.0 if quick else 20.0) if runs is None else runs,
+            seed=None if seed is None else seed + number,
+            confidence=confidence,
+            among=among,
+            fit_curve=not quick,
+            progress=progress,
+        )
+        for number, case in enumerate(attacks)
+    ]
+    measured = [
+        measure(
+            plan,
+            place,
+            seed=seed,
+            rounds=4 if quick else 12,
+            chance=(1 - confidence) / among,
+            progress=progress,
+        )
+        for plan, place in places
+    ]
+    return audits, measured
 
 
 _FEWEST_DRAWN = 6  # users in a round: fewer is not planned

@@ -1,16 +1,27 @@
-"""Commands that attack: audit mechanism, audit train, audit extract."""
+"""Commands that attack: audit mechanism, train, extract and plant."""
 
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from uedp.cli.terminal import plain, progress, show, table
+from uedp.cli.terminal import (
+    STOPPED,
+    AsJson,
+    SetOption,
+    number,
+    plain,
+    progress,
+    say,
+    show,
+    table,
+    with_flags,
+)
 from uedp.errors import UserError
+from uedp.files import require_new_file
 
 if TYPE_CHECKING:
     from uedp.audit.extraction import Extraction
@@ -18,7 +29,9 @@ if TYPE_CHECKING:
     from uedp.audit.training import TrainingAudit
     from uedp.audit.verdict import MechanismAudit
 
-audit = typer.Typer(help="Attack a guarantee, and see how much gets out.", no_args_is_help=True)
+Confidence = Annotated[float, typer.Option(help="The confidence of each bound.")]
+
+audit = typer.Typer(help="Attack a guarantee, and measure the leakage.", no_args_is_help=True)
 
 
 @audit.command("mechanism")
@@ -27,62 +40,51 @@ def audit_mechanism(
         Path | None,
         typer.Argument(
             metavar="[CONFIG]",
-            help="A YAML file, as `uedp train` takes it, or the folder of a run: audit its plan.",
+            help="The plan to audit: a YAML file, as for `uedp train`, or the folder of a run.",
         ),
     ] = None,
     method: Annotated[
-        list[str] | None, typer.Option(help="rotation, user-level or uedp-alg; repeat. All.")
+        list[str] | None,
+        typer.Option(help="rotation, user-level, uedp-alg; repeat. Default: all."),
     ] = None,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(help="Target epsilon. Left out: 8."),
-    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Target epsilon. Default: 8.")] = None,
     noise: Annotated[
-        float | None, typer.Option(help="Noise, in units of the update clip; the z of uedp-alg.")
+        float | None,
+        typer.Option(help="Noise multiplier, in update clips; z of uedp-alg."),
     ] = None,
     user_rate: Annotated[
-        float | None, typer.Option(help="Probability that a user is drawn. Left out: 0.1.")
+        float | None, typer.Option(help="The sampling rate of users. Default: 0.1.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds. Left out: 50.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds. Default: 50.")] = None,
     entity_share: Annotated[
         float | None,
-        typer.Option(help="How far one entity moves an update, in units of its clip. Left out: .3"),
+        typer.Option(help="How far one entity can move an update, in clips. Default: 0.3."),
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="The probability of failure allowed. Left out: 1e-5.")
+        float | None, typer.Option(help="The allowed probability of failure. Default: 1e-5.")
     ] = None,
-    changes: Annotated[
-        list[str],
-        typer.Option(
-            "--set", metavar="SECTION.FIELD=VALUE", help="Another value in CONFIG; repeat it."
-        ),
-    ] = [],  # noqa: B006 - Typer copies it
+    changes: SetOption = [],  # noqa: B006 - Typer copies it
     runs: Annotated[
-        int | None, typer.Option(help="Runs on either corpus of every world. Left out: by time.")
+        int | None,
+        typer.Option(help="Runs on each corpus of a world. Default: by time."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs: half a minute.")] = False,
-    confidence: Annotated[float, typer.Option(help="Of each bound, and of the verdict.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Makes the audit repeatable.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Save all that was found as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Bounds side by side, to a file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs, in half a minute.")] = False,
+    confidence: Confidence = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Makes the audit reproducible.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Save the results as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot the bounds.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Attack draw, clip and noise with the worst content: lower bounds beside what is proven.
+    """Attack sampling, clipping and noise in the worst case: lower bounds beside proven epsilons.
 
-    Also measures how far rounds of training's own code move, beside what the proof allows. Exits
-    with 1 where an attack or a round does more than what is proven allows.
+    Also measures how far rounds of the training code move, beside the proven bound. Exits with 1
+    if an attack or a round exceeds a proven bound.
     """
-    from uedp.audit.mechanism import cases
-    from uedp.audit.plans import auditable_methods, plan_of, read_plan
-    from uedp.audit.sensitivity import measurable, measure
+    from uedp.audit.plans import audit_plans, auditable_methods, plan_of, read_plan
     from uedp.audit.verdict import document
     from uedp.report.audit_plots import mechanism_bounds
-    from uedp.report.plots import new_figure
 
-    if plot is not None:
-        new_figure(plot, 1, 1)  # refuse a name now, not in some minutes
-    if out is not None and out.is_dir():
-        raise UserError(f"--out {out}: is a folder; name a file")
+    _check_outputs(out, plot)
     flags = {
         "rounds": rounds,
         "delta": delta,
@@ -91,7 +93,7 @@ def audit_mechanism(
         "epsilon": epsilon,
         "noise": noise,
     }
-    given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
     incidence = None
     if config is not None:
         if names := [*given, *(["method"] if method else [])]:
@@ -102,78 +104,72 @@ def audit_mechanism(
     else:
         if changes:
             raise UserError(f"--set {changes[0]}: changes a config; name one")
-        plans = [plan_of(name, **given) for name in method or auditable_methods()]
-    planned = [case for plan in plans for case in cases(plan)]
-    # on the corpus of a config too, beside the stress corpus
-    places = [
-        (plan, place)
-        for plan in plans
-        if measurable(plan)
-        for place in dict.fromkeys((None, incidence))
-    ]
-    among = len(planned) + len(places)
-    found = [
-        case.audit(
-            runs=case.runs_in(1.0 if quick else 20.0) if runs is None else runs,
-            seed=None if seed is None else seed + number,
-            confidence=confidence,
-            among=among,
-            fit_curve=not quick,
-            progress=progress(),
-        )
-        for number, case in enumerate(planned)
-    ]
-    measured = [
-        measure(
-            plan,
-            place,
-            seed=seed,
-            rounds=4 if quick else 12,
-            chance=(1 - confidence) / among,
-            progress=progress(),
-        )
-        for plan, place in places
-    ]
-    answer = document(found, measured)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(answer, indent=2, allow_nan=False) + "\n")
+        plans = [plan_of(name, **given) for name in method or auditable_methods()]  # type: ignore[arg-type]
+    audits, measured = audit_plans(
+        plans,
+        incidence,
+        runs=runs,
+        quick=quick,
+        confidence=confidence,
+        seed=seed,
+        progress=progress(),
+    )
+    answer = document(audits, measured)
     if plot is not None:
-        mechanism_bounds({f"{one.method}: {one.pair}": one for one in found}, plot)
-    if as_json:
-        typer.echo(json.dumps(answer, indent=2, allow_nan=False))
-    else:
-        _show_mechanism(found, measured, answer["verdict"])
+        mechanism_bounds({f"{one.method}: {one.pair}": one for one in audits}, plot)
+    if not _save_or_print(answer, out, as_json):
+        if audits:  # worlds are known for this profile
+            _show_bounds(audits)
+        if measured:
+            _show_measured(measured)
+        typer.echo(
+            "\n" + "\n".join(answer["verdict"]) + "\nprobability of any false alarm: at most "
+            f"{1 - confidence:.2g}"
+        )
     if answer["alarm"]:
         raise typer.Exit(1)
 
 
-def _show_mechanism(
-    found: Sequence["MechanismAudit"], measured: Sequence["Sensitivity"], verdict: Sequence[str]
-) -> None:
-    from uedp.accounting.published import NOT_A_GUARANTEE
-    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
+def _check_outputs(out: Path | None, plot: Path | None) -> None:
+    """Refuse the names of files now, not after minutes of work."""
+    from uedp.report.plots import new_figure
 
+    if plot is not None:
+        new_figure(plot, 1, 1)
+    if out is not None and out.is_dir():
+        raise UserError(f"--out {out}: is a folder; name a file")
+
+
+def _save_or_print(answer: object, out: Path | None, as_json: bool) -> bool:
+    """Save the answer to `out` if given, and print it if `as_json`, which is returned."""
+    text = json.dumps(answer, indent=2, allow_nan=False)
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n")
+    if as_json:
+        typer.echo(text)
+    return as_json
+
+
+def _show_bounds(audits: Sequence["MechanismAudit"]) -> None:
     def sides(one: "MechanismAudit", bound: str) -> str:
         """A lower bound is rounded down."""
         each = (one.directions[side][bound].epsilon for side in ("full", "emptied"))
-        return " / ".join(rounded(value, 3, down=True) for value in each)
+        return " / ".join(number(value, 3, down=True) for value in each)
 
-    shown = table("method", "pair", "runs", "threshold", "Gaussian fit", "curve", "proven")
-    shown.add_column("published", justify="right")
-    shown.columns[1].justify = "left"
-    for one in found:
+    columns = ("method", "pair", "runs", "threshold", "Gaussian fit", "curve", "proven")
+    shown = table(*columns, left=(1,))
+    for one in audits:
         shown.add_row(
             one.method,
             one.pair,
             f"{one.runs:,}",
             sides(one, "threshold"),
             sides(one, "gaussian"),
-            "" if one.curve is None else rounded(one.curve.epsilon, 3, down=True),
-            NO_FINITE_EPSILON if one.proven is None else rounded(one.proven, 4),
-            "" if one.published is None else f"{one.published:.2f}",
+            "" if one.curve is None else number(one.curve.epsilon, 3, down=True),
+            number(one.proven),
         )
-    first = found[0]
+    first = audits[0]
     show(
         f"lower bounds on epsilon at delta {first.delta:g} after {first.rounds:,} rounds, "
         f"each with {first.confidence:.0%} confidence\n",
@@ -181,21 +177,13 @@ def _show_mechanism(
     )
     typer.echo(
         "\nthreshold, Gaussian fit: guessing the full / the emptied corpus. A threshold assumes "
-        "nothing;\nthe fit assumes a Gaussian trade-off, curve the proven one at another noise."
-    )
-    if any(one.published is not None for one in found):
-        typer.echo(f"published: {NOT_A_GUARANTEE}")
-    if measured:
-        _show_measured(measured)
-    typer.echo(
-        "\n" + "\n".join(verdict) + "\nchance of a false alarm, all audits together: at most "
-        f"{1 - first.confidence:.2g}"
+        "nothing;\nthe fit assumes a Gaussian trade-off, the curve the proven one at other noise."
     )
 
 
 def _show_measured(measured: Sequence["Sensitivity"]) -> None:
-    shown = table("method", "on", "emptied", "rounds", "largest shift", "allowed", "noise")
-    shown.columns[1].justify = shown.columns[2].justify = "left"
+    columns = ("method", "on", "emptied", "rounds", "largest shift", "allowed", "noise")
+    shown = table(*columns, left=(1, 2))
     for one in measured:
         for name, shift in one.shifts.items():
             shown.add_row(
@@ -208,51 +196,45 @@ def _show_measured(measured: Sequence["Sensitivity"]) -> None:
                 f"{one.noise:.3f}",
             )
     typer.echo()
-    show("how far rounds of training's own code move, in update clips\n", shown)
-    typer.echo("\nnoise: that of a round, as a part of what was planned.")
-
-
-_STOPPED = 130  # what a shell expects of a command that Ctrl-C ended
+    show("how far rounds of the training code move, in update clips\n", shown)
+    typer.echo("\nnoise: the noise of a round, relative to the plan.")
 
 
 @audit.command("train")
 def audit_train(
     config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A YAML file, as `uedp train` takes it.")
+        Path, typer.Argument(metavar="CONFIG", help="A YAML file, as for `uedp train`.")
     ],
-    users: Annotated[int, typer.Option(help="How many canary users to plant.")] = 200,
-    entities: Annotated[int, typer.Option(help="How many canary entities to plant.")] = 100,
-    holders: Annotated[int, typer.Option(help="How many users mention a canary entity.")] = 3,
+    users: Annotated[int, typer.Option(help="Number of canary users to plant.")] = 200,
+    entities: Annotated[int, typer.Option(help="Number of canary entities to plant.")] = 100,
+    holders: Annotated[int, typer.Option(help="Number of users who mention a canary entity.")] = 3,
     claimed: Annotated[
-        float | None, typer.Option(help="An epsilon to hold against. Left out: the plan's.")
+        float | None, typer.Option(help="The epsilon to test. Default: that of the plan.")
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of each bound, and of the verdict.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Makes canaries and coins repeatable.")] = None,
-    changes: Annotated[
-        list[str],
-        typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Another value; repeat it."),
-    ] = [],  # noqa: B006 - Typer copies it
+    confidence: Confidence = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Makes canaries and coins reproducible.")] = None,
+    changes: SetOption = [],  # noqa: B006 - Typer copies it
     out: Annotated[
         Path | None, typer.Option(help="A folder for audit.json and scores.png.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with that in --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the audit in --out.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Train once with canaries in the corpus, and guess which of them were in.
+    """Train once with a random half of the canaries, and guess which were in the corpus.
 
-    The corpus's ledger is left alone and the model is removed: it is not to be used. Exits with 1
-    where guesses are better than the epsilon allows.
+    The ledger of the corpus is not charged, and the model is deleted: it must not be used. Exits
+    with 1 if the guesses refute the epsilon.
     """
     from uedp.audit import training
     from uedp.report.audit_training_plots import score_histograms
     from uedp.training.config import load_config
 
     if resume and out is None:
-        raise UserError("audit train: say what to resume with --out")
-    with tempfile.TemporaryDirectory(prefix="uedp-audit-") as scratch:
-        found = training.audit(
+        raise UserError("audit train: name the folder to resume with --out")
+    with tempfile.TemporaryDirectory(prefix="uedp-audit-") as temporary:
+        result = training.audit(
             load_config(config, changes),
-            out or Path(scratch) / "audit",
+            out or Path(temporary) / "audit",
             users=users,
             entities=entities,
             holders=holders,
@@ -261,33 +243,28 @@ def audit_train(
             seed=seed,
             resume=resume,
             progress=progress(),
-            say=lambda line: None if as_json else print(plain(line), flush=True),
+            say=lambda line: None if as_json else say(with_flags(line)),
         )
-    if found is None:
-        raise typer.Exit(_STOPPED)
+    if result is None:
+        raise typer.Exit(STOPPED)
     if out is not None:
-        score_histograms(found, out / "scores.png")
+        score_histograms(result, out / "scores.png")
     if as_json:
-        typer.echo(found.to_json(), nl=False)
+        typer.echo(result.to_json(), nl=False)
     else:
-        _show_training(found)
+        _show_training(result)
         if out is not None:
-            typer.echo(f"audit: {plain(str(out / training.AUDIT))}")
-    if found.refuted:
+            say(f"audit: {out / training.AUDIT}")
+    if result.refuted:
         raise typer.Exit(1)
 
 
-def _show_training(found: "TrainingAudit") -> None:
-    from uedp.accounting.statement import rounded
-
-    shown = table("kind", "score", "canaries", "guesses", "correct", "lower bound", "if all right")
-    shown.add_column("proven", justify="right")
-    if found.claimed is not None:
-        shown.add_column("claimed", justify="right")
-    shown.add_column("verdict")
-    shown.columns[1].justify = "left"
-    for one in found.findings:
-        covered = found.proven is not None and one.kind in found.covers
+def _show_training(result: "TrainingAudit") -> None:
+    columns = ["kind", "score", "canaries", "guesses", "correct", "lower bound", "max provable"]
+    columns += ["proven"] if result.claimed is None else ["proven", "claimed"]
+    shown = table(*columns, "verdict", left=(1, len(columns)))
+    for one in result.findings:
+        covered = result.proven is not None and one.kind in result.covers
         claim = "none" if one.claim is None else f"{one.claim:g}"
         shown.add_row(
             one.kind,
@@ -295,68 +272,64 @@ def _show_training(found: "TrainingAudit") -> None:
             f"{one.canaries:,}",
             f"{one.guesses:,}",
             f"{one.correct:,}",
-            rounded(one.epsilon, 3, down=True),
-            rounded(one.most, 3, down=True),
-            rounded(found.proven or 0.0) if covered else "none",
-            *([] if found.claimed is None else [claim]),
+            number(one.epsilon, 3, down=True),
+            number(one.most, 3, down=True),
+            number(result.proven) if covered else "none",
+            *([] if result.claimed is None else [claim]),
             one.verdict,
         )
     show(
-        f"one run of {found.method}, {found.rounds:,} rounds: lower bounds on epsilon at delta "
-        f"{found.delta:g}, each with {found.confidence:.0%} confidence\n",
+        f"one run of {result.method}, {result.rounds:,} rounds: lower bounds on epsilon at delta "
+        f"{result.delta:g}, each with {result.confidence:.0%} confidence\n",
         shown,
     )
     typer.echo(
-        "\nif all right: what so many canaries prove at best; no larger epsilon can be refuted.\n"
-        f"chance of a false alarm, all bounds together: at most {1 - found.confidence:.2g}"
+        "\nmax provable: the bound if every guess were correct; no larger epsilon can be refuted.\n"
+        f"probability of any false alarm: at most {1 - result.confidence:.2g}"
     )
 
 
 @audit.command("extract")
 def audit_extract(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs, to compare.")
+        list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs.")
     ],
     secrets: Annotated[
         Path | None,
-        typer.Option(help="Rank the secrets in this file, planted by `uedp audit plant`."),
+        typer.Option(help="The secrets to rank, planted by `uedp audit plant`."),
     ] = None,
     held_out: Annotated[
         Path | None,
-        typer.Option(help="A corpus of entities to hold against. Left out: data.evaluate."),
+        typer.Option(help="A corpus with entities to compare with. Default: data.evaluate."),
     ] = None,
     reference: Annotated[
         str | None,
-        typer.Option(help="For entities: the model before training; a folder, a file or a name."),
+        typer.Option(help="For entities: the model before training, a folder, a file or a name."),
     ] = None,
     alternatives: Annotated[
-        int, typer.Option(help="Numbers to try for each secret: all, if there are no more.")
+        int, typer.Option(help="The most candidates to rank a secret among.")
     ] = 10_000,
-    beams: Annotated[int, typer.Option(help="Continuations of a prompt to look among.")] = 10,
+    beams: Annotated[int, typer.Option(help="Beams of the search for secrets.")] = 10,
     entities: Annotated[int, typer.Option(help="Entities to rank, from each corpus.")] = 1000,
-    others: Annotated[int, typer.Option(help="Entities of its category to rank one among.")] = 100,
-    seed: Annotated[int, typer.Option(help="Draws entities and alternatives.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Save all that was found as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Exposures and ROC, to a file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    others: Annotated[int, typer.Option(help="Other entities of its category to rank with.")] = 100,
+    seed: Annotated[int, typer.Option(help="The seed of the samples.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Save the results as JSON.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Plot exposures and ROC curves.")] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Try to get planted secrets out of trained models, or the entities of their own corpus.
+    """Try to extract planted secrets, or the entities of the training corpus, from models.
 
-    What was trained on is ranked among what could stand in its place, and so is what was not.
+    Secrets or entities in the training text, and others that are not, are ranked among candidates.
     """
     from uedp.audit.extraction import extract
     from uedp.audit.secrets import load_secrets
     from uedp.report.extraction_plots import extraction_figure
-    from uedp.report.plots import new_figure
 
-    if plot is not None:
-        new_figure(plot, 1, 1)  # refuse a name now, not in some minutes
-    if out is not None and out.is_dir():
-        raise UserError(f"--out {out}: is a folder; name a file")
+    _check_outputs(out, plot)
     if len(set(runs)) < len(runs):
         raise UserError("audit extract: a run is named twice; name each once")
     wanted = None if secrets is None else load_secrets(secrets)
-    found = [
+    results = [
         extract(
             run,
             wanted,
@@ -371,38 +344,30 @@ def audit_extract(
         )
         for run in runs
     ]
-    answer = {"runs": [one.to_json() for one in found]}
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(answer, indent=1, allow_nan=False) + "\n")
     if plot is not None:
-        extraction_figure({plain(one.run): one.ranked for one in found}, plot)
-    if as_json:
-        typer.echo(json.dumps(answer, indent=1, allow_nan=False))
-    else:
-        _show_extraction(found)
+        extraction_figure({plain(one.run): one.ranked for one in results}, plot)
+    answer = {"runs": [one.to_json() for one in results]}
+    if not _save_or_print(answer, out, as_json):
+        _show_extraction(results)
 
 
-def _show_extraction(found: Sequence["Extraction"]) -> None:
-    from uedp.accounting.statement import rounded
+def _show_extraction(results: Sequence["Extraction"]) -> None:
     from uedp.audit.ranks import FALSE_POSITIVES, summary
 
-    summaries = [summary(one.ranked) for one in found]
-    first, kind = summaries[0], found[0].kind
+    summaries = [summary(one.ranked) for one in results]
+    first, kind = summaries[0], results[0].kind
     inside, outside = ("planted", "left out") if kind == "secrets" else ("held in", "held out")
-    shown = table("run", "method", "epsilon", "perplexity", inside, outside, "ranked first")
-    shown.columns[1].justify = "left"
-    for name in ("written", "in beams") if kind == "secrets" else ():
-        shown.add_column(name, justify="right")
-    for name in ("area", *(f"TPR at {rate:g}" for rate in FALSE_POSITIVES)):
-        shown.add_column(name, justify="right")
-    for one, own in zip(found, summaries, strict=True):
+    columns = ["run", "method", "epsilon", "perplexity", inside, outside, "ranked first"]
+    columns += ["generated", "in beams"] if kind == "secrets" else []
+    columns += ["AUC", *(f"TPR at {rate:g}" for rate in FALSE_POSITIVES)]
+    shown = table(*columns, left=(1,))
+    for one, own in zip(results, summaries, strict=True):
         group, rates = own["groups"][inside], own["membership"]["at"]
         shares = ("extracted", "in_beams") if kind == "secrets" else ()
         shown.add_row(
             plain(one.run),
             one.method,
-            "none" if one.epsilon is None else rounded(one.epsilon),
+            "none" if one.epsilon is None else number(one.epsilon),
             "" if one.perplexity is None else f"{one.perplexity:,.4g}",
             f"{group['mean_exposure']:.2f}",
             f"{own['groups'][outside]['mean_exposure']:.2f}",
@@ -418,7 +383,7 @@ def _show_extraction(found: Sequence["Extraction"]) -> None:
         shown,
     )
     by_users = [name for name in first["groups"] if name not in (inside, outside)]
-    groups = table("mean exposure", *(plain(one.run) for one in found))
+    groups = table("mean exposure", *(plain(one.run) for one in results))
     for name in by_users:
         cells = (own["groups"].get(name) for own in summaries)
         groups.add_row(name, *("" if c is None else f"{c['mean_exposure']:.2f}" for c in cells))
@@ -427,52 +392,48 @@ def _show_extraction(found: Sequence["Extraction"]) -> None:
     what = "" if kind == "entities" else "exact, " if first["exact"] else "estimated, "
     typer.echo(
         f"\nexposure: {what}at most {first['largest_exposure']:.1f} bits, by chance "
-        f"{first['exposure_by_chance']:.2f} on average. TPR: the share of {inside} found while at "
-        f"most\nsuch a share of {outside} is taken for one (-: too few {outside} to tell). Of the "
-        "models asked, only those with\nan epsilon carry a guarantee; low ranks of others prove "
-        "nothing."
+        f"{first['exposure_by_chance']:.2f} on average. TPR at a false positive rate; -: too few "
+        f"{outside} to tell.\nOnly models with an epsilon have a guarantee; low ranks of others "
+        "prove nothing."
     )
 
 
 @audit.command("plant")
 def audit_plant(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="What `uedp detect` would be given.")
+        Path, typer.Argument(metavar="SOURCE", help="A file or folder, as for `uedp detect`.")
     ],
-    out: Annotated[Path, typer.Option(help="The file with secrets in it, .jsonl or .jsonl.gz.")],
-    secrets: Annotated[Path, typer.Option(help="A .json file for the list of secrets.")],
-    reader: Annotated[str, typer.Option(help="As of `uedp detect`.")] = "auto",
-    user: Annotated[str, typer.Option(help="The column that says who wrote it.")] = "user",
+    out: Annotated[Path, typer.Option(help="The output with secrets, .jsonl or .jsonl.gz.")],
+    secrets: Annotated[Path, typer.Option(help="The output with the list of secrets, .json.")],
+    reader: Annotated[str, typer.Option(help="As for `uedp detect`.")] = "auto",
+    user: Annotated[str, typer.Option(help="The column with the author.")] = "user",
     text: Annotated[str, typer.Option(help="The column with the text.")] = "text",
     label: Annotated[str | None, typer.Option(help="A column with a class label.")] = None,
     marks: Annotated[str | None, typer.Option(help="A column with human marks.")] = None,
     repeats: Annotated[
-        str, typer.Option(metavar="R,R,...", help="By how many users secrets are told.")
+        str, typer.Option(metavar="R,R,...", help="Numbers of users who write a secret.")
     ] = "1,2,4,8,16",
-    each: Annotated[int, typer.Option(help="Secrets for each entry of --repeats.")] = 10,
+    each: Annotated[int, typer.Option(help="Number of secrets per entry of --repeats.")] = 10,
     left_out: Annotated[
-        int | None, typer.Option(help="Secrets told by nobody. Left out: as many as are told.")
+        int | None, typer.Option(help="Number of secrets not planted. Default: as many as are.")
     ] = None,
-    mask: Annotated[str, typer.Option(help="The form of a secret; # is a digit.")] = "212-555-####",
+    mask: Annotated[str, typer.Option(help="The secrets' format; # is a digit.")] = "212-555-####",
     existing: Annotated[
-        bool, typer.Option("--existing", help="Let users tell them that there are, not new ones.")
+        bool, typer.Option("--existing", help="Plant secrets under existing users.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Another seed, other secrets.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of the secrets.")] = 0,
 ) -> None:
-    """Put made-up phone numbers into a corpus, before detection, to look for after training."""
+    """Plant random phone numbers in a text before detection, to search for after training."""
     from uedp.audit.secrets import plant, save_secrets, write_sentences
     from uedp.corpus.readers import read_sentences
     from uedp.corpus.records import Columns
 
     for path in (out, secrets):
-        if os.path.lexists(path):
-            raise UserError(f"{path}: exists already; choose another name")
-        if not path.parent.is_dir():
-            raise UserError(f"{path.parent}: no such folder; make it, or choose another")
+        require_new_file(path)
     try:
         counts = [int(count) for count in repeats.split(",")]
     except ValueError:
-        raise UserError(f"--repeats {repeats}: write numbers by commas, as 1,4,16") from None
+        raise UserError(f"--repeats {repeats}: write numbers with commas, such as 1,4,16") from None
     sentences, planted = plant(
         read_sentences(source, reader, Columns(user, text, label, marks)),
         repeats=counts,
@@ -484,12 +445,12 @@ def audit_plant(
     )
     write_sentences(sentences, out)
     save_secrets(planted, secrets)
-    told = [secret for secret in planted if secret.planted]
-    typer.echo(
-        f"{plain(str(out))}: {len(sentences):,} sentences, {sum(s.repeats for s in told):,} of "
-        f"which tell one of {len(told):,} secrets\n"
-        f"{plain(str(secrets))}: these, and {len(planted) - len(told):,} that nobody tells"
+    written = [secret for secret in planted if secret.planted]
+    say(
+        f"{out}: {len(sentences):,} sentences, {sum(x.repeats for x in written):,} with one of "
+        f"{len(written):,} secrets"
     )
+    say(f"{secrets}: these secrets, and {len(planted) - len(written):,} that are not planted")
 
 
 def register(app: typer.Typer) -> None:

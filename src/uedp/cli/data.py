@@ -1,25 +1,26 @@
-"""Commands on text: sample, detect, inspect, coverage, deidentify, categories."""
+"""Commands for text: sample, detect, inspect, coverage, deidentify, categories."""
 
-import json
-import os
 from collections.abc import Iterable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.markup import escape
 
-from uedp.cli.terminal import plain, progress, show, table
-from uedp.corpus.readers import SkippedRecords
-from uedp.corpus.store import Corpus
-from uedp.entities.breakdown import breakdown, sentence_masks, widest_entities
-from uedp.entities.build import build_corpus
-from uedp.entities.categories import BASE, LABELS, UNIONS, expand_categories
-from uedp.entities.detection import Detection
-from uedp.entities.detection import detect as detect_entities
+from uedp.cli.terminal import (
+    AsJson,
+    cell,
+    plain,
+    progress,
+    say,
+    say_json,
+    show,
+    table,
+    with_flags,
+)
 from uedp.errors import UserError
-from uedp.files import scratch_dir
+
+if TYPE_CHECKING:
+    from uedp.corpus.store import Corpus
 
 CorpusArgument = Annotated[
     Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
@@ -29,35 +30,32 @@ Detectors = Annotated[
     typer.Option(
         "--detector",
         help="labels, patterns[:REGION], spacy:NAME_OR_PATH, presidio[:NAME_OR_PATH], stanza:LANG, "
-        "transformers:NAME_OR_PATH. Repeat it, or separate by commas, to unite several.",
+        "transformers:NAME_OR_PATH. Repeat, or separate by commas, to combine several.",
     ),
 ]
 Categories = Annotated[
-    str, typer.Option(help="Which categories are sensitive, by commas; see `uedp categories`.")
+    str, typer.Option(help="The sensitive categories, separated by commas; see `uedp categories`.")
 ]
 Propagate = Annotated[
-    bool, typer.Option(help="One hit of a model protects every mention of the same surface.")
+    bool, typer.Option(help="Protect every mention of a name that a detector finds once.")
 ]
-Workers = Annotated[int, typer.Option(help="Processes that detect.")]
+Workers = Annotated[int, typer.Option(help="Number of processes for detection.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it is a corpus.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-class Style(StrEnum):
-    placeholder = "placeholder"
-    pseudonym = "pseudonym"
+Style = Literal["placeholder", "pseudonym"]
 
 
 def detect(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A file, or a data set folder.")],
-    out: Annotated[Path, typer.Option(help="The corpus folder to make.")],
+    source: Annotated[
+        Path, typer.Argument(metavar="SOURCE", help="A file, or the folder of a dataset.")
+    ],
+    out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
     reader: Annotated[
         str,
         typer.Option(
             help="jsonl, csv, parquet, hf, conll, ag, presidio-research; auto: by file name."
         ),
     ] = "auto",
-    user: Annotated[str, typer.Option(help="The column that says who wrote it.")] = "user",
+    user: Annotated[str, typer.Option(help="The column with the author.")] = "user",
     text: Annotated[str, typer.Option(help="The column with the text.")] = "text",
     label: Annotated[str | None, typer.Option(help="A column with a class label.")] = None,
     marks: Annotated[
@@ -68,37 +66,42 @@ def detect(
     split: Annotated[
         str | None,
         typer.Option(
-            metavar="LANG", help="Cut texts into sentences by a language's rules (en, de, ...)."
+            metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
         ),
     ] = None,
     normalise: Annotated[
-        bool, typer.Option("--normalise", help="Lower-case, no punctuation, as the paper has it.")
+        bool, typer.Option("--normalise", help="Lowercase and remove punctuation, as in the paper.")
     ] = False,
     assign_users: Annotated[
         str | None,
         typer.Option(
-            metavar="MEAN,STD", help="Form users at random, their sizes normal: the paper's AG."
+            metavar="MEAN,STD",
+            help="Group texts into random users of this size, as in the paper.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of --assign-users.")] = 0,
     propagate: Propagate = True,
     allow_list: Annotated[
         Path | None,
-        typer.Option(help="CSV `entity,reason`: declared public; the reason is recorded."),
+        typer.Option(help="CSV `entity,reason`: entities declared public; the reason is recorded."),
     ] = None,
     deny_list: Annotated[
-        Path | None, typer.Option(help="CSV `entity,category`: always sensitive.")
+        Path | None, typer.Option(help="CSV `entity,category`: entities that are always sensitive.")
     ] = None,
     aliases: Annotated[
-        Path | None, typer.Option(help="CSV `alias,entity`: names of the same entity.")
+        Path | None, typer.Option(help="CSV `alias,entity`: other names of an entity.")
     ] = None,
     workers: Workers = 1,
     skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Leave bad records out and count them.")
+        bool, typer.Option("--skip-invalid", help="Skip invalid records and count them.")
     ] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Read text with owners, find what is sensitive in it, and write a corpus."""
+    """Read texts with their authors, detect sensitive entities, and write a corpus."""
+    from uedp.corpus.readers import SkippedRecords
+    from uedp.entities.breakdown import sentence_masks
+    from uedp.entities.build import build_corpus
+
     skipped = SkippedRecords()
     corpus = build_corpus(
         source,
@@ -124,10 +127,10 @@ def detect(
         progress=progress(),
     )
     if skipped.count:
-        first = plain(skipped.first)
-        typer.echo(f"left out {skipped.count:,} invalid records, the first: {first}", err=True)
+        first = plain(with_flags(skipped.first))
+        typer.echo(f"skipped {skipped.count:,} invalid records, the first: {first}", err=True)
     sensitive = int((sentence_masks(corpus) != 0).sum())
-    typer.echo(
+    say(
         f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, "
         f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
     )
@@ -140,7 +143,10 @@ def inspect(
         Path | None, typer.Option(help="Write histograms to this .png, .svg or .pdf.")
     ] = None,
 ) -> None:
-    """Describe a corpus: the paper's data table, and how far its entities spread."""
+    """Describe a corpus: its size, sensitive sentences, and how many users share entities."""
+    from uedp.corpus.store import Corpus
+    from uedp.entities.breakdown import breakdown
+
     opened = Corpus(corpus)
     if plot is not None:
         from uedp.report.plots import incidence_histograms
@@ -148,11 +154,11 @@ def inspect(
         incidence_histograms(opened.incidence, plot)
     numbers = breakdown(opened, progress())
     if as_json:
-        typer.echo(json.dumps(numbers, indent=2))
+        say_json(numbers)
         return
     _show_breakdown(corpus, opened, numbers)
     if plot is not None:
-        typer.echo(f"\nhistograms: {plot}")
+        say(f"\nhistograms: {plot}")
 
 
 def coverage(
@@ -161,113 +167,89 @@ def coverage(
     categories: Categories = "all",
     propagate: Propagate = True,
     workers: Workers = 1,
-    keep: Annotated[
+    record: Annotated[
         bool,
-        typer.Option(
-            "--record", help="Measure the corpus as it was detected; certificates then say it."
-        ),
+        typer.Option("--record", help="Store the recall of the corpus for its certificates."),
     ] = False,
     by_label: Annotated[
-        bool, typer.Option("--by-label", help="Also a row per label of the marks.")
+        bool, typer.Option("--by-label", help="Also show a row per label of the marks.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Compare detectors, or what was detected already, with the human marks in a corpus."""
-    from uedp.entities.coverage import coverage as compare
-    from uedp.entities.coverage import record_coverage, require_marks
+    """Measure the recall of detectors, or of the corpus as detected, on human marks."""
+    from uedp.corpus.store import Corpus
+    from uedp.entities.coverage import compare_detectors
 
     opened = Corpus(corpus)
-    require_marks(opened)
-    names = _split_commas(detector)
-    if keep and names:
-        raise UserError("--record: is for the corpus as it was detected; leave out --detector")
-    if not names:
-        found = compare(opened, progress())
-        if keep:
-            record_coverage(opened, found)
-        names, propagate = tuple(opened.info["detectors"]), bool(opened.info["propagated"])
-    else:
-        detection = Detection(
-            names, expand_categories(categories), propagate=propagate, workers=workers
-        )
-        with scratch_dir(opened.folder.resolve()) as folder:
-            made = detect_entities(
-                opened, folder / "found", detection, total=len(opened), progress=progress()
-            )
-            found = compare(made, progress())
-    result = {"detectors": list(names), "propagated": propagate, **found}
+    result = compare_detectors(
+        opened,
+        _split_commas(detector),
+        categories,
+        propagate=propagate,
+        workers=workers,
+        record=record,
+        progress=progress(),
+    )
     if as_json:
-        typer.echo(json.dumps(result, indent=2))
+        say_json(result)
         return
     _show_coverage(result, by_label)
     if opened.info.get("normalised"):
-        typer.echo(
-            "note: this corpus is normalised; detectors see better before case is lost", err=True
-        )
+        typer.echo("note: this corpus is normalised; detectors find more in cased text", err=True)
 
 
 def deidentify(
     corpus: CorpusArgument,
-    out: Annotated[Path, typer.Option(help="The corpus folder to make.")],
+    out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
     style: Annotated[
-        Style, typer.Option(help="[PERSON], or [PERSON-17] alike for every mention.")
-    ] = (Style.placeholder),
+        Style, typer.Option(help="[PERSON], or the same [PERSON-17] for every mention.")
+    ] = "placeholder",
     overwrite: Overwrite = False,
 ) -> None:
-    """Replace every mention by a stand-in. This alone is no guarantee of privacy."""
+    """Replace every mention with a placeholder. This by itself is no privacy guarantee."""
+    from uedp.corpus.store import Corpus
     from uedp.entities.deidentify import deidentify as replace_mentions
 
     opened = Corpus(corpus)
-    replace_mentions(opened, out, style.value, overwrite=overwrite, progress=progress())
-    typer.echo(f"{out}: {len(opened):,} sentences, {opened.info['mentions']:,} mentions replaced")
+    replace_mentions(opened, out, style, overwrite=overwrite, progress=progress())
+    say(f"{out}: {len(opened):,} sentences, {opened.info['mentions']:,} mentions replaced")
 
 
 def sample(
     out: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file.")],
-    seed: Annotated[int, typer.Option(help="Another seed, another corpus.")] = 0,
-    people: Annotated[int, typer.Option(help="How many people write.")] = 300,
+    seed: Annotated[int, typer.Option(help="The seed of the corpus.")] = 0,
+    people: Annotated[int, typer.Option(help="Number of authors.")] = 300,
     held_out: Annotated[
-        Path | None, typer.Option(help="Put every fifth person into this file, not the other.")
+        Path | None, typer.Option(help="Write every fifth author to this file instead.")
     ] = None,
 ) -> None:
-    """Write the bundled sample: made-up people, their messages, and what is sensitive in them."""
+    """Write the bundled sample: messages by fictional people, with annotated entities."""
     from uedp.sample.generate import write_sample, write_sample_split
 
-    for path in filter(None, (out, held_out)):
-        if os.path.lexists(path):
-            raise UserError(f"{path}: exists already; choose another name")
-        if not path.parent.is_dir():
-            raise UserError(f"{path.parent}: no such folder; make it, or choose another")
-    least = 2 if held_out is None else 5
-    if people < least:
-        raise UserError(f"--people {people}: at least {least} are needed")
     if held_out is None:
-        typer.echo(f"{out}: {write_sample(out, seed, people):,} messages by {people:,} people")
+        say(f"{out}: {write_sample(out, seed, people):,} messages by {people:,} people")
         return
-    if held_out == out:
-        raise UserError(f"--held-out {held_out}: is --out too; choose another")
     most, rest = write_sample_split(out, held_out, seed, people)
     others = people // 5
-    typer.echo(f"{out}: {most:,} messages by {people - others:,} people")
-    typer.echo(f"{held_out}: {rest:,} messages by {others:,} others")
+    say(f"{out}: {most:,} messages by {people - others:,} people")
+    say(f"{held_out}: {rest:,} messages by {others:,} others")
 
 
 def categories(as_json: AsJson = False) -> None:
-    """List the categories, and which detector label means which."""
+    """List the categories, and the detector labels that map to them."""
+    from uedp.entities.categories import BASE, LABELS, UNIONS
+
     meanings: dict[str, dict[str, list[str]]] = {name: {} for name in BASE}
     for origin, labels in LABELS.items():
         for name, category in labels.items():
             meanings[category].setdefault(origin, []).append(name)
     if as_json:
         unions = {name: sorted(members) for name, members in UNIONS.items()}
-        typer.echo(json.dumps({"categories": meanings, "unions": unions}, indent=2))
+        say_json({"categories": meanings, "unions": unions})
         return
-    shown = table("category", "what it is")
-    shown.columns[1].justify = "left"
+    shown = table("category", "meaning", left=(1,))
     for name, description in BASE.items():
-        origins = "; ".join(
-            f"{origin}: {', '.join(found)}" for origin, found in meanings[name].items()
-        )
+        origins = "; ".join(f"{origin}: {', '.join(x)}" for origin, x in meanings[name].items())
         shown.add_row(name, f"{description}\n[dim]{origins}[/dim]")
     shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
     shown.add_row("all", "any of the above")
@@ -279,7 +261,9 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def _show_breakdown(path: Path, corpus: Corpus, numbers: dict[str, Any]) -> None:
+def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> None:
+    from uedp.entities.breakdown import widest_entities
+
     top = table("", "")
     for name in ("users", "sentences", "entities", "vocabulary"):
         top.add_row(name, f"{numbers[name]:,}")
@@ -298,8 +282,8 @@ def _show_breakdown(path: Path, corpus: Corpus, numbers: dict[str, Any]) -> None
     show("\nspread", spread)
     widest = table("entity", "users", "sentences")
     for surface, holders, sentences in widest_entities(corpus):
-        widest.add_row(escape(plain(surface)), f"{holders:,}", f"{sentences:,}")
-    show("\nheld by most users (for your eyes only: these names are private)", widest)
+        widest.add_row(cell(surface), f"{holders:,}", f"{sentences:,}")
+    show("\nentities with the most users (confidential: these names are private)", widest)
 
 
 def _show_coverage(result: dict[str, Any], by_label: bool) -> None:
@@ -318,9 +302,9 @@ def _show_coverage(result: dict[str, Any], by_label: bool) -> None:
         rows += result["labels"].items()
     for name, row in rows:
         rates = (f"{row[key]:.1%}" for key, _ in columns)
-        shown.add_row(escape(plain(name)), f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
+        shown.add_row(cell(name), f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
     show(title, shown)
-    typer.echo(f"{result['extra']:,} of {result['mentions']:,} mentions lie over no mark")
+    typer.echo(f"{result['extra']:,} of {result['mentions']:,} mentions match no mark")
 
 
 def _split_commas(values: Iterable[str]) -> tuple[str, ...]:

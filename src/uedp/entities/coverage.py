@@ -13,10 +13,11 @@ from typing import Any
 
 from uedp.corpus.sentence import Span
 from uedp.corpus.store import Corpus
-from uedp.entities.categories import UNIONS, category_of
+from uedp.entities.categories import UNIONS, category_of, expand_categories
+from uedp.entities.detection import Detection, detect
 from uedp.entities.words import words
 from uedp.errors import UserError
-from uedp.files import write_atomically
+from uedp.files import scratch_dir, write_atomically
 from uedp.progress import SILENT, Progress
 
 
@@ -83,6 +84,41 @@ def coverage(corpus: Corpus, progress: Progress = SILENT) -> dict[str, Any]:
         "mentions": mentions,
         "extra": extra,
     }
+
+
+def compare_detectors(
+    corpus: Corpus,
+    detectors: Sequence[str] = (),
+    categories: str | Iterable[str] = "all",
+    *,
+    propagate: bool = True,
+    workers: int = 1,
+    record: bool = False,
+    progress: Progress = SILENT,
+) -> dict[str, Any]:
+    """The coverage of detectors on the text of a corpus; without any, of the corpus as detected.
+
+    Args:
+        record: keep the result in the corpus, for certificates; only without `detectors`
+    """
+    require_marks(corpus)
+    if not detectors:
+        result = coverage(corpus, progress)
+        if record:
+            record_coverage(corpus, result)
+        detectors, propagate = corpus.info["detectors"], bool(corpus.info["propagated"])
+        return {"detectors": list(detectors), "propagated": propagate, **result}
+    if record:
+        raise UserError("`record=True`: is for the corpus as detected; leave out `detectors=...`")
+    detection = Detection(
+        tuple(detectors), expand_categories(categories), propagate=propagate, workers=workers
+    )
+    with scratch_dir(corpus.folder.resolve()) as folder:
+        detected = detect(
+            corpus, folder / "detected", detection, total=len(corpus), progress=progress
+        )
+        result = coverage(detected, progress)
+    return {"detectors": list(detectors), "propagated": propagate, **result}
 
 
 def record_coverage(corpus: Corpus, result: dict[str, Any]) -> None:

@@ -103,8 +103,7 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozens
             model.save_pretrained(str(work / "adapter"), save_embedding_layers=False)
             (work / "adapter" / "README.md").unlink(missing_ok=True)  # an empty template
         else:
-            whole: Any = model
-            whole.save_pretrained(work)
+            _save_whole(model, work)
         if tokenizer is not None:
             tokenizer.save_pretrained(work)
         files = sorted(path.relative_to(work) for path in work.rglob("*") if path.is_file())
@@ -112,6 +111,15 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozens
             (folder / path).parent.mkdir(exist_ok=True)
             (work / path).replace(folder / path)
     return frozenset(path.as_posix() for path in files)
+
+
+def _save_whole(model: Any, folder: Path) -> None:
+    if hasattr(model, "save_pretrained"):
+        model.save_pretrained(folder)
+    else:
+        from safetensors.torch import save_model as save_tensors  # shared ones once
+
+        save_tensors(model, str(folder / "model.safetensors"))
 
 
 # --- adapters ------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +20,7 @@ from uedp.training.datasets import read_texts, read_training_data
 from uedp.training.outcome import Outcome
 from uedp.training.plan import Plan
 from uedp.training.run_dir import CONFIG
+from uedp.training.vocabulary import make_run_tokenizer
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
@@ -44,7 +46,7 @@ def train(
     is a name, or the fields of its section. `evaluate` is a corpus of other users to measure on.
 
     Guarantees:
-      - those of `loop.run`; the folder's `config.yaml` is what `uedp train` would take
+      - those of `loop.run`; the folder holds the resolved `config.yaml`
     """
     values: dict[str, dict[str, Any]] = {name: dict(own) for name, own in sections.items()}
 
@@ -85,7 +87,15 @@ def preview(config: Config) -> Preview:
     """
     data = read_training_data(config)
     plan = plan_run(config, data, CorpusLedger(data.ledger))
-    parameters = assemble(plan, data).method.parameters
+    with TemporaryDirectory() as folder:
+        tokenizer = None
+        if config.vocabulary.source in ("public", "corpus"):  # a private one would spend budget
+            tokenizer = str(
+                make_run_tokenizer(
+                    config.vocabulary, Path(folder), data.train.texts, data.incidence
+                )
+            )
+        parameters = assemble(plan, data, tokenizer=tokenizer).method.parameters
     count = sum(p.numel() for p in parameters)
     return Preview(plan, count, plan.warnings(count))
 

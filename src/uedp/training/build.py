@@ -4,7 +4,7 @@ Training, previews, evaluation, audits and the engine for a loop of one's own al
 none of them can leave out a guard or build a run that another would not.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,13 +51,18 @@ Watch = Callable[[Assembly], Rounds]
 """Sees a run before its first round, and gives the method that makes the rounds."""
 
 
-def plan_run(config: Config, data: TrainingData, ledger: CorpusLedger) -> Plan:
-    """Plan a run on its data.
+def plan_run(
+    config: Config,
+    data: TrainingData,
+    ledger: CorpusLedger,
+    ancestors: Sequence[lineage.Ancestor] = (),
+) -> Plan:
+    """Plan a run on its data; `ancestors` are runs of the model that no file tells of.
 
     Guarantees:
       - a private run on a corpus that the model has learned from already is refused
     """
-    known = provenance.gather_provenance(config, data, ledger, precision_of(config))
+    known = provenance.gather_provenance(config, data, ledger, precision_of(config), ancestors)
     plan = build_plan(config, data.incidence, known)
     if plan.private:
         lineage.refuse_reused_corpus(known.model, plan.shape.digest, config.model.name, known.texts)
@@ -202,10 +207,10 @@ def _load(config: Config, tokenizer: str | None, labels: int) -> LoadedModel:
 def _task_maker(
     config: Config, loaded: LoadedModel, names: list[str], progress: Progress
 ) -> tuple[Callable[[Texts], tasks.Task], int]:
+    from uedp.training.vectors import encoder_for  # imports Transformers, which takes seconds
+
     max_tokens = min(config.model.max_tokens, loaded.max_tokens)
-    encode = tasks.encoder_for(
-        loaded.model, loaded.tokenizer, max_tokens, config.run.vectors, progress
-    )
+    encode = encoder_for(loaded.model, loaded.tokenizer, max_tokens, config.run.vectors, progress)
 
     def make_task(texts: Texts) -> tasks.Task:
         return tasks.build_task(

@@ -48,8 +48,7 @@ def write_checkpoint(
             save_file(copies, folder / STATE)
         except SafetensorError as error:  # raised instead of OSError
             raise UserError(
-                f"{target}: cannot be written ({error}); free some space, and continue with "
-                "`resume=True`"
+                f"{target}: cannot be written ({error}); free space, and use `resume=True`"
             ) from None
         (folder / INFO).write_text(json.dumps({**info, "done": done}) + "\n")
         digests = {name: _sha256(folder / name) for name in (STATE, INFO)}

@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -160,23 +161,15 @@ class PrivacyEngine:
             model: as it is to be trained, its frozen parameters without `requires_grad`. Left out,
                 the model that the config names is loaded.
         """
-        config, attached = self.config, None
+        attached = None
         if model is not None:
-            name = str(getattr(model, "name_or_path", "") or type(model).__name__)
-            device = next(model.parameters()).device.type
-            config = config.model_copy(
-                update={
-                    "model": config.model.model_copy(update={"name": name}),
-                    "run": config.run.model_copy(update={"device": device}),
-                }
-            )
-            limit = max_tokens(model, tokenizer, config.model.max_tokens)
+            self.config = _describe(model, self.config)
+            limit = max_tokens(model, tokenizer, self.config.model.max_tokens)
             attached = LoadedModel(model, tokenizer, limit)
-        elif config.model.train == "attached":
+        elif self.config.model.train == "attached":
             raise UserError("attach: give the model and its tokenizer")
-        self.config = config
         try:
-            self._run = self._begin(config, attached, watch)
+            self._run = self._begin(self.config, attached, watch)
             return self._run
         except BaseException:
             self.close()
@@ -192,7 +185,8 @@ class PrivacyEngine:
             raise FinishedRunError(out)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
-        plan = plan_run(config, data, corpus)
+        trained_on = () if attached is None else _TRAINED.get(attached.model, ())
+        plan = plan_run(config, data, corpus, [one for one in trained_on if one.run != name])
         for line in plan.summary:
             say(line)
 
@@ -236,7 +230,26 @@ class PrivacyEngine:
             lineage.write_lineage(words, ancestors)  # whoever copies the words takes it along
             assembly = assembled(str(words))
         checkpoint.remove_scratch(out)
-        return PrivateRun(assembly, out, name, ledger, corpus, self._held, say)
+        return PrivateRun(assembly, out, name, ancestors, ledger, corpus, self._held, say)
+
+
+# The runs that models in memory have been through: their files do not say so.
+_TRAINED: WeakKeyDictionary[nn.Module, tuple[lineage.Ancestor, ...]] = WeakKeyDictionary()
+
+
+def _describe(model: nn.Module, config: Config) -> Config:
+    """The config of a run with an attached model: its name, device and precision."""
+    parameters = list(model.parameters())
+    update: dict[str, str] = {"device": parameters[0].device.type}
+    if any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters):
+        update["precision"] = "bfloat16"  # whatever was asked for: its passes round more coarsely
+    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"name": name}),
+            "run": config.run.model_copy(update=update),
+        }
+    )
 
 
 class FinishedRunError(UserError):
@@ -259,14 +272,16 @@ class PrivateRun:
         assembly: Assembly,
         out: Path,
         name: str,
+        ancestors: tuple[lineage.Ancestor, ...],
         ledger: RunLedger | None,
         corpus: CorpusLedger,
         held: ExitStack,
         say: Say,
     ) -> None:
-        self.assembly, self.out, self.name = assembly, out, name
+        self.assembly, self.out, self.name, self._ancestors = assembly, out, name, ancestors
         self._ledger, self._corpus, self._held, self._say = ledger, corpus, held, say
         self.finished = False
+        self._next: int | None = None
 
     @property
     def plan(self) -> Plan:
@@ -287,12 +302,16 @@ class PrivateRun:
         Before the body of the loop runs, every trained parameter has its noisy gradient in `.grad`.
         With `optimizer`, its state is part of the checkpoints from which a run is resumed.
         """
-        done, state, _ = self.restore()
-        if optimizer is not None:
-            _restore_optimizer(optimizer, state)
+        if self._next is None:
+            self._next, state, _ = self.restore()
+            if optimizer is not None:
+                _restore_optimizer(optimizer, state)
         saved = time.monotonic()
-        for number in range(done, self.plan.rounds):
+        while not self.finished and self._next < self.plan.rounds:
+            number, self._next = self._next, self._next + 1
             gradient = self.round(number)
+            for parameter in self.model.parameters():
+                parameter.grad = None  # an optimizer of all parameters must find no other gradient
             for parameter, value in zip(self.parameters, gradient.values, strict=True):
                 parameter.grad = value.to(parameter.dtype)
             yield Step(number + 1, self.plan.rounds, gradient.stats)
@@ -300,13 +319,21 @@ class PrivateRun:
             if last or time.monotonic() - saved >= self.plan.config.run.checkpoint_seconds:
                 self.save_checkpoint(number + 1, _optimizer_state(optimizer))
                 saved = time.monotonic()
-        self.finish()
-        self._held.close()
+        if not self.finished:
+            self.finish()
+            self._held.close()
 
     def round(self, number: int) -> Gradient:
         """Spend one round, and give its noisy gradient."""
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        if [id(p) for p in trained] != [id(p) for p in self.parameters]:
+            raise UserError(
+                "the trained parameters are not those that were attached: one that was unfrozen "
+                "since would get a gradient without clipping and noise; attach the model again"
+            )
         if self._ledger is not None:
             self._ledger.spend()  # before anything of the round can be seen
+        _TRAINED[self.model] = self._ancestors
         self.model.train()
         with set_up_for_training(self.model, self.plan.config.task.kind):
             return self.assembly.method.round(number)

@@ -1,7 +1,7 @@
 """The origin of the texts, entities, users and words of a run, as its plan records them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,8 +53,13 @@ class Provenance:
 
 
 def gather_provenance(
-    config: Config, data: TrainingData, ledger: CorpusLedger, precision: Precision
+    config: Config,
+    data: TrainingData,
+    ledger: CorpusLedger,
+    precision: Precision,
+    ancestors: Sequence[Ancestor] = (),
 ) -> Provenance:
+    """The provenance of a corpus and a model; `ancestors` are further runs of the model."""
     texts = ledger.keyed(data.text_digest)
     vocabulary = lineage.vocabulary_ancestors(config)
     words: Origin | None = None
@@ -68,7 +73,7 @@ def gather_provenance(
         users=user_assignment(data.info),
         precision=precision,
         words=words,
-        model=lineage.model_ancestors(config.model.name),
+        model=tuple(dict.fromkeys((*lineage.model_ancestors(config.model.name), *ancestors))),
         vocabulary=vocabulary,
     )
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -246,24 +245,13 @@ def build_task(
 
     Args:
         names: all labels of a classification, in the order of the model's outputs.
-        encode: for a model that takes vectors; every text is encoded once, here.
+        encode: for a model that takes vectors; every text is token_ids once, here.
     """
     if kind == "next-word":
         return NextWord(texts, tokenizer, max_tokens)
     if encode is not None:
         return ProbeClassification(texts, labels, names, encode(texts))
     return Classification(texts, labels, names, tokenizer, max_tokens)
-
-
-def encoder_for(
-    model: Any, tokenizer: Any, max_tokens: int, cache: Path | None, progress: Progress
-) -> Encode | None:
-    """The encoder of texts for a model that takes vectors, None for other models."""
-    if getattr(getattr(model, "config", None), "model_type", None) != "uedp_probe":
-        return None
-    from uedp.training.vectors import Encoder  # imports Transformers, which takes seconds
-
-    return Encoder(model.encoder, tokenizer, max_tokens, cache, progress)
 
 
 def token_ids(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:

@@ -104,6 +104,15 @@ class Encoder:
         return vectors
 
 
+def encoder_for(
+    model: Any, tokenizer: Any, max_tokens: int, cache: Path | None, progress: Progress
+) -> Encoder | None:
+    """The encoder of texts for a model that takes vectors, None for other models."""
+    if getattr(getattr(model, "config", None), "model_type", None) != "uedp_probe":
+        return None
+    return Encoder(model.encoder, tokenizer, max_tokens, cache, progress)
+
+
 def _encoder_digest(encoder: Any, tokenizer: Any) -> str:
     """A hash of everything that determines the vector of a text."""
     settings = encoder.config.to_dict()

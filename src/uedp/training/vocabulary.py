@@ -42,8 +42,8 @@ def make_run_tokenizer(
     out: Path,
     texts: Sequence[str],
     incidence: Incidence,
-    release: VocabularyRelease | None,
-    ledger: RunLedger | None,
+    release: VocabularyRelease | None = None,
+    ledger: RunLedger | None = None,
 ) -> Path:
     """Make the tokenizer of a run, unless an earlier process has, and return its folder.
 
@@ -91,10 +91,10 @@ def word_splitter(lowercase: bool = True) -> Callable[[str], list[str]]:
 
     Words end at white space and where punctuation begins or ends; a run of punctuation is a word.
     """
-    normalizer, splitter = _normalizer(lowercase), pre_tokenizers.Whitespace()
+    normalizer, word_splitter = _normalizer(lowercase), pre_tokenizers.Whitespace()
 
     def split(text: str) -> list[str]:
-        return [word for word, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text))]
+        return [word for word, _ in word_splitter.pre_tokenize_str(normalizer.normalize_str(text))]
 
     return split
 
@@ -255,7 +255,7 @@ def user_contributions(
       - no user contributes more than `words_per_user` words
       - with `words_per_sentence`, the sentences of an entity, or one sentence without entities, add
         at most that many words to one user's contribution, and remove none; other users'
-        contributions stay the same
+        user_contributions stay the same
     """
     uniforms = np.random.default_rng()  # at sampling rate 1 the draw does not depend on it
     if release.words_per_sentence is None:

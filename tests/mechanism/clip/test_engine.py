@@ -1,7 +1,6 @@
 """The fast path against the oracle: random small nets, and real architectures."""
 
 import copy
-import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.mechanism.clip import ClippedSum, Engine, MatrixWeight, Record, combine
-from uedp.mechanism.clip.layout import Layout
+from uedp.mechanism.clip import ClippedSum, Engine, combine
 from uedp.mechanism.clip.reference import clipped_sum
 
 VOCABULARY = 37
@@ -98,26 +96,6 @@ def ragged(lengths: Sequence[int], seed: int) -> tuple[Tensor, Tensor]:
     return ids * mask, mask
 
 
-@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=60), seed=st.integers(0, 99))
-def test_layouts_keep_users_whole(sizes, seed):
-    owners = [user for user, size in enumerate(sizes) for _ in range(size)]
-    random.Random(seed).shuffle(owners)
-    layout = Layout.of(owners)
-    assert sorted(layout.order) == list(range(len(owners)))
-    assert [owners[i] for i in layout.order] == [layout.users[place] for place in layout.owner]
-    rows = torch.tensor(layout.owner)
-    seen = [set(b.tolist()) for bucket in layout.buckets for b in bucket.split(rows)]
-    assert sum(len(bin_) for bin_ in seen) == len(sizes)  # no user in two bins
-    assert sum(bucket.bins * bucket.each for bucket in layout.buckets) == len(owners)
-
-
-def test_small_users_share_bins():
-    """As many matrix products as there are kinds of bins, not as users have sizes."""
-    sizes = [1, 2, 3, 4, 5, 6, 7] * 8
-    owners = [user for user, size in enumerate(sizes) for _ in range(size)]
-    assert len(Layout.of(owners).buckets) <= 2
-
-
 @settings(max_examples=90, deadline=None)
 @given(
     way=st.sampled_from(["grams", "by user", "explicit", None]),
@@ -149,20 +127,6 @@ def test_random_nets(way, owners, width, inner, tied, norm, bias, clips, dtype, 
         # halves carry their own rounding, which no way of adding up can undo
         tolerance = 0.1 if dtype == torch.bfloat16 else 2e-5
         agree(model, losses, owners, *clips, tolerance=tolerance)
-
-
-def test_the_cheapest_way_follows_the_sizes():
-    def way(users: int, each: int, tokens: int, width: int, out: int) -> str:
-        layout = Layout.of([user for user in range(users) for _ in range(each)])
-        inputs = torch.zeros(users * each, tokens, width)
-        record = Record(inputs, torch.zeros(users * each, tokens, out))
-        return combine._cheapest(
-            [MatrixWeight(nn.Parameter(torch.zeros(out, width)), record)], layout
-        )
-
-    assert way(2, 4, 24, 768, 768) == "grams"
-    assert way(2, 40, 60, 256, 256) == "by user"
-    assert way(2, 4, 24, 768, 8) == "explicit"
 
 
 class Overwriting(nn.Module):

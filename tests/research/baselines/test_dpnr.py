@@ -32,13 +32,13 @@ Vector = Callable[[str], Floats]
 def worlds(text: str, method: Dpnr, extract: Vector) -> list[tuple[float, Floats]]:
     """What is released without noise, and how likely it is, over all coins."""
     words = text.split()
-    found = []
+    outcomes = []
     for kept in itertools.product([True, False], repeat=len(words)):
         chance = math.prod(1 - method.dropout if stays else method.dropout for stays in kept)
         row = normalised(extract(kept_words(words, kept, method.blank))[None])[0]
         if chance:
-            found.append((chance, row))
-    return found
+            outcomes.append((chance, row))
+    return outcomes
 
 
 def exact_epsilon(one: str, other: str, method: Dpnr, extract: Vector) -> float:
@@ -197,8 +197,8 @@ def binned(places: Sequence[float], chances: Sequence[float], epsilon: float) ->
     """
     edges = np.array([-np.inf, *np.linspace(0, 1, 201), np.inf])
     below = stats.laplace.cdf(edges[:, None], loc=np.array(places), scale=1 / epsilon)
-    found: Floats = np.diff(below @ np.array(chances))
-    return found
+    masses: Floats = np.diff(below @ np.array(chances))
+    return masses
 
 
 @pytest.mark.parametrize("releases", [1, 2])
@@ -296,15 +296,15 @@ def test_rows_reach_from_zero_to_one() -> None:
             [np.inf, 1.0, -np.inf],
         ]
     )
-    found = normalised(rows)
-    assert ((found >= 0) & (found <= 1)).all()
-    assert found[:2].tolist() == [[0, 1, 0.5], [0, 1, 0.5]]
-    assert not found[3:].any()
+    scaled = normalised(rows)
+    assert ((scaled >= 0) & (scaled <= 1)).all()
+    assert scaled[:2].tolist() == [[0, 1, 0.5], [0, 1, 0.5]]
+    assert not scaled[3:].any()
     random = np.random.default_rng(0).normal(size=(500, 7)).astype(np.float32)
-    found = normalised(random)
-    assert (found.min(1) == 0).all()
-    assert (found.max(1) == 1).all()
-    assert np.array_equal(found[3:5], normalised(random[3:5]))
+    scaled = normalised(random)
+    assert (scaled.min(1) == 0).all()
+    assert (scaled.max(1) == 1).all()
+    assert np.array_equal(scaled[3:5], normalised(random[3:5]))
 
 
 def test_noise_is_laplace_and_independent() -> None:

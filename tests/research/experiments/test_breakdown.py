@@ -19,17 +19,17 @@ def result(shared: Make) -> Result:
 
 
 def test_conll_by_hand(result: Result) -> None:
-    found = result["data"]["conll"]
-    assert found["detectors"] == ["labels"]
-    assert "hits_alone" not in found
-    here = found["here"]
+    conll = result["data"]["conll"]
+    assert conll["detectors"] == ["labels"]
+    assert "hits_alone" not in conll
+    here = conll["here"]
     assert (here["users"], here["sentences"], here["entities"]) == (3, 5, 6)
     # eu rejects german call peter blackburn rome paris met nothing here oslo waits
     assert here["vocabulary"] == 13
     assert here["sensitive"] == {"org": 2, "loc": 2, "person": 1, "misc": 1, "all": 4}
     assert here["mentions"] == {"org": 2, "loc": 3, "person": 1, "misc": 1}
-    assert found["histograms"]["sentences_per_user"] == {"1": 1, "2": 2}
-    assert found["histograms"]["holders"] == {"1": 5, "2": 1}
+    assert conll["histograms"]["sentences_per_user"] == {"1": 1, "2": 2}
+    assert conll["histograms"]["holders"] == {"1": 5, "2": 1}
 
 
 def test_ag_users_are_the_seeded_groups(result: Result) -> None:
@@ -41,11 +41,11 @@ def test_ag_users_are_the_seeded_groups(result: Result) -> None:
 
 
 def test_edgar_counts_only_the_papers_categories(result: Result) -> None:
-    found = result["data"]["edgar"]
+    edgar = result["data"]["edgar"]
     # x@y.example is a contact, hence pii; "ten days" is no category of the paper's
-    assert found["here"]["sensitive"] == {"org": 1, "loc": 0, "gpe": 0, "pii": 3, "all": 3}
-    assert found["hits_alone"]["sensitive"] == found["here"]["sensitive"]
-    assert found["paper"]["sensitive"]["all"] == 2166
+    assert edgar["here"]["sensitive"] == {"org": 1, "loc": 0, "gpe": 0, "pii": 3, "all": 3}
+    assert edgar["hits_alone"]["sensitive"] == edgar["here"]["sensitive"]
+    assert edgar["paper"]["sensitive"]["all"] == 2166
 
 
 def test_a_public_word_is_a_hit_but_not_an_entity(

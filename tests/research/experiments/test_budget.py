@@ -20,7 +20,7 @@ def result(shared: Make) -> Result:
 
 
 def test_every_printed_epsilon_is_reproduced(result: Result) -> None:
-    rows = [row for found in result["data"].values() for row in found["published"]["printed"]]
+    rows = [row for own in result["data"].values() for row in own["published"]["printed"]]
     assert len(rows) == 15
     for row in rows:
         assert row["accountant"] == pytest.approx(row["printed"], abs=0.01), row
@@ -29,8 +29,8 @@ def test_every_printed_epsilon_is_reproduced(result: Result) -> None:
 
 def test_published_curves_pass_through_the_printed_values(result: Result) -> None:
     at = {count: place for place, count in enumerate(result["rounds"])}
-    for found in result["data"].values():
-        curves = found["published"]
+    for own in result["data"].values():
+        curves = own["published"]
         assert curves["is"] == published.NOT_A_GUARANTEE
         for row in curves["printed"]:
             curve = curves[row["method"]]
@@ -62,21 +62,21 @@ def test_proven_is_what_the_accountant_proves(result: Result) -> None:
 
 
 def test_published_at_the_counts_here(result: Result) -> None:
-    found = result["data"]["conll"]["proven"]["categories"]["loc"]
+    places = result["data"]["conll"]["proven"]["categories"]["loc"]
     rate = 50 / 946 * 0.5 * 2 / 5  # two of five sentences name a place
-    assert found["published_f_e_plus"] == published.curve(rate, 2.0, result["rounds"], 1e-5)
+    assert places["published_f_e_plus"] == published.curve(rate, 2.0, result["rounds"], 1e-5)
 
 
 def test_a_category_nobody_mentions_has_no_curve(result: Result) -> None:
-    found = result["data"]["edgar"]["proven"]["categories"]["gpe"]
-    assert (found["entities"], found["most_holders"], found["most"]) == (0, None, None)
-    assert found["published_f_e_plus"] is None  # the accountant's floor says nothing here
+    empty = result["data"]["edgar"]["proven"]["categories"]["gpe"]
+    assert (empty["entities"], empty["most_holders"], empty["most"]) == (0, None, None)
+    assert empty["published_f_e_plus"] is None  # the accountant's floor says nothing here
     assert "| EDGAR, gpe |" in budget.table(result)
 
 
 def test_more_holders_more_rounds_never_cost_less(result: Result) -> None:
-    for found in result["data"].values():
-        proven = found["proven"]
+    for own in result["data"].values():
+        proven = own["proven"]
         every = proven["categories"]["all"]
         curves = [proven["user_alone"], every["median"], every["most"], proven["everybody"]]
         assert all(curve == sorted(curve) for curve in curves)
@@ -108,7 +108,7 @@ def test_the_number_of_holders_within_the_claim(
     pairs = [(user, entity) for user in range(12) for entity in range(user, 12)]
     users, entities = (np.array(side) for side in zip(*pairs, strict=True))
     incidence = Incidence.build(users, np.arange(len(pairs)), entities, 12, 12)
-    found = budget._claim(
+    claim = budget._claim(
         "edgar",
         incidence,
         lambda holders: UedpAlgProfile(2.0, 0.1, 12, min(holders, 11)),
@@ -116,11 +116,11 @@ def test_the_number_of_holders_within_the_claim(
         rate=0.1,
         norms=6.0,
     )
-    assert found["of_any_entity"] == pytest.approx(0.1 + 0.17 * 11)
-    assert found["most_holders_within"] == within
-    assert found["entities_beyond"] == 12 - max(within, 0)
-    assert found["sentences_beyond"] == sum(e + 1 for e in range(12) if e + 1 > within)
-    assert found["rotation_noise_to_signal"] == pytest.approx(1.0 / 0.6)
+    assert claim["of_any_entity"] == pytest.approx(0.1 + 0.17 * 11)
+    assert claim["most_holders_within"] == within
+    assert claim["entities_beyond"] == 12 - max(within, 0)
+    assert claim["sentences_beyond"] == sum(e + 1 for e in range(12) if e + 1 > within)
+    assert claim["rotation_noise_to_signal"] == pytest.approx(1.0 / 0.6)
 
 
 def test_the_noise_for_the_claim_proves_the_claim(result: Result) -> None:

@@ -20,8 +20,8 @@ def result(shared: Make) -> Result:
 
 def test_every_available_detector_against_every_gold_standard(result: Result) -> None:
     assert set(result["gold"]) == set(integrity.GOLD)
-    for found in result["gold"].values():
-        assert set(found) == {*SINGLE, "spacy + patterns", "presidio + patterns"}
+    for by_detector in result["gold"].values():
+        assert set(by_detector) == {*SINGLE, "spacy + patterns", "presidio + patterns"}
     assert result["not_at_hand"] == dict.fromkeys(("stanza", "transformers"), "no --model given")
 
 
@@ -39,9 +39,12 @@ def test_spacy_on_conll_by_hand(result: Result) -> None:
 
 
 def test_combined_detectors_cover_at_least_what_each_covers(result: Result) -> None:
-    for found in result["gold"].values():
+    for by_detector in result["gold"].values():
         for kind in ("spacy", "presidio"):
-            united, alone = found[f"{kind} + patterns"]["hits"]["all"], found[kind]["hits"]["all"]
+            united, alone = (
+                by_detector[f"{kind} + patterns"]["hits"]["all"],
+                by_detector[kind]["hits"]["all"],
+            )
             assert united["words_covered"] >= alone["words_covered"]
 
 

@@ -93,7 +93,7 @@ def test_articles_are_balanced_and_errors_one_for_each_seed(result: Result) -> N
     for row in result["rows"]:
         ways = {"once", "every_visit", "one_value"} if not row["dropout"] else {"once"}
         assert set(row["errors"]) == ({"noiseless"} if row["epsilon"] is None else ways)
-        assert all(len(found) == local_dp.SEEDS for found in row["errors"].values())
+        assert all(len(errors) == local_dp.SEEDS for errors in row["errors"].values())
 
 
 def test_noise_costs_what_it_must(result: Result) -> None:

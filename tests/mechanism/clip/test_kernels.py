@@ -13,8 +13,8 @@ from tests.mechanism.clip.test_engine import (
     ragged,
     token_losses,
 )
-from tests.mechanism.clip.test_packed import CLIPS, TEXTS
-from tests.mechanism.clip.test_packed import OWNERS as PACKED_OWNERS
+from tests.mechanism.clip.test_records import CLIPS, TEXTS
+from tests.mechanism.clip.test_records import OWNERS as PACKED_OWNERS
 from tests.models import tiny
 from uedp.mechanism import packing
 from uedp.mechanism.clip import Engine, kernels

@@ -1,0 +1,31 @@
+"""The entities that a statement names."""
+
+from tests.accounting.runs import ENTITIES, SETUP, make_run
+from uedp.accounting.certificate import issue
+from uedp.accounting.decisions import Coverage
+
+
+def test_the_statement_names_detectors_versions_categories_lists_and_coverage(tmp_path):
+    shown = issue(make_run(tmp_path / "run", **SETUP))
+    first, second = shown.statement.splitlines()
+    assert first.endswith("counts as one.")
+    assert second == (
+        "Entities: found by patterns (uedp 1), spacy:en (spaCy 3, en 3.1); categories person, "
+        "contact; one hit of a model counts wherever the same words stand; deny-list (3 entries, "
+        "abababababab); coverage not measured."
+    )
+
+
+def test_where_only_patterns_ran_no_names_are_looked_for(tmp_path):
+    only = ENTITIES.model_copy(update={"detectors": {"patterns:US": "uedp 1"}, "lists": {}})
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": only}))
+    assert "Entities: no names are looked for; found by patterns:US" in shown.statement
+    assert "no names" not in issue(make_run(tmp_path / "names", **SETUP)).statement
+
+
+def test_coverage_is_stated_where_it_was_measured(tmp_path):
+    measured = Coverage(marks=10, sentences_found=0.983, sentences_complete=0.9)
+    known = ENTITIES.model_copy(update={"coverage": measured, "propagated": False})
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": known}))
+    assert "98.3% found, 90.0% complete" in shown.statement
+    assert "no propagation" in shown.statement
