@@ -18,14 +18,14 @@ from pathlib import Path
 
 from research import runs
 from research.experiments.next_word import gpt_trials
-from research.runs import Trial, override
+from research.runs import TrainingTrial, override
 from research.settings import EPSILONS
 
 PUBLIC = {"conll": "ag", "ag": "conll", "edgar": "ag"}  # news for news; contracts have none
 KNOWN = {trial.name: trial for trial in gpt_trials()}
 
 
-def trials() -> Iterator[Trial]:
+def trials() -> Iterator[TrainingTrial]:
     for (data, other), method in product(PUBLIC.items(), ("rotation", "user")):
         one = KNOWN[f"{data}-{method}-{EPSILONS[0]:g}"]
         own = override(one.config, model__name=part(other))

@@ -19,7 +19,7 @@ from typing import Any
 
 from research import runs
 from research.datasets import prepare_dataset
-from research.runs import Trial, override
+from research.runs import TrainingTrial, override
 from research.settings import DATA_SETTINGS, EPSILONS, FINE_TUNING, FLAT, LSTM, method_config
 
 STEPS = (3e-3, 4e-3, 8e-3, 1.6e-2)
@@ -40,7 +40,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def trials() -> Iterator[Trial]:
+def trials() -> Iterator[TrainingTrial]:
     """Adapters of rank 8: kinds, learning rates and variants of each method; then an AWD-LSTM."""
     for epsilon, (kind, how), step in product(EPSILONS, KINDS.items(), STEPS):
         changes = {**how, "optimiser__rate": step}
@@ -48,22 +48,24 @@ def trials() -> Iterator[Trial]:
         rotation = method_config(FINE_TUNING, "rotation", epsilon, **share, **changes)
         user = method_config(FINE_TUNING, "user-level", epsilon, **changes)
         ending = f"{epsilon:g}-{kind}-{step:g}"
-        yield Trial(f"rotation-{ending}", "conll", rotation)
-        yield Trial(f"user-{ending}", "conll", user)
+        yield TrainingTrial(f"rotation-{ending}", "conll", rotation)
+        yield TrainingTrial(f"user-{ending}", "conll", user)
         for rate in USER_LEVEL_RATES:
             other = override(user, privacy__user_rate=rate)
-            yield Trial(f"user-{ending}-at-{rate:g}", "conll", other)
+            yield TrainingTrial(f"user-{ending}-at-{rate:g}", "conll", other)
         if kind != "half":
             for name, other in OTHERS.items():
-                yield Trial(f"rotation-{ending}-{name}", "conll", override(rotation, **other))
+                yield TrainingTrial(
+                    f"rotation-{ending}-{name}", "conll", override(rotation, **other)
+                )
     for step in (1e-3, 2e-3):
         plain = method_config(FINE_TUNING, "noiseless", optimiser__rate=step)
-        yield Trial(f"noiseless-{step:g}", "conll", plain)
+        yield TrainingTrial(f"noiseless-{step:g}", "conll", plain)
     for step, (name, method) in product(
         LSTM_STEPS, (("rotation", "rotation"), ("user", "user-level"))
     ):
         own = method_config(LSTM, method, 8.0, optimiser__rate=step)
-        yield Trial(f"lstm-{name}-8-step-{step:g}", "conll", own)
+        yield TrainingTrial(f"lstm-{name}-8-step-{step:g}", "conll", own)
 
 
 def main() -> None:

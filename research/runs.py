@@ -26,7 +26,7 @@ DRY_SENTENCES = 50  # evaluated in a dry run
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrainingTrial:
     """One training run: name, data set, config, and protected category.
 
     `config` names the model by its part (`gpt`, `bert`) or kind (`awd-lstm`), and has no data.
@@ -52,7 +52,7 @@ class Workspace:
     dry_rounds: int | None = None
     results: Path | None = None
 
-    def result(self, trial: Trial) -> Path:
+    def result(self, trial: TrainingTrial) -> Path:
         return (self.results or self.out) / f"{trial.name}.json"
 
 
@@ -66,7 +66,7 @@ def override(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
 
 
 def run_trials(
-    trials: Sequence[Trial],
+    trials: Sequence[TrainingTrial],
     workspace: Workspace,
     jobs: int = 1,
     deadline: float = float("inf"),
@@ -97,7 +97,7 @@ def run_trials(
     return processes.read_results((trial.name for trial in trials), results)
 
 
-def _start(trial: Trial, workspace: Workspace) -> processes.Process:
+def _start(trial: TrainingTrial, workspace: Workspace) -> processes.Process:
     request = workspace.out / f"{trial.name}.trial"
     content = {"trial": asdict(trial), "workspace": asdict(workspace)}
     request.write_text(json.dumps(content, default=str))
@@ -105,7 +105,7 @@ def _start(trial: Trial, workspace: Workspace) -> processes.Process:
     return processes.start_process(trial.name, command, workspace.out)
 
 
-def resolve_config(trial: Trial, workspace: Workspace) -> dict[str, dict[str, Any]]:
+def resolve_config(trial: TrainingTrial, workspace: Workspace) -> dict[str, dict[str, Any]]:
     """The complete config of a trial: with its data, and models by folder."""
     folder = str(workspace.datasets / trial.data)
     config = override(trial.config, data__train=folder, data__evaluate=folder)
@@ -121,7 +121,7 @@ def resolve_config(trial: Trial, workspace: Workspace) -> dict[str, dict[str, An
     return config
 
 
-def run(trial: Trial, workspace: Workspace, keep_weights: bool = False) -> dict[str, Any]:
+def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) -> dict[str, Any]:
     """Run one trial in this process. The result is written last; the weights are then removed."""
     import torch
 
@@ -232,7 +232,7 @@ def main() -> None:
         given["dry_rounds"],
         Path(given["results"]) if given["results"] else None,
     )
-    run(Trial(**request["trial"]), workspace)
+    run(TrainingTrial(**request["trial"]), workspace)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from research import runs
 from research.base import Options, Result
 from research.datasets import prepare_dataset
 from research.paper import COUNTS
-from research.runs import Trial, Workspace, override
+from research.runs import TrainingTrial, Workspace, override
 from research.select_results import REPEAT, Row
 from research.sources import DATA_SETS
 from uedp.accounting import published
@@ -33,7 +33,7 @@ _QUICK_USER_RATE = 0.6  # the data are small
 _QUICK_SIZES = {"embedding_size": 8, "hidden_size": 12, "num_hidden_layers": 2}
 
 
-def repeats(trials: Iterable[Trial], times: int) -> Iterator[Trial]:
+def repeats(trials: Iterable[TrainingTrial], times: int) -> Iterator[TrainingTrial]:
     """The second run of each trial, then the third: with other initial weights and randomness."""
     first = list(trials)
     for number in range(2, times + 1):
@@ -42,7 +42,7 @@ def repeats(trials: Iterable[Trial], times: int) -> Iterator[Trial]:
             yield replace(trial, name=f"{trial.name}{REPEAT}{number}", config=again)
 
 
-def measure_trials(trials: Iterable[Trial], options: Options) -> list[Result]:
+def measure_trials(trials: Iterable[TrainingTrial], options: Options) -> list[Result]:
     """Run trials. Returns a row for each: its settings and results, or that it was not run.
 
     Guarantees:
@@ -97,7 +97,7 @@ def _small(config: runs.Config) -> dict[str, dict[str, Any]]:
     return small
 
 
-def _check_models(trials: Sequence[Trial], models: Mapping[str, str]) -> None:
+def _check_models(trials: Sequence[TrainingTrial], models: Mapping[str, str]) -> None:
     for trial in trials:
         part = trial.config["model"]["name"]
         if trial.config.get("vocabulary", {}).get("source") == "public":
@@ -107,7 +107,7 @@ def _check_models(trials: Sequence[Trial], models: Mapping[str, str]) -> None:
             raise UserError(f"--model {part}=PATH: missing; {trial.name} needs {kind}")
 
 
-def _refuse_other_settings(trials: Sequence[Trial], workspace: Workspace) -> None:
+def _refuse_other_settings(trials: Sequence[TrainingTrial], workspace: Workspace) -> None:
     for trial in trials:
         path = workspace.result(trial)
         if path.exists() and not _same(trial, _read(path), workspace):
@@ -117,7 +117,7 @@ def _refuse_other_settings(trials: Sequence[Trial], workspace: Workspace) -> Non
             )
 
 
-def _clear_finished(trials: Sequence[Trial], workspace: Workspace) -> None:
+def _clear_finished(trials: Sequence[TrainingTrial], workspace: Workspace) -> None:
     """Remove finished runs whose result was deleted: without weights they cannot be resumed."""
     for trial in trials:
         folder = workspace.out / trial.name
@@ -150,7 +150,7 @@ _FROM_RESULT = (
 )
 
 
-def _same(trial: Trial, result: Row, workspace: Workspace) -> bool:
+def _same(trial: TrainingTrial, result: Row, workspace: Workspace) -> bool:
     """Whether the settings of a result are the trial's, except for those of the machine."""
     from uedp.training.config import parse_config
 
@@ -173,7 +173,7 @@ def _same(trial: Trial, result: Row, workspace: Workspace) -> bool:
     )
 
 
-def _row(trial: Trial, result: Row | None, workspace: Workspace) -> Result:
+def _row(trial: TrainingTrial, result: Row | None, workspace: Workspace) -> Result:
     """The settings and results of a trial that tables and plots show."""
     config = runs.resolve_config(trial, replace(workspace, models={"words": "words"}))
     privacy = config["privacy"]

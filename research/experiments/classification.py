@@ -13,7 +13,7 @@ from typing import Any
 from research import markdown, render
 from research.base import Options, Result
 from research.paper import ERROR_WITHOUT_EXTENDED, LSTM_EXTENDED_RATE
-from research.runs import Config, Trial, override
+from research.runs import Config, TrainingTrial, override
 from research.select_results import best_setting
 from research.settings import (
     EPSILONS,
@@ -87,7 +87,7 @@ def _error(rows: list[dict[str, Any]]) -> str:
 # --- trials --------------------------------------------------------------------------------------
 
 
-def trials(quick: bool = False) -> Iterator[Trial]:
+def trials(quick: bool = False) -> Iterator[TrainingTrial]:
     """Every method with both models, then repeats of the cheap ones; fewer trials if quick."""
     once = [*_pretrained(), *_lstm()]
     if quick:
@@ -103,47 +103,49 @@ _QUICK = (
 )
 
 
-def _pretrained() -> Iterator[Trial]:
+def _pretrained() -> Iterator[TrainingTrial]:
     for epsilon in EPSILONS:
         for name, method, of_probe, of_adapters in (
             ("rotation", "rotation", PROBE_ROTATION, TOPICS_ROTATION),
             ("user", "user-level", {}, {}),
         ):
             probe = method_config(TOPICS_PROBE, method, epsilon, **of_probe)
-            yield Trial(f"topics-{name}-{epsilon:g}", "ag", probe)
+            yield TrainingTrial(f"topics-{name}-{epsilon:g}", "ag", probe)
             adapters = method_config(TOPICS, method, epsilon, **of_adapters)
-            yield Trial(f"topics-{name}-{epsilon:g}-adapters", "ag", adapters)
+            yield TrainingTrial(f"topics-{name}-{epsilon:g}-adapters", "ag", adapters)
     yield from _plain("topics", TOPICS)
     probe = method_config(TOPICS_PROBE, "rotation", 8.0, **PROBE_ROTATION)
-    yield Trial("topics-rotation-8-extended-0", "ag", override(probe, privacy__extended_rate=0.0))
+    yield TrainingTrial(
+        "topics-rotation-8-extended-0", "ag", override(probe, privacy__extended_rate=0.0)
+    )
     for category in DATA_SETS["ag"].categories:
-        yield Trial(f"topics-rotation-8-{category}", "ag", probe, category)
+        yield TrainingTrial(f"topics-rotation-8-{category}", "ag", probe, category)
     yield from _published("topics", PUBLISHED_PROBE)
 
 
-def _lstm() -> Iterator[Trial]:
+def _lstm() -> Iterator[TrainingTrial]:
     for epsilon in EPSILONS:
         base = override(TOPICS_LSTM, optimiser__rate=LSTM_RATES[epsilon])
         rotation = method_config(base, "rotation", epsilon, **TOPICS_ROTATION)
-        yield Trial(f"topics-lstm-rotation-{epsilon:g}", "ag", rotation)
+        yield TrainingTrial(f"topics-lstm-rotation-{epsilon:g}", "ag", rotation)
         user = method_config(base, "user-level", epsilon)
-        yield Trial(f"topics-lstm-user-{epsilon:g}", "ag", user)
+        yield TrainingTrial(f"topics-lstm-user-{epsilon:g}", "ag", user)
     yield from _plain("topics-lstm", TOPICS_LSTM)
     base = override(TOPICS_LSTM, optimiser__rate=LSTM_RATES[8.0])
     none = method_config(base, "rotation", 8.0, **TOPICS_ROTATION, privacy__extended_rate=0.0)
-    yield Trial("topics-lstm-rotation-8-extended-0", "ag", none)
+    yield TrainingTrial("topics-lstm-rotation-8-extended-0", "ag", none)
     published = published_config(
         TOPICS_LSTM, privacy__extended_rate=LSTM_EXTENDED_RATE, privacy__rounds=LSTM_ALG_ROUNDS
     )
     yield from _published("topics-lstm", published)
 
 
-def _plain(name: str, base: Config) -> Iterator[Trial]:
+def _plain(name: str, base: Config) -> Iterator[TrainingTrial]:
     for method in ("noiseless", "deidentified"):
-        yield Trial(f"{name}-{method}", "ag", method_config(base, method))
+        yield TrainingTrial(f"{name}-{method}", "ag", method_config(base, method))
 
 
-def _published(name: str, published: Config) -> Iterator[Trial]:
-    yield Trial(f"{name}-uedp-alg", "ag", published)
+def _published(name: str, published: Config) -> Iterator[TrainingTrial]:
+    yield TrainingTrial(f"{name}-uedp-alg", "ag", published)
     without = override(published, privacy__extended_rate=0.0)
-    yield Trial(f"{name}-uedp-alg-extended-0", "ag", without)
+    yield TrainingTrial(f"{name}-uedp-alg-extended-0", "ag", without)

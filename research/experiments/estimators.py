@@ -14,7 +14,7 @@ from research import markdown
 from research.base import Options, Result
 from research.paper import NOISE
 from research.render import NOT_RUN, format_repeats, not_run_note
-from research.runs import Trial, override
+from research.runs import TrainingTrial, override
 from research.select_results import Row, mean_test
 from research.settings import (
     PUBLISHED_PROBE,
@@ -39,14 +39,14 @@ def measure(options: Options) -> Result:
     }
 
 
-def trials(quick: bool = False) -> Iterator[Trial]:
+def trials(quick: bool = False) -> Iterator[TrainingTrial]:
     """Each estimator with noise and without, with repeats; no repeats if quick."""
     once = list(_once())
     yield from once
     yield from repeats(once, 1 if quick else REPEATS)
 
 
-def _once() -> Iterator[Trial]:
+def _once() -> Iterator[TrainingTrial]:
     """The first is also a trial of `classification`."""
     user = method_config(TOPICS_PROBE, "user-level", privacy__noise=NOISE["bert"])
     for name, own in (
@@ -54,8 +54,8 @@ def _once() -> Iterator[Trial]:
         ("topics-uedp-alg-f_e", override(PUBLISHED_PROBE, method_options__estimator="f_E")),
         ("topics-user-paper", user),
     ):
-        yield Trial(name, "ag", own)
-        yield Trial(f"{name}{NO_NOISE}", "ag", override(own, privacy__noise=0.0))
+        yield TrainingTrial(name, "ag", own)
+        yield TrainingTrial(f"{name}{NO_NOISE}", "ag", override(own, privacy__noise=0.0))
 
 
 def draw(result: Result, path: Path) -> None:

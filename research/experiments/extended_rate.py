@@ -21,7 +21,7 @@ from research import markdown
 from research.base import Options, Result, cached
 from research.datasets import load_incidence
 from research.render import NOT_RUN, format_measure, format_repeats, not_run_note
-from research.runs import Config, Trial, override
+from research.runs import Config, TrainingTrial, override
 from research.select_results import Row, group_by_setting
 from research.settings import (
     DATA_SETTINGS,
@@ -121,20 +121,20 @@ def measure(options: Options) -> Result:
     }
 
 
-def _trials(key: str, quick: bool) -> Iterator[Trial]:
+def _trials(key: str, quick: bool) -> Iterator[TrainingTrial]:
     """The base is also a trial of another experiment, under the same name."""
     own = list(_options(SWEEPS[key], quick))
     yield from own
     yield from repeats(own, 1 if quick else SWEEPS[key].times)
 
 
-def _options(sweep: Sweep, quick: bool) -> Iterator[Trial]:
+def _options(sweep: Sweep, quick: bool) -> Iterator[TrainingTrial]:
     for rate in (0.0, 1.0) if quick else sweep.rates:
         name = sweep.name if rate == 1 else f"{sweep.name}-extended-{rate:g}"
         changes = {} if rate == 1 else {"privacy__extended_rate": rate}
-        yield Trial(name, sweep.data, override(sweep.base, **changes))
+        yield TrainingTrial(name, sweep.data, override(sweep.base, **changes))
     for name, other in () if quick else sweep.others.items():
-        yield Trial(f"{sweep.name}-{name}", sweep.data, override(sweep.base, **other))
+        yield TrainingTrial(f"{sweep.name}-{name}", sweep.data, override(sweep.base, **other))
 
 
 # --- predicting ----------------------------------------------------------------------------------

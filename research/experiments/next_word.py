@@ -15,7 +15,7 @@ from typing import Any
 from research import render
 from research.base import Options, Result
 from research.paper import PERPLEXITIES
-from research.runs import Trial, override
+from research.runs import TrainingTrial, override
 from research.settings import (
     DATA_SETTINGS,
     EPSILONS,
@@ -43,7 +43,7 @@ def measure_lstm(options: Options) -> Result:
     return _result(options, list(lstm_trials(options.quick)), {})
 
 
-def _result(options: Options, trials: list[Trial], printed: dict[str, Any]) -> Result:
+def _result(options: Options, trials: list[TrainingTrial], printed: dict[str, Any]) -> Result:
     rows = measure_trials(trials, options)
     return {
         "quick": options.quick,
@@ -68,7 +68,7 @@ def table(result: Result) -> str:
 # --- trials --------------------------------------------------------------------------------------
 
 
-def gpt_trials(quick: bool = False) -> Iterator[Trial]:
+def gpt_trials(quick: bool = False) -> Iterator[TrainingTrial]:
     """The main comparison and the baselines, then single categories; fewer trials if quick."""
     if quick:
         names = {"conll-rotation-8-person", "conll-user-8", "conll-uedp-alg", "conll-deidentified"}
@@ -85,7 +85,7 @@ def gpt_trials(quick: bool = False) -> Iterator[Trial]:
             yield _rotation(data, EPSILONS[0], category)
 
 
-def _comparison(data: str) -> Iterator[Trial]:
+def _comparison(data: str) -> Iterator[TrainingTrial]:
     for epsilon in EPSILONS:
         yield _rotation(data, epsilon)
         yield _user_level(data, epsilon)
@@ -96,25 +96,31 @@ def _comparison(data: str) -> Iterator[Trial]:
     yield from _variants(_user_level(data, EPSILONS[0]), DATA_SETTINGS[data].user_level_variants)
 
 
-def _variants(trial: Trial, variants: Mapping[str, Mapping[str, Any]]) -> Iterator[Trial]:
+def _variants(
+    trial: TrainingTrial, variants: Mapping[str, Mapping[str, Any]]
+) -> Iterator[TrainingTrial]:
     for name, changes in variants.items():
         yield replace(trial, name=f"{trial.name}-{name}", config=override(trial.config, **changes))
 
 
-def _rotation(data: str, epsilon: float, category: str = "all", decayed: bool = False) -> Trial:
+def _rotation(
+    data: str, epsilon: float, category: str = "all", decayed: bool = False
+) -> TrainingTrial:
     settings = DATA_SETTINGS[data]
     # with a single category most sentences are usable, as in user-level DP
     user_rate = settings.rotation if category == "all" else settings.user_level
     rates = {"privacy__user_rate": user_rate, "privacy__entity_share": settings.share}
     own = method_config(FINE_TUNING, "rotation", epsilon, **rates, **_steps(data, decayed))
     suffix = "" if category == "all" else f"-{category}"
-    return Trial(f"{data}-rotation-{epsilon:g}{suffix}{_suffix(decayed)}", data, own, category)
+    return TrainingTrial(
+        f"{data}-rotation-{epsilon:g}{suffix}{_suffix(decayed)}", data, own, category
+    )
 
 
-def _user_level(data: str, epsilon: float, decayed: bool = False) -> Trial:
+def _user_level(data: str, epsilon: float, decayed: bool = False) -> TrainingTrial:
     rates = {"privacy__user_rate": DATA_SETTINGS[data].user_level}
     own = method_config(FINE_TUNING, "user-level", epsilon, **rates, **_steps(data, decayed))
-    return Trial(f"{data}-user-{epsilon:g}{_suffix(decayed)}", data, own)
+    return TrainingTrial(f"{data}-user-{epsilon:g}{_suffix(decayed)}", data, own)
 
 
 def _steps(data: str, decayed: bool) -> dict[str, Any]:
@@ -125,21 +131,21 @@ def _suffix(decayed: bool) -> str:
     return "-decayed" if decayed else ""
 
 
-def _baselines(data: str) -> Iterator[Trial]:
+def _baselines(data: str) -> Iterator[TrainingTrial]:
     plain = {
         "privacy__user_rate": DATA_SETTINGS[data].plain,
         "privacy__rounds": DATA_SETTINGS[data].rounds,
         "optimiser__rate": NOISELESS_RATE,
     }
     for method in ("noiseless", "deidentified"):
-        yield Trial(f"{data}-{method}", data, method_config(FINE_TUNING, method, **plain))
-    yield Trial(f"{data}-uedp-alg", data, published_config(FINE_TUNING))
+        yield TrainingTrial(f"{data}-{method}", data, method_config(FINE_TUNING, method, **plain))
+    yield TrainingTrial(f"{data}-uedp-alg", data, published_config(FINE_TUNING))
 
 
-def lstm_trials(quick: bool = False) -> Iterator[Trial]:
+def lstm_trials(quick: bool = False) -> Iterator[TrainingTrial]:
     """Each method at each epsilon, and repeats at the largest; only the largest if quick."""
     private = [
-        Trial(
+        TrainingTrial(
             f"lstm-{name}-{epsilon:g}",
             "conll",
             method_config(LSTM, method, epsilon, optimiser__rate=rate),
@@ -149,6 +155,6 @@ def lstm_trials(quick: bool = False) -> Iterator[Trial]:
     ]
     yield from private
     for method in ("noiseless", "deidentified"):
-        yield Trial(f"lstm-{method}", "conll", method_config(LSTM, method))
-    yield Trial("lstm-uedp-alg", "conll", published_config(LSTM))
+        yield TrainingTrial(f"lstm-{method}", "conll", method_config(LSTM, method))
+    yield TrainingTrial("lstm-uedp-alg", "conll", published_config(LSTM))
     yield from repeats(private[:2], 1 if quick else LSTM_REPEATS)

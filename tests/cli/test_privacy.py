@@ -328,6 +328,22 @@ def test_the_ledger_of_a_corpus(run, corpus, tmp_path):
     assert "no noise was added" in run("ledger", corpus).out
 
 
+def test_closing_a_signed_run_says_that_its_signature_is_gone(run, corpus, tmp_path):
+    ledger, made = CorpusLedger(corpus), tmp_path / "run"
+    made.mkdir()
+    plan = planned("run-1", "d", RotationProfile(2.0, 0.1, 0.3), 20)
+    ledger.reserve(plan)
+    with RunLedger.open(made, plan, corpus) as opened:
+        opened.spend()
+    issue(made)
+    run("certificate", "keygen", "--out", tmp_path / "key")
+    assert run("certificate", "sign", made, "--key", tmp_path / "key").code == 0
+    closed = run("ledger", corpus, "--close", made)
+    assert "certificate.sig: removed, its certificate was replaced" in closed.err
+    assert "\nthis run: epsilon" in closed.out
+    assert not (made / "certificate.sig").exists()
+
+
 def test_ledgers_that_are_none(run, corpus, tmp_path):
     assert "not a corpus" in run("ledger", tmp_path).err
     assert "no such ledger" in run("ledger", corpus, "--close", tmp_path).err

@@ -65,17 +65,16 @@ def dataset():
 
 @pytest.mark.parametrize("case", OPTIONS)
 def test_the_same_rows_give_the_same_corpus(case, tmp_path, jsonl, frame, dataset):
-    dataset.save_to_disk(str(tmp_path / "saved"))
-    frame.to_parquet(tmp_path / "rows.parquet")
-    sources = {
-        "path": jsonl,
-        "string": str(jsonl),
-        "frame": frame,
-        "dataset": dataset,
-        "shuffled back": dataset.select([3, 2, 1, 0]).select([3, 2, 1, 0]),
-        "saved": tmp_path / "saved",
-        "parquet": tmp_path / "rows.parquet",
-    }
+    sources = {"path": jsonl, "frame": frame, "dataset": dataset}
+    if case == "plain":
+        dataset.save_to_disk(str(tmp_path / "saved"))
+        frame.to_parquet(tmp_path / "rows.parquet")
+        sources |= {
+            "string": str(jsonl),
+            "reversed twice": dataset.select([3, 2, 1, 0]).select([3, 2, 1, 0]),
+            "saved": tmp_path / "saved",
+            "parquet": tmp_path / "rows.parquet",
+        }
     corpora = {
         name: build_corpus(
             source, tmp_path / f"{name}.corpus", detectors=DETECTORS, **COLUMNS, **OPTIONS[case]

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 
 from research import processes, runs
-from research.runs import Trial, Workspace, override, resolve_config, results_table, run_trials
+from research.runs import (
+    TrainingTrial,
+    Workspace,
+    override,
+    resolve_config,
+    results_table,
+    run_trials,
+)
 from uedp.errors import UserError
 
 CONFIG: dict[str, dict[str, Any]] = {
@@ -32,7 +39,7 @@ def test_override_does_not_change_its_base() -> None:
 
 def test_models_and_data_are_resolved_by_part(tmp_path: Path) -> None:
     config = override(CONFIG, vocabulary__source="public")
-    resolved = resolve_config(Trial("one", "conll", config), workspace(tmp_path))
+    resolved = resolve_config(TrainingTrial("one", "conll", config), workspace(tmp_path))
     assert resolved["model"]["name"] == "a-folder"
     assert resolved["vocabulary"]["path"] == "a-list"
     assert resolved["data"]["train"] == str(tmp_path / "datasets" / "conll")
@@ -42,7 +49,7 @@ def test_models_and_data_are_resolved_by_part(tmp_path: Path) -> None:
 def stand_in(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
     """Replace training by a script, which is given the trial's name and the path of its result."""
 
-    def start(trial: Trial, where: Workspace) -> Any:
+    def start(trial: TrainingTrial, where: Workspace) -> Any:
         command = [sys.executable, "-c", script, trial.name, str(where.result(trial))]
         return processes.start_process(trial.name, command, where.out)
 
@@ -64,7 +71,7 @@ def test_a_trial_with_a_result_is_not_run_again(
     (where.out / "old.json").write_text(json.dumps({"name": "kept"}))
     stand_in(monkeypatch, WRITES)
     said: list[str] = []
-    trials = [Trial("old", "conll", CONFIG), Trial("new", "conll", CONFIG)]
+    trials = [TrainingTrial("old", "conll", CONFIG), TrainingTrial("new", "conll", CONFIG)]
     results = run_trials(trials, where, jobs=2, say=said.append)
     assert [results[name]["name"] for name in ("old", "new")] == ["kept", "new"]
     assert len(said) == 1
@@ -75,14 +82,16 @@ def test_no_trial_starts_after_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, WRITES)
-    assert run_trials([Trial("new", "conll", CONFIG)], workspace(tmp_path), deadline=-1) == {}
+    assert (
+        run_trials([TrainingTrial("new", "conll", CONFIG)], workspace(tmp_path), deadline=-1) == {}
+    )
 
 
 def test_a_failed_trial_is_named_with_the_last_line_of_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in(monkeypatch, "import sys; sys.exit('no room' if sys.argv[1] == 'bad' else 0)")
-    trials = [Trial(name, "conll", CONFIG) for name in ("bad", "good")]
+    trials = [TrainingTrial(name, "conll", CONFIG) for name in ("bad", "good")]
     with pytest.raises(UserError, match="1 runs failed; bad: no room"):
         run_trials(trials, workspace(tmp_path))
 

@@ -10,7 +10,7 @@ from research import runs
 from research.base import Options, Result
 from research.catalogue import EXPERIMENTS
 from research.experiments import next_word
-from research.runs import Trial
+from research.runs import TrainingTrial
 from research.select_results import names_not_run
 from research.settings import FINE_TUNING, LSTM, method_config
 from research.trial_runner import measure_trials, repeats
@@ -27,7 +27,7 @@ def one(result: Result, name: str) -> Result:
 
 
 def test_repeats_differ_only_in_name_and_initial_weights() -> None:
-    trial = Trial("x", "conll", method_config(LSTM, "noiseless"))
+    trial = TrainingTrial("x", "conll", method_config(LSTM, "noiseless"))
     second, third = repeats([trial], 3)
     assert [second.name, third.name] == ["x-repeat-2", "x-repeat-3"]
     seeds = [t.config["model"].get("seed", 0) for t in (trial, second, third)]
@@ -132,7 +132,7 @@ def test_a_trial_of_another_experiment_is_not_run_again(
     same = [t for t in next_word.gpt_trials(quick=True) if t.name == "conll-rotation-8"]
     (row,) = measure_trials(same, elsewhere)
     assert row == {k: v for k, v in one(gpt_result, "conll-rotation-8").items() if k != "panel"}
-    other = Trial("conll-rotation-8", "conll", method_config(FINE_TUNING, "rotation", 3.0))
+    other = TrainingTrial("conll-rotation-8", "conll", method_config(FINE_TUNING, "rotation", 3.0))
     with pytest.raises(UserError, match="other settings"):
         measure_trials([other], elsewhere)
 

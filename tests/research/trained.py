@@ -8,7 +8,7 @@ import pytest
 
 from research import runs
 from research.base import Experiment, Options, Result
-from research.runs import Trial, Workspace
+from research.runs import TrainingTrial, Workspace
 from tests.models import tiny
 
 USERS = 14
@@ -61,7 +61,7 @@ class InProcess:
     def poll(self) -> int:
         return 0
 
-    def __call__(self, trial: Trial, workspace: Workspace) -> "InProcess":
+    def __call__(self, trial: TrainingTrial, workspace: Workspace) -> "InProcess":
         self.names.append(trial.name)
         (workspace.out / f"{trial.name}.log").touch()
         runs.run(trial, workspace)

@@ -1,4 +1,4 @@
-"""A digest of what was written and by whom, to tell whether texts are still the same."""
+"""A digest of users, texts and labels, to detect changes."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ class TextDigest:
     """A hash over (user, text, label) of every sentence in order, a batch at a time.
 
     Guarantees:
-      - equal for the same sentences, however they are cut into batches
-      - other users, texts, labels or another order give another digest (as far as SHA-256 goes)
+      - equal for the same sentences, however they are divided into batches
+      - different users, texts, labels or order give a different digest (up to SHA-256 collisions)
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class TextDigest:
         self._sentences += len(owners)
         self._users.update(np.ascontiguousarray(owners).data)
         for (lengths, content), column in zip(self._columns, (texts, labels), strict=True):
-            # a length of its own for what is missing: no label is not an empty one
+            # -1 for a missing value: no label differs from an empty one
             parts = [None if value is None else _bytes(value) for value in column]
             sizes = [-1 if part is None else len(part) for part in parts]
             lengths.update(np.array(sizes, dtype="<i8").data)
@@ -45,7 +45,7 @@ class TextDigest:
 def text_digest(
     users: npt.ArrayLike, texts: Sequence[str], labels: Sequence[str | None], batch: int = 1 << 16
 ) -> str:
-    """The digest of sentences that are in memory."""
+    """The digest of sentences in memory."""
     digest, owners = TextDigest(), np.asarray(users)
     if not len(owners) == len(texts) == len(labels):
         raise ValueError("users, texts and labels differ in length")
@@ -56,4 +56,4 @@ def text_digest(
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # a text made by hand may hold half a pair
+    return text.encode("utf-8", "surrogatepass")  # a text in memory may have lone surrogates

@@ -1,4 +1,4 @@
-"""Changes to a text that carry its spans along: the paper's normalising, and sentence splitting."""
+"""Normalising and sentence splitting: changes to a text that move its spans along."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ _BLANKS = re.compile(r"\s+")
 
 @lru_cache(maxsize=1)
 def _no_punctuation() -> dict[int, None]:
-    # punctuation and symbols of every script; marks stay, they are vowels in many of them
+    # punctuation and symbols of every script; marks stay, since many are vowels
     return {
         code: None
         for code in range(sys.maxunicode + 1)
@@ -25,15 +25,15 @@ def _no_punctuation() -> dict[int, None]:
 
 
 def normalise(text: str, spans: Sequence[Span]) -> tuple[str, list[Span | None]]:
-    """Lower-case, punctuation and symbols removed, white space single; spans moved along.
+    """Lower-case, without punctuation and symbols, white space single; spans moved along.
 
     Guarantees:
       - the new text does not depend on the spans
-      - a moved span covers exactly what is left of the characters it covered, without blanks at
-        its ends; one of which nothing is left is None
+      - a moved span covers exactly the remaining characters of the original, without blanks at its
+        ends; it is None if none remain
     """
     lowered = text.lower()
-    if len(lowered) != len(text):  # a few letters grow when lowered; those stay as they are
+    if len(lowered) != len(text):  # a few letters get longer in lower case; those stay
         lowered = "".join(c.lower() if len(c.lower()) == 1 else c for c in text)
     cuts = sorted({0, len(lowered), *(edge for span in spans for edge in span[:2])})
     moved = {0: 0}
@@ -54,13 +54,13 @@ def _trimmed(text: str, start: int, end: int, label: str) -> Span | None:
 
 
 def splitter(language: str) -> Callable[[Sentence], Iterator[Sentence]]:
-    """A function that cuts a record into sentences by the rules of `language` (sentencex).
+    """A function that splits a record into sentences by the rules of `language` (sentencex).
 
-    A language that sentencex does not know is cut by general rules.
+    Languages that sentencex does not know are split by general rules.
 
     Guarantees:
-      - no mark is cut in two: a boundary inside a mark is passed over
-      - every mark and every character that is not white space ends up in exactly one sentence
+      - no mark is split: a boundary inside a mark is ignored
+      - every mark and every character that is not white space is in exactly one sentence
     """
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", language):
         raise UserError(f"`split={language!r}`: give a language code such as en")
@@ -83,15 +83,16 @@ def _plain_blanks() -> dict[int, str]:
 
 
 def _boundaries(language: str, text: str) -> list[int]:
-    """Where sentences end; none for a text that sentencex fails on."""
+    """The ends of the sentences; empty if sentencex fails on the text."""
     import sentencex
 
-    # it takes every blank for one byte long, and panics at a no-break space in `plan B .`
+    # it counts every blank as one byte, and panics at a no-break space in `plan B .`
     plain = text if text.isascii() else text.translate(_plain_blanks())
     try:
-        return [found["end_index"] for found in sentencex.get_sentence_boundaries(language, plain)]
+        boundaries = sentencex.get_sentence_boundaries(language, plain)
+        return [boundary["end_index"] for boundary in boundaries]
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # PyO3 gives no name to import
+        if type(error).__name__ != "PanicException":  # it cannot be imported from PyO3
             raise
         return []
 
@@ -101,13 +102,11 @@ def _piece(record: Sentence, start: int, end: int) -> Iterator[Sentence]:
     text = raw.strip()
     if text:
         shift = start + len(raw) - len(raw.lstrip())
-        marks = []
-        for mark in record.marks:
-            if start <= mark.start and mark.end <= end:
-                # a mark may reach into the blanks that were stripped
-                kept = Span(
-                    max(mark.start - shift, 0), min(mark.end - shift, len(text)), mark.label
-                )
-                if kept.start < kept.end:
-                    marks.append(kept)
-        yield replace(record, text=text, marks=tuple(marks))
+        moved = [
+            # a mark may extend into the blanks that were stripped
+            Span(max(mark.start - shift, 0), min(mark.end - shift, len(text)), mark.label)
+            for mark in record.marks
+            if start <= mark.start and mark.end <= end
+        ]
+        marks = tuple(mark for mark in moved if mark.start < mark.end)
+        yield replace(record, text=text, marks=marks)

@@ -1,11 +1,11 @@
-"""The two values that flow from readers through detectors to disk."""
+"""Sentences and spans: the values that readers give, detectors read and the store keeps."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
 
 class Span(NamedTuple):
-    """Characters `start:end` of a text, with the label its finder gave (`PER`, `EMAIL_ADDRESS`)."""
+    """Characters `start:end` of a text, with a detector's or annotator's label (`PER`)."""
 
     start: int
     end: int
@@ -14,10 +14,10 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """One unit of text: what is clipped, counted and protected as one.
+    """The unit of text that is clipped and counted as one.
 
-    `marks` are spans given by people (gold labels), kept for coverage and for the `labels`
-    detector; detections are stored apart from them.
+    `marks` are spans annotated by people (gold labels), for coverage and for the `labels` detector;
+    mentions are stored separately.
     """
 
     user: str

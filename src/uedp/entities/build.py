@@ -1,6 +1,6 @@
 """From a file or a table to a corpus: read, assign users, split, detect."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def build_corpus(
         count = _count(records(SkippedRecords() if skipped else raise_error), opened, progress)
         sentences = assign(sentences, random_groups(count, *groups, seed))
     if split_record:
-        sentences = _split_all(sentences, split_record)
+        sentences = (sentence for record in sentences for sentence in split_record(record))
     return detect(
         sentences,
         out,
@@ -119,13 +119,6 @@ def build_corpus(
         overwrite=overwrite,
         progress=progress,
     )
-
-
-def _split_all(
-    records: Iterable[Sentence], split: Callable[[Sentence], Iterator[Sentence]]
-) -> Iterator[Sentence]:
-    for record in records:
-        yield from split(record)
 
 
 def _count(records: Iterable[Sentence], source: Source | TableSource, progress: Progress) -> int:

@@ -5,6 +5,7 @@ update only. A sentence is usable while all its entities are lent to its user. U
 entity take turns: the key changes from round to round, or every few rounds.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -106,7 +107,7 @@ def check_lending_rule(
         UserError: names the broken guarantee and the key, the entity and the users concerned.
     """
     results: dict[int, Mask] = {}
-    before = _copy(incidence)
+    before = copy.deepcopy(incidence)
     for key in keys:
         draw()
         results[key] = np.array(rule(incidence, key))
@@ -140,17 +141,6 @@ def _refuse_two_borrowers(incidence: Incidence, usable: Mask, key: int) -> None:
         )
 
 
-def _copy(incidence: Incidence) -> Incidence:
-    mentions = incidence.sentence_entities
-    return Incidence.build(
-        incidence.sentence_user.copy(),
-        mentions.row_of_value(),
-        mentions.values.copy(),
-        incidence.users,
-        incidence.entities,
-    )
-
-
 def _arrays(incidence: Incidence) -> list[bytes]:
     tables = (
         incidence.sentence_entities,
@@ -159,4 +149,4 @@ def _arrays(incidence: Incidence) -> list[bytes]:
         incidence.holders,
     )
     arrays = [array for table in tables for array in (table.offsets, table.values)]
-    return [array.astype(np.int64).tobytes() for array in (incidence.sentence_user, *arrays)]
+    return [array.tobytes() for array in (incidence.sentence_user, *arrays)]

@@ -1,9 +1,9 @@
 """The bundled sample corpus: work messages of invented people, every entity in them marked.
 
-A seeded generator, so that the package carries no data and a test can have any amount of it.
-People work for a few organisations, know some colleagues well and a few outsiders that hardly
-anyone else knows, and write about four topics. Entities therefore recur as they do in real mail:
-one client and one city nearly everywhere, most phone numbers and names with one or two people.
+A seeded generator, so that tests can have any amount of it. People work for a few organisations,
+know some colleagues well and a few outsiders that hardly anyone else knows, and write about four
+topics. Entities recur as in real mail: one client and one city nearly everywhere, most phone
+numbers and names with one or two people.
 """
 
 import datetime
@@ -26,7 +26,7 @@ from uedp.sample.grammar import RULES, TOPICS
 
 T = TypeVar("T")
 
-# What is known about one entity, its name first; `LABELS` says what each field is marked as.
+# The attributes of one entity, its name first; `LABELS` has the label of each.
 Card = Mapping[str, str]
 LABELS: Mapping[str, str] = {
     "person": "PERSON",
@@ -41,7 +41,7 @@ LABELS: Mapping[str, str] = {
 
 MESSAGES = (8, 20)  # per person
 WORDS = (6, 40)  # per message
-PLAIN_SHARE = 0.32  # of messages, those that name nothing
+PLAIN_SHARE = 0.32  # of messages without entities
 
 WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday")
 MONTHS = (
@@ -59,7 +59,7 @@ DATE_FORMATS = (
 
 
 class Manner(NamedTuple):
-    """How often a kind of writer greets, leads in, adds a sentence, closes, and signs."""
+    """Probabilities that a writer greets, leads in, adds a sentence, closes, and signs."""
 
     greet: float
     lead: float
@@ -74,13 +74,13 @@ MANNERS: Mapping[str, Manner] = {
     "polite": Manner(0.7, 0.5, 0.4, 0.6, 0.5),
     "chatty": Manner(0.4, 0.6, 0.7, 0.45, 0.2),
 }
-# Phrases a person settles on; everything else is chosen anew each time.
+# Rules of which each person prefers one alternative; all others are drawn afresh.
 HABITS = ("hello_all", "hello_one", "bye", "sign", *(f"close_{manner}" for manner in MANNERS))
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A user: whom and what they know (closest first), and how they write."""
+    """A user: the entities they know (closest first), and their style."""
 
     user: str
     known: Mapping[str, Sequence[Card]]
@@ -97,8 +97,8 @@ def sample_sentences(seed: int = 0, people: int = 300) -> Iterator[Sentence]:
     Guarantees:
       - the same seed and number of people give the same sentences
       - a sentence's label is one of `TOPICS`, and its text has 6 to 40 words
-      - marks are in order, disjoint, exact, and complete: no name, place, date, phone number,
-        address or account number stands outside them
+      - marks are in order, disjoint, exact and complete: no name, place, date, phone number,
+        address or account number is outside them
     """
     if people < 1:
         raise UserError(f"people is {people}; the sample corpus needs at least 1")
@@ -111,7 +111,10 @@ def sample_sentences(seed: int = 0, people: int = 300) -> Iterator[Sentence]:
 
 
 def write_sample(path: Path, seed: int = 0, people: int = 300) -> int:
-    """Write the sample corpus as JSON lines, compressed if the name ends in `.gz`; its length.
+    """Write the sample corpus as JSON lines, compressed if the name ends in `.gz`.
+
+    Returns:
+        the number of messages
 
     Guarantees:
       - the same seed and number of people give the same bytes
@@ -125,7 +128,7 @@ def write_sample(path: Path, seed: int = 0, people: int = 300) -> int:
 def write_sample_split(
     path: Path, held_out: Path, seed: int = 0, people: int = 300
 ) -> tuple[int, int]:
-    """The same in two files, every fifth person in the second; their lengths."""
+    """`write_sample` in two files, every fifth person in the second."""
     _require_people(people, 5)
     for each in (path, held_out):
         require_new_file(each)
@@ -155,7 +158,7 @@ def _line(sentence: Sentence) -> str:
 
 def _write(path: Path, lines: Sequence[str]) -> int:
     data = "".join(f"{line}\n" for line in lines).encode()
-    # gzip stamps the clock into its header unless told otherwise.
+    # gzip writes the time into its header by default.
     data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
     with scratch_dir(path) as folder:
         draft = folder / "draft"
@@ -184,11 +187,11 @@ def _shuffled(rng: random.Random, items: Sequence[T]) -> list[T]:
     return rng.sample(items, len(items))
 
 
-# --- who there is ---------------------------------------------------------------------------
+# --- people and organisations ---------------------------------------------------------------
 
 
 class _Registry:
-    """Deals out names and numbers: unique until thousands of people have used them up."""
+    """Assigns names and numbers: unique up to thousands of people."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -222,7 +225,7 @@ class _Registry:
 
 
 def _world(rng: random.Random, people: int) -> Iterator[Writer]:
-    """Everyone who writes, each with their own slice of what there is to mention."""
+    """The writers, each with the entities they know."""
     registry = _Registry(rng)
     cities: list[Card] = [{"city": name} for name in _shuffled(rng, words.CITIES)]
     employers = [registry.organisation(name) for name in _shuffled(rng, words.EMPLOYERS)]
@@ -246,7 +249,7 @@ def _world(rng: random.Random, people: int) -> Iterator[Writer]:
 
     outsiders: list[Card] = []
     for number, me in enumerate(everyone):
-        # Staff are listed by seniority: managers are known to all, most others to few.
+        # Staff are in order of seniority: managers are known to all, most others to few.
         near = [card for card in staff[me["org"]] if card is not me]
         colleagues = _several(rng, near, 2 + min(int(rng.paretovariate(1.3)), 12), 0.8)
         colleagues += [card for card in _several(rng, everyone, 1, 0.0) if card is not me]
@@ -282,12 +285,12 @@ def _domain(organisation: str) -> str:
     return organisation.replace(" ", "").lower() + ".example"
 
 
-# --- what they say --------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------
 
 _CHOICE = re.compile(r"\((?!n\))([^()\[\]]*)\)|\[([^()\[\]]*)\]")
 _SLOT = re.compile(r"\{(\w+)(?:\.(\w+))?\}")
-# Entities travel through the grammar between control characters, so that spacing, articles and
-# capitals can be put right before any offset is taken.
+# Entities are delimited by control characters until spacing, articles and capitals are final; then
+# offsets are taken.
 _MARK = re.compile("\x02([A-Z]+)\x1f([^\x03]*)\x03")
 _ARTICLE = re.compile("a\\(n\\)(?= (?:\x02[A-Z]+\x1f)?(\\w))")
 _START = re.compile("(?:^|(?<=[.?!] ))(?:\x02[A-Z]+\x1f)?[a-z]")
@@ -301,7 +304,7 @@ def _message(rng: random.Random, writer: Writer, topic: str) -> tuple[str, tuple
 
 
 class _Draft:
-    """One message in the making: remembers who was mentioned and which phrases were used."""
+    """A message being written: the entities mentioned so far, and the phrases used."""
 
     def __init__(self, rng: random.Random, writer: Writer) -> None:
         self.rng = rng
@@ -311,7 +314,7 @@ class _Draft:
         self.today = datetime.date(2025, 1, 1) + datetime.timedelta(days=rng.randrange(365))
 
     def write(self, topic: str) -> str:
-        """A message on the topic: a core sentence, and around it what the writer's manner adds."""
+        """A message on the topic: a core sentence, and the additions of the writer's manner."""
         rng, manner = self.rng, MANNERS[self.writer.manner]
         named = rng.random() >= PLAIN_SHARE
         curt = self.writer.manner == "curt" and rng.random() < 0.5
@@ -322,7 +325,7 @@ class _Draft:
         if rng.random() < manner.greet:
             parts.append("{hello_one}" if named and rng.random() < 0.6 else "{hello_all}")
         if rng.random() < manner.lead:
-            # Nobody reports hearsay about themselves.
+            # No hearsay about oneself.
             say = "{lead_tell}" if re.search(r"\b(I|my)\b", core) else "{lead_say}"
             parts.append({"?": "{lead_ask}", "!": "{lead_do}"}.get(mood, say))
         parts.append(core)
@@ -336,13 +339,13 @@ class _Draft:
         return self.expand(" ".join(parts))
 
     def expand(self, text: str) -> str:
-        """The text with its choices made and its slots filled, entities between controls."""
+        """The text with choices made and slots filled, entities delimited."""
         while _CHOICE.search(text):
             text = _CHOICE.sub(self._decide, text)
         return _SLOT.sub(self._fill, text)
 
     def choose(self, rule: str) -> str:
-        """An alternative of a rule, not yet used in this message if that can be helped."""
+        """An alternative of a rule, if possible one not yet used in this message."""
         habit = self.writer.habits.get(rule)
         if habit is not None and self.rng.random() < 0.7:
             return habit
@@ -369,7 +372,7 @@ class _Draft:
         return f"\x02{LABELS[field]}\x1f{surface}\x03"
 
     def _card(self, name: str) -> Card:
-        """Who or what a slot stands for: the same throughout a message, and nobody else's."""
+        """The entity of a slot: the same throughout a message, and different for each slot."""
         if name not in self.bound:
             known = self.writer.known[name.rstrip("23")]
             taken = {value for card in self.bound.values() for value in card.values()}
@@ -378,7 +381,7 @@ class _Draft:
         return self.bound[name]
 
     def _date(self, name: str) -> Card | None:
-        """A day or period around the day of writing, or nothing if the slot is not a date."""
+        """A day or period around the day of writing; None if the slot is not a date."""
         weekday = self.rng.choice(WEEKDAYS)
         away = datetime.timedelta(days=self.rng.randint(3, 60))
         days: Mapping[str, Sequence[str]] = {
@@ -403,7 +406,7 @@ def _plural(phrase: str) -> str:
 
 
 def _finish(draft: str) -> tuple[str, tuple[Span, ...]]:
-    """Tidy spaces, articles and capitals; then take the marks out and note where they were."""
+    """Correct spaces, articles and capitals; then remove the delimiters and take the offsets."""
     draft = re.sub(" +", " ", draft).strip()
     draft = _ARTICLE.sub(lambda m: "an" if m[1].lower() in "aeiou" else "a", draft)
     draft = _START.sub(lambda m: m[0][:-1] + m[0][-1].upper(), draft)

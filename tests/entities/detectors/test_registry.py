@@ -30,20 +30,18 @@ def shouting(tmp_path, monkeypatch):
     sys.modules.pop("shouting", None)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_pages_file_is_named_by_its_path(shouting, tmp_path, workers):
+def test_the_pages_file_is_named_by_its_path(shouting, tmp_path):
     detector = load_detector(f"{shouting}:shouting:3")
     assert [list(spans) for spans in detector.detect(TEXTS)] == LONG
     assert detector_version(f"{shouting}:shouting") == "shouting 1.0"
     sentences = [Sentence("u", "we ask NASA"), Sentence("v", "Nasa called")]
-    how = Detection((f"{shouting}:shouting",), workers=workers)
+    how = Detection((f"{shouting}:shouting",), workers=2)
     corpus = detect(sentences, tmp_path / "corpus", how)
     assert corpus.mentions["sentence"].to_pylist() == [0, 1]  # propagated
     assert corpus.info["detector_versions"] == {f"{shouting}:shouting": "shouting 1.0"}
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_pages_file_is_named_by_its_kind_once_imported(shouting, tmp_path, workers):
+def test_the_pages_file_is_named_by_its_kind_once_imported(shouting, tmp_path):
     import shouting as imported
 
     assert imported.Shouting.propagates
@@ -51,7 +49,7 @@ def test_the_pages_file_is_named_by_its_kind_once_imported(shouting, tmp_path, w
         "".join(json.dumps({"user": "u", "text": text}) + "\n" for text in TEXTS if text)
     )
     corpus = uedp.build_corpus(
-        tmp_path / "in.jsonl", tmp_path / "corpus", detectors=["shouting:3"], workers=workers
+        tmp_path / "in.jsonl", tmp_path / "corpus", detectors=["shouting:3"], workers=2
     )
     assert corpus.entities["surface"].to_pylist() == ["FBI", "NASA"]
 

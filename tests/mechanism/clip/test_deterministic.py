@@ -192,7 +192,7 @@ def _wrong_or_refused(model, loss_of, owners):
     assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-3)
 
 
-def test_the_try_finds_gradients_that_are_given_to_another_sentence():
+def test_the_trial_finds_gradients_that_are_given_to_another_sentence():
     """`check` compares unclipped sums, which do not change when sentences are mixed up."""
     torch.manual_seed(0)
     x = torch.randn(4, 4, 4) * torch.tensor([0.1, 1.0, 3.0, 9.0])[:, None, None]

@@ -180,7 +180,7 @@ class Mixing(nn.Module):
 @pytest.mark.parametrize(
     ("net", "why"), [(Outside, "gradient of layer.weight"), (Mixing, "sentences beside it")]
 )
-def test_what_no_rule_covers_is_found_by_trying(net, why):
+def test_the_trial_finds_what_no_rule_covers(net, why):
     torch.manual_seed(0)
     x = torch.randn(4, 2, 3)
     model = net()
@@ -188,7 +188,7 @@ def test_what_no_rule_covers_is_found_by_trying(net, why):
         Engine(model).check(lambda order: model(x[list(order)]).sum((1, 2)), 4)
 
 
-def test_a_good_model_passes_the_try_and_keeps_its_mode():
+def test_a_good_model_passes_the_trial_and_keeps_its_mode():
     model = language_models()["gpt2"]().train()
     Engine(model).check(lambda order: next_token(model, list(order)), 4)
     assert model.training
@@ -512,7 +512,7 @@ def test_a_pass_that_changes_the_model_is_refused_in_a_round_as_well():
 
 
 @pytest.mark.parametrize("name", language_models())
-def test_dropout_of_every_kind_passes_the_try(name):
+def test_dropout_of_every_kind_passes_the_trial(name):
     torch.manual_seed(0)
     model = language_models()[name]()
     drops = ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout", "hidden_dropout")

@@ -79,7 +79,7 @@ def test_the_engine_is_the_oracle(name):
 
 
 @pytest.mark.parametrize("train", ["full", "lora"])
-def test_shared_rows_give_there_what_they_give_here(train, monkeypatch):
+def test_shared_rows_give_the_same_on_both_devices(train, monkeypatch):
     monkeypatch.setattr(packing, "piece_width", lambda _: 3)
     model = make_trainable(tiny.llama(), train, rank=2)
     task = tasks.NextWord(TEXTS, tiny.tokenizer(), 32)

@@ -79,7 +79,7 @@ def find_rule(layer: nn.Module) -> RegisteredRule | None:
         if base in _BY_TYPE:
             # a subclass that computes something else does not inherit the rule
             return _BY_TYPE[base] if type(layer).forward is base.forward else None
-    return next((found for applies, found in _BY_PREDICATE if applies(layer)), None)
+    return next((rule for applies, rule in _BY_PREDICATE if applies(layer)), None)
 
 
 def trainable_layers(model: nn.Module) -> dict[str, ClippedLayer]:
