@@ -78,7 +78,7 @@ def unheld_mask(folder):
 
 def knows_already(folder):
     before = (lineage.Ancestor("20260101-000000-abc", "noiseless", "digest"),)
-    lineage.refuse_the_same(before, "digest", "my-run")
+    lineage.refuse_reused_corpus(before, "digest", "my-run")
 
 
 def few_users(folder):

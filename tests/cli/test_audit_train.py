@@ -95,7 +95,7 @@ def test_a_false_claim_is_an_alarm(here: Path, run: Run) -> None:
 
 BAD: dict[str, tuple[list[Any], str]] = {
     "config": (["audit", "train", "no.yaml"], "no.yaml: cannot be read"),
-    "resume": ([*LINE, "--resume"], "say what to resume with --out"),
+    "resume": ([*LINE, "--resume"], "name the folder to resume with --out"),
     "nothing": ([*LINE, "--resume", "--out", "x"], "x: holds no audit to resume"),
     "few": ([*LINE, "--users", 3], "users 3: fewer than 20 canaries prove nothing"),
     "method": (
