@@ -22,9 +22,9 @@ from uedp.accounting.vocabulary import release_for
 from uedp.mechanism.noise import SecureNoise
 from uedp.training.vocabulary import (
     private_words,
-    splitter,
-    words_of_corpus,
-    words_of_tokenizer,
+    word_splitter,
+    words_from_corpus,
+    words_from_tokenizer,
 )
 
 DELTA, WORDS_PER_USER, WORDS_PER_SENTENCE = 1e-5, 64, 16
@@ -45,7 +45,7 @@ def main() -> None:
     options = parser.parse_args()
     train, held_out = Corpus(options.train), Corpus(options.held_out)
     texts, incidence = train.texts(range(len(train))), Incidence.of(options.train)
-    split = splitter()
+    split = word_splitter()
     seen = Counter(word for text in held_out.texts(range(len(held_out))) for word in split(text))
 
     def unknown(words: tuple[str, ...]) -> float:
@@ -57,16 +57,16 @@ def main() -> None:
         rows.append({"vocabulary": name, "words": words, "unknown": share, **more})
         print(f"{name:<40}{words:>10,.1f} words{share:>8.1%} unknown", more or "", flush=True)
 
-    corpus = words_of_corpus(texts, len(texts) * 1000).words
+    corpus = words_from_corpus(texts, len(texts) * 1000)
     for size in (100, 1000, 10_000, len(corpus)):
         add("of the corpus, not covered", size, unknown(corpus[:size]))
-    public = words_of_tokenizer(PreTrainedTokenizerFast(tokenizer_file=str(options.tokenizer)))
-    add("public", len(public.words), unknown(public.words))
+    public = words_from_tokenizer(PreTrainedTokenizerFast(tokenizer_file=str(options.tokenizer)))
+    add("public", len(public), unknown(public))
     for target in (1.0, 2.0, 8.0):
         for unit, of_sentence in (("user and entity", WORDS_PER_SENTENCE), ("user", None)):
             release = release_for(target, DELTA, 1.0, WORDS_PER_USER, of_sentence)
             vocabularies = [
-                private_words(texts, incidence, release, SecureNoise(), secrets.randbits(60)).words
+                private_words(texts, incidence, release, SecureNoise(), secrets.randbits(60))
                 for _ in range(REPEATS)
             ]
             add(

@@ -12,7 +12,7 @@ from typing import Any
 
 from research import paper
 from research.runs import Config, override
-from uedp.training.config import EQUAL_STEPS, FOR_PROBES
+from uedp.training.config import CONSTANT_RATE, PROBE_DEFAULTS
 
 DELTA = 1e-5
 REPEATS = 3  # of cheap trials
@@ -48,12 +48,12 @@ TOPICS_ROTATION: Mapping[str, Any] = MappingProxyType(
     {"privacy__user_rate": 0.3, "privacy__entity_share": 1.0}
 )
 FLAT: Mapping[str, Any] = MappingProxyType(
-    {f"optimiser__{name}": value for name, value in EQUAL_STEPS.items()}
+    {f"optimiser__{name}": value for name, value in CONSTANT_RATE.items()}
 )
 # A linear classifier on the frozen encoder: far fewer weights than adapters.
 PROBE: Mapping[str, Any] = MappingProxyType(
     {"model__train": "probe"}
-    | {f"{part}__{name}": v for part, own in FOR_PROBES.items() for name, v in own.items()}
+    | {f"{part}__{name}": v for part, own in PROBE_DEFAULTS.items() for name, v in own.items()}
 )
 TOPICS_PROBE: Config = override(TOPICS, **PROBE)
 PROBE_ROTATION: Mapping[str, Any] = MappingProxyType({**TOPICS_ROTATION, "privacy__rounds": 200})

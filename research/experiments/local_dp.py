@@ -72,7 +72,7 @@ def measure(options: Options) -> Result:
         "quick": options.quick,
         "encoder": Path(options.models["bert"]).name,
         "dimensions": encoder.dimensions,
-        "tokens": encoder.tokens,
+        "tokens": encoder.max_tokens,
         "train_articles": len(train.texts),
         "test_articles": len(test.texts),
         "classes": train.classes,

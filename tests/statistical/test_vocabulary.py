@@ -24,7 +24,7 @@ def test_a_word_is_released_with_the_probability_of_its_count(source):
     seen: Counter[str] = Counter()
     noise = source()
     for key in range(trials):
-        seen.update(private_words(texts, incidence, release, noise, key).words)
+        seen.update(private_words(texts, incidence, release, noise, key))
     assert set(seen) <= set(counts)
     for word, count in counts.items():
         expected = special.ndtr((count - release.threshold) / release.deviation)
@@ -52,7 +52,5 @@ def test_new_words_are_released_as_rarely_as_the_failure_says(of_sentence, of_en
     assert expected <= release.failure * (1 + 1e-12)
     assert of_sentence or expected == pytest.approx(release.failure)
     trials, noise = 1_800, SecureNoise()
-    released = sum(
-        bool(private_words(texts, incidence, release, noise, 1).words) for _ in range(trials)
-    )
+    released = sum(bool(private_words(texts, incidence, release, noise, 1)) for _ in range(trials))
     check_rate(released, trials, expected, off=expected * 4 / 3)

@@ -21,9 +21,9 @@ def folders(run: Path) -> list[str]:
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
-    assert checkpoint.newest(tmp_path) is None
-    checkpoint.write(tmp_path, 3, tensors(0.1), {"before": {"perplexity": 7.5}})
-    found, info = checkpoint.newest(tmp_path)
+    assert checkpoint.load_newest_checkpoint(tmp_path) is None
+    checkpoint.write_checkpoint(tmp_path, 3, tensors(0.1), {"before": {"perplexity": 7.5}})
+    found, info = checkpoint.load_newest_checkpoint(tmp_path)
     assert info == {"before": {"perplexity": 7.5}, "done": 3}
     assert found.keys() == tensors(0.1).keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors(0.1).items())
@@ -31,15 +31,15 @@ def test_what_is_read_is_what_was_written(tmp_path):
 
 def test_the_newest_counts_and_older_ones_go(tmp_path):
     for done in (0, 9, 10, 100):
-        checkpoint.write(tmp_path, done, tensors(done), {})
+        checkpoint.write_checkpoint(tmp_path, done, tensors(done), {})
     assert folders(tmp_path) == ["00000100"]
-    assert checkpoint.newest(tmp_path)[1]["done"] == 100
+    assert checkpoint.load_newest_checkpoint(tmp_path)[1]["done"] == 100
 
 
 def test_one_that_is_there_is_not_written_again(tmp_path):
-    checkpoint.write(tmp_path, 1, tensors(1), {})
-    checkpoint.write(tmp_path, 1, tensors(2), {})
-    assert float(checkpoint.newest(tmp_path)[0]["optimiser.steps"]) == 1
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(2), {})
+    assert float(checkpoint.load_newest_checkpoint(tmp_path)[0]["optimiser.steps"]) == 1
 
 
 def test_tied_overlapping_and_strided_tensors(tmp_path):
@@ -52,8 +52,8 @@ def test_tied_overlapping_and_strided_tensors(tmp_path):
         "half": torch.ones(2, dtype=torch.bfloat16),
         "trained": torch.nn.Parameter(torch.ones(2)),
     }
-    checkpoint.write(tmp_path, 1, made, {})
-    found, _ = checkpoint.newest(tmp_path)
+    checkpoint.write_checkpoint(tmp_path, 1, made, {})
+    found, _ = checkpoint.load_newest_checkpoint(tmp_path)
     assert all(torch.equal(found[name], tensor) for name, tensor in made.items())
     assert found["half"].dtype == torch.bfloat16
 
@@ -67,7 +67,7 @@ class DeathError(Exception):
 
 @pytest.mark.parametrize("where", ["save_file", "json.dumps", "fsync_tree", "shutil.rmtree"])
 def test_one_is_there_in_full_or_not_at_all(where, tmp_path, monkeypatch):
-    checkpoint.write(tmp_path, 1, tensors(1), {})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     owner, _, name = where.rpartition(".")
     module = getattr(checkpoint, owner) if owner else checkpoint
 
@@ -77,19 +77,19 @@ def test_one_is_there_in_full_or_not_at_all(where, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, name, die)
         with pytest.raises(DeathError):
-            checkpoint.write(tmp_path, 2, tensors(2), {})
-    found, info = checkpoint.newest(tmp_path)
+            checkpoint.write_checkpoint(tmp_path, 2, tensors(2), {})
+    found, info = checkpoint.load_newest_checkpoint(tmp_path)
     assert info["done"] == (2 if where == "shutil.rmtree" else 1)
     assert float(found["optimiser.steps"]) == info["done"]
     # the one before goes only when the new one is there, and the next write is as ever
     assert "00000001" in folders(tmp_path)
-    checkpoint.clear(tmp_path)
-    checkpoint.write(tmp_path, 3, tensors(3), {})
+    checkpoint.remove_scratch(tmp_path)
+    checkpoint.write_checkpoint(tmp_path, 3, tensors(3), {})
     assert folders(tmp_path) == ["00000003"]
 
 
 def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
-    checkpoint.write(tmp_path, 1, tensors(1), {})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     left = [
         tmp_path / checkpoint.FOLDER / ".00000002.0123456789ab" / "new",
         tmp_path / ".model.0123456789ab",
@@ -98,11 +98,11 @@ def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
     for folder in left + kept[:2]:
         folder.mkdir(parents=True)
     kept[2].touch()
-    checkpoint.clear(tmp_path)
+    checkpoint.remove_scratch(tmp_path)
     assert folders(tmp_path) == ["00000001"]
     assert not left[1].exists()
     assert all(path.exists() for path in kept)
-    checkpoint.clear(tmp_path / "nowhere")
+    checkpoint.remove_scratch(tmp_path / "nowhere")
 
 
 def test_ctrl_c_waits_for_the_checkpoint(tmp_path, monkeypatch):
@@ -114,34 +114,34 @@ def test_ctrl_c_waits_for_the_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(checkpoint, "save_file", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.write(tmp_path, 1, tensors(1), {})
-    assert checkpoint.newest(tmp_path)[1]["done"] == 1
+        checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
+    assert checkpoint.load_newest_checkpoint(tmp_path)[1]["done"] == 1
 
 
 def test_no_room_on_the_disk(tmp_path, monkeypatch):
     """Safetensors has an error of its own for it."""
-    checkpoint.write(tmp_path, 1, tensors(1), {})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
 
     def full(*arguments):
         raise SafetensorError("No space left on device (os error 28)")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    with pytest.raises(UserError, match=r"00000002: cannot be written .No space.*make room"):
-        checkpoint.write(tmp_path, 2, tensors(2), {})
+    with pytest.raises(UserError, match=r"00000002: cannot be written .No space.*free space"):
+        checkpoint.write_checkpoint(tmp_path, 2, tensors(2), {})
     assert folders(tmp_path) == ["00000001"]
 
 
 @pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.INFO])
 def test_a_damaged_one_is_refused_by_name(file, tmp_path):
-    checkpoint.write(tmp_path, 1, tensors(1), {})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     path = tmp_path / checkpoint.FOLDER / "00000001" / file
     path.write_bytes(path.read_bytes()[:10])
     with pytest.raises(UserError, match=r"00000001: damaged .*remove it") as refused:
-        checkpoint.newest(tmp_path)
+        checkpoint.load_newest_checkpoint(tmp_path)
     assert "\n" not in str(refused.value)
     path.unlink()
     with pytest.raises(UserError, match="00000001: damaged"):
-        checkpoint.newest(tmp_path)
+        checkpoint.load_newest_checkpoint(tmp_path)
 
 
 def rewritten(run: Path, text: str) -> None:
@@ -156,21 +156,21 @@ def rewritten(run: Path, text: str) -> None:
 @pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.INFO])
 def test_files_that_were_changed_are_refused_by_name(file, tmp_path):
     """Weights of another round, or of another hand, still are weights."""
-    checkpoint.write(tmp_path / "a", 1, tensors(1), {"before": {"perplexity": 5.0}})
-    checkpoint.write(tmp_path / "b", 1, tensors(2), {"before": {"perplexity": 6.0}})
+    checkpoint.write_checkpoint(tmp_path / "a", 1, tensors(1), {"before": {"perplexity": 5.0}})
+    checkpoint.write_checkpoint(tmp_path / "b", 1, tensors(2), {"before": {"perplexity": 6.0}})
     one, other = (tmp_path / run / checkpoint.FOLDER / "00000001" / file for run in "ab")
     one.write_bytes(other.read_bytes())
     with pytest.raises(UserError, match=rf"00000001: damaged \({file} is not the file"):
-        checkpoint.newest(tmp_path / "a")
+        checkpoint.load_newest_checkpoint(tmp_path / "a")
 
 
 @pytest.mark.parametrize("digests", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, None])
 def test_digests_that_are_none(digests, tmp_path):
-    checkpoint.write(tmp_path, 1, tensors(1), {})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     path = tmp_path / checkpoint.FOLDER / "00000001" / checkpoint.DIGESTS
     path.unlink() if digests is None else path.write_bytes(digests)
     with pytest.raises(UserError, match="00000001: damaged") as refused:
-        checkpoint.newest(tmp_path)
+        checkpoint.load_newest_checkpoint(tmp_path)
     assert "\n" not in str(refused.value)
 
 
@@ -190,17 +190,17 @@ def test_digests_that_are_none(digests, tmp_path):
     ],
 )
 def test_info_that_makes_no_sense(text, tmp_path):
-    checkpoint.write(tmp_path, 1, tensors(1), {"before": {}})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {"before": {}})
     rewritten(tmp_path, text)
     with pytest.raises(UserError, match="00000001: damaged") as refused:
-        checkpoint.newest(tmp_path)
+        checkpoint.load_newest_checkpoint(tmp_path)
     assert "\n" not in str(refused.value)
 
 
 def test_only_the_owner_can_read_it(tmp_path):
     before = os.umask(0)
     try:
-        checkpoint.write(tmp_path, 1, tensors(1), {})
+        checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     finally:
         os.umask(before)
     folder = tmp_path / checkpoint.FOLDER / "00000001"
@@ -209,13 +209,13 @@ def test_only_the_owner_can_read_it(tmp_path):
 
 
 def test_folders_that_are_no_rounds_are_passed_over(tmp_path):
-    checkpoint.write(tmp_path, 1, tensors(1), {})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     (tmp_path / checkpoint.FOLDER / "\u00b2").mkdir()  # a digit, but no number
-    assert checkpoint.newest(tmp_path)[1]["done"] == 1
-    checkpoint.write(tmp_path, 2, tensors(2), {})
+    assert checkpoint.load_newest_checkpoint(tmp_path)[1]["done"] == 1
+    checkpoint.write_checkpoint(tmp_path, 2, tensors(2), {})
 
 
 def test_the_info_is_json(tmp_path):
-    checkpoint.write(tmp_path, 1, tensors(1), {"before": {}})
+    checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {"before": {}})
     text = (tmp_path / checkpoint.FOLDER / "00000001" / checkpoint.INFO).read_text()
     assert json.loads(text) == {"before": {}, "done": 1}

@@ -69,8 +69,8 @@ def test_what_is_trained_on_is_not_what_is_measured_on(corpora, tmp_path):
     renamed = [replace(sentence, text=sentence.text.upper()) for sentence in TRAIN]
     detect(renamed, tmp_path / "renamed", Detection(("labels",)))
     for name, how in (
-        ("train", "is the corpus that is trained on"),
-        ("link", "is the corpus that is trained on"),
+        ("train", "is the training corpus"),
+        ("link", "is the training corpus"),
         ("anew", "the same users and entities"),
         ("otherwise", "the same texts"),
         ("renamed", "the same users and entities"),
@@ -92,12 +92,12 @@ def test_texts_that_were_changed_since_are_refused(corpora):
     before = read_training_data(config(corpora)).incidence.digest
     settings = changed(corpora, text=texts[::-1], marks=[[], [], []])
     assert Incidence.of(corpora / "train").digest == before
-    with pytest.raises(UserError, match=r"sentences\.arrow: was changed: the digest of its texts"):
+    with pytest.raises(UserError, match=r"sentences\.arrow: changed since detection"):
         read_training_data(settings)
 
 
 def test_labels_that_were_changed_since_are_refused(corpora):
-    with pytest.raises(UserError, match=r"sentences\.arrow: was changed"):
+    with pytest.raises(UserError, match=r"sentences\.arrow: changed since detection"):
         read_training_data(changed(corpora, label=["call", "mail", None]))
 
 
@@ -108,7 +108,7 @@ def test_users_other_than_those_of_the_incidence_are_refused(corpora):
 
 def test_held_out_texts_are_checked_as_well(corpora):
     rewrite(corpora / "held out" / "sentences.arrow", text=["two", "one", "x"])
-    with pytest.raises(UserError, match=r"held out/sentences\.arrow: was changed"):
+    with pytest.raises(UserError, match=r"held out/sentences\.arrow: changed since detection"):
         read_training_data(config(corpora, evaluate=str(corpora / "held out")))
 
 
@@ -123,7 +123,7 @@ def test_the_digest_of_texts(corpora):
 
 
 def test_texts_of_another_incidence_are_refused(tmp_path):
-    with pytest.raises(UserError, match="2 texts, but the incidence is of 120 sentences"):
+    with pytest.raises(UserError, match="2 texts, but 120 sentences in the incidence"):
         TrainingData(Texts(["a", "b"], [None, None]), worlds.incidence(), tmp_path)
 
 

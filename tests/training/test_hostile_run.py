@@ -11,7 +11,7 @@ from uedp.errors import UserError
 from uedp.models.load import public_tokenizer
 from uedp.training import loop
 from uedp.training.lineage import FILE as LINEAGE
-from uedp.training.lineage import of_model
+from uedp.training.lineage import model_ancestors
 from uedp.training.metrics import FILE as METRICS
 from uedp.training.metrics import Metrics
 from uedp.training.run_dir import CONFIG, IDENTITY, RESULT
@@ -80,13 +80,13 @@ def test_a_damaged_run_is_refused_by_the_file(train, tmp_path):
 @pytest.mark.parametrize("content", [b"{", b"7", b"[7]", b'[{"run": 1}]', b"\xff", DEEP, b'["a"]'])
 def test_a_damaged_lineage_is_refused(content, tmp_path):
     (tmp_path / LINEAGE).write_bytes(content)
-    assert "lineage.json: damaged" in refused(lambda: of_model(str(tmp_path)))
+    assert "lineage.json: damaged" in refused(lambda: model_ancestors(str(tmp_path)))
 
 
 def test_lineage_of_other_values_is_refused(tmp_path):
     entry = {"run": "a", "method": "noiseless", "incidence": ["0" * 64]}
     (tmp_path / LINEAGE).write_text(json.dumps([entry]))
-    assert "lineage.json: damaged" in refused(lambda: of_model(str(tmp_path)))
+    assert "lineage.json: damaged" in refused(lambda: model_ancestors(str(tmp_path)))
 
 
 @pytest.mark.parametrize(

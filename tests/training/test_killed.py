@@ -13,7 +13,7 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read_chain
 from uedp.errors import UserError
 from uedp.training import checkpoint, loop
-from uedp.training.metrics import FILE, round_of
+from uedp.training.metrics import FILE, parse_round
 from uedp.training.outcome import Outcome
 from uedp.training.run_dir import IDENTITY, RESULT
 
@@ -41,7 +41,7 @@ def check(folder: Path, corpus: Path, rounds: int):
     assert [p.name for p in (folder / checkpoint.FOLDER).iterdir()] == [f"{rounds:08d}"]
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
     lines = (folder / FILE).read_text().splitlines()
-    numbers = [round_of(line) for line in lines]
+    numbers = [parse_round(line) for line in lines]
     assert numbers == sorted(set(numbers) - {0})  # some may be missing, none is there twice
 
 
@@ -93,7 +93,7 @@ def test_a_living_process_is_left_alone(saved, tmp_path):
         while not (begun(out) and (out / FILE).is_file()):
             assert time.monotonic() < until
             time.sleep(0.01)
-        with pytest.raises(UserError, match="another process is at work on this run"):
+        with pytest.raises(UserError, match="another process is using this run"):
             finished(config, out, corpus)
         assert living.is_alive()
     finally:

@@ -13,7 +13,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training import loop
 from uedp.training.datasets import Texts
-from uedp.training.lineage import FILE, Ancestor, of_model
+from uedp.training.lineage import FILE, Ancestor, model_ancestors
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def train(tmp_path, saved, monkeypatch):
 @pytest.mark.parametrize("method", ["rotation", "user-level", "uedp-alg"])
 def test_a_private_run_does_not_begin_with_its_own_corpus(train, tmp_path, before, method):
     first = train("first", before)
-    (learned,) = of_model(str(first.folder))
+    (learned,) = model_ancestors(str(first.folder))
     assert (learned.method, learned.incidence) == (before, worlds.incidence().digest)
     with pytest.raises(UserError, match=rf"has learned from this corpus already.*{before}"):
         train("second", method, begin_with=first)
@@ -49,7 +49,7 @@ def test_a_private_run_does_not_begin_with_its_own_corpus(train, tmp_path, befor
 def test_nor_through_a_run_between(train):
     first = train("first", "noiseless")
     between = train("between", "rotation", begin_with=first, others=True)
-    assert [one.method for one in of_model(str(between.folder))] == ["noiseless", "rotation"]
+    assert [one.method for one in model_ancestors(str(between.folder))] == ["noiseless", "rotation"]
     with pytest.raises(UserError, match="has learned from this corpus already"):
         train("third", "rotation", begin_with=between)
 
@@ -172,11 +172,11 @@ def test_the_same_texts_detected_otherwise_are_known_in_their_folder(tmp_path, s
 
 
 def test_a_list_that_cannot_be_read_is_not_taken_for_none(tmp_path):
-    assert of_model("gpt2") == of_model(str(tmp_path)) == ()
+    assert model_ancestors("gpt2") == model_ancestors(str(tmp_path)) == ()
     entry = {"run": "a", "method": "noiseless", "incidence": "b"}
     (tmp_path / FILE).write_text(json.dumps([entry]))
-    assert of_model(str(tmp_path)) == (Ancestor("a", "noiseless", "b"),)
+    assert model_ancestors(str(tmp_path)) == (Ancestor("a", "noiseless", "b"),)
     for damaged in ("[", '[{"run": 1}]', "3"):
         (tmp_path / FILE).write_text(damaged)
         with pytest.raises(UserError, match="damaged"):
-            of_model(str(tmp_path))
+            model_ancestors(str(tmp_path))

@@ -271,7 +271,7 @@ def test_training_drops_out_and_evaluation_does_not(train, monkeypatch):
 
 def test_the_average_is_what_is_measured_and_saved(train, tmp_path, saved):
     outcome = train(optimiser__average=0.9, privacy__seed=1)
-    state, _ = checkpoint.newest(tmp_path / "run")
+    state, _ = checkpoint.load_newest_checkpoint(tmp_path / "run")
     names = [name for name, _ in outcome.model.named_parameters()]
     found = dict(outcome.model.named_parameters())
     for number, name in enumerate(names):
@@ -280,7 +280,9 @@ def test_the_average_is_what_is_measured_and_saved(train, tmp_path, saved):
     assert not torch.equal(state[names[0]], found[names[0]].detach())  # the last step's
     last = train("last", privacy__seed=1)
     assert last.after["perplexity"] != outcome.after["perplexity"]
-    assert not [n for n in checkpoint.newest(tmp_path / "last")[0] if "average" in n]
+    assert not [
+        n for n in checkpoint.load_newest_checkpoint(tmp_path / "last")[0] if "average" in n
+    ]
 
 
 def test_the_callers_random_numbers_are_left_alone(train, saved):
@@ -531,7 +533,7 @@ def test_a_signal_stops_after_its_round_with_a_checkpoint(number, train, tmp_pat
     assert signal.getsignal(number) == handlers
     assert not outcome.finished
     assert outcome.rounds == 2
-    assert checkpoint.newest(tmp_path / "run")[1]["done"] == 2
+    assert checkpoint.load_newest_checkpoint(tmp_path / "run")[1]["done"] == 2
     assert train.said[-1] == "stopped after round 2; continue with `resume=True`"
     assert not (tmp_path / "run" / RESULT).exists()
     assert len(metrics(tmp_path / "run")) == 2
@@ -576,7 +578,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(method, train, saved, tmp_path):
     broken = train("broken", resume=True, **options)
     assert broken.finished
     assert alike(weights(tmp_path / "whole"), weights(tmp_path / "broken"))
-    state = [checkpoint.newest(tmp_path / name)[0] for name in ("whole", "broken")]
+    state = [checkpoint.load_newest_checkpoint(tmp_path / name)[0] for name in ("whole", "broken")]
     assert alike(*state)
     assert (broken.before, broken.after) == (whole.before, whole.after)
     curves = [
@@ -688,13 +690,13 @@ def test_where_and_how_often_may_change(train, tmp_path):
 
 
 def test_every_round_can_have_a_checkpoint(train, tmp_path, monkeypatch):
-    written, write = [], checkpoint.write
+    written, write = [], checkpoint.write_checkpoint
 
     def spy(run, done, *rest):
         written.append(done)
         write(run, done, *rest)
 
-    monkeypatch.setattr(checkpoint, "write", spy)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", spy)
     train(run__checkpoint_seconds=0)
     assert written == [0, 1, 2, 3, 4, 4]
 
@@ -707,7 +709,7 @@ def test_two_processes_are_never_at_work_in_one_folder(method, train, tmp_path, 
     refused = []
 
     def another(done):
-        with pytest.raises(UserError, match="run: another process is at work on this run") as no:
+        with pytest.raises(UserError, match="run: another process is using this run") as no:
             loop.run(
                 worlds.config(saved(), privacy__method=method),
                 tmp_path / "run",
@@ -962,7 +964,7 @@ def test_what_is_refused_leaves_nothing(train, tmp_path):
         ({"model": tmp_path / "nowhere"}, "no such folder"),
         ({"run__device": "abacus"}, "run.device 'abacus': there is no such device here"),
         ({"privacy__user_rate": 0.01}, "too few to hide among"),
-        ({"model__train": "last:7"}, "has only 1 blocks"),
+        ({"model__train": "last:7"}, "at most 1, the blocks of the model"),
     ]:
         with pytest.raises(UserError, match=complaint) as refused:
             train("a/run", **changes)
@@ -984,7 +986,7 @@ def test_a_full_disk_is_said_in_a_line_and_the_run_goes_on_later(train, tmp_path
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", full)
-        with pytest.raises(UserError, match=r"cannot be written .No space left.*--resume"):
+        with pytest.raises(UserError, match=r"cannot be written .No space left.*`resume=True`"):
             train(run__checkpoint_seconds=0)
     assert train(resume=True).finished
     assert spent(tmp_path / "run") == [(n, 1) for n in range(4)]

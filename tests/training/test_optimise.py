@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from uedp.training.config import OptimiserSettings as Settings
-from uedp.training.optimise import Adam, Average, Momentum, build_optimiser, rate_at
+from uedp.training.optimise import Adam, Average, Momentum, build_optimiser, learning_rate
 
 SHAPES = ((3, 2), (4,))
 RATES = (0.1, 0.05, 0.2)  # as a schedule would have it
@@ -123,7 +123,7 @@ def test_sgd_has_no_momentum_whatever_is_set():
 
 
 def rates(**settings):
-    return [rate_at(Settings(rate=2.0, **settings), done, 100) for done in range(100)]
+    return [learning_rate(Settings(rate=2.0, **settings), done, 100) for done in range(100)]
 
 
 def test_warm_up_rises_to_the_rate():
@@ -139,13 +139,13 @@ def test_decay_falls_from_the_rate_to_almost_nothing(decay):
     assert max(found) == found[10] == 2.0
     assert all(a >= b for a, b in pairwise(found[10:]))
     assert found[-1] == pytest.approx(0.02, rel=0.2)
-    half = rate_at(Settings(rate=2.0, warm_up=0.0, decay=decay), 50, 100)
+    half = learning_rate(Settings(rate=2.0, warm_up=0.0, decay=decay), 50, 100)
     assert half == pytest.approx(1.0)
 
 
 def test_one_round_has_a_rate():
     assert all(
-        0 < rate_at(Settings(warm_up=warm, decay=decay), 0, 1) <= 1e-3
+        0 < learning_rate(Settings(warm_up=warm, decay=decay), 0, 1) <= 1e-3
         for warm in (0.0, 0.05, 0.9)
         for decay in ("none", "linear", "cosine")
     )

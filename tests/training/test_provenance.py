@@ -15,8 +15,8 @@ from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
 from uedp.training import api, loop
-from uedp.training.datasets import Texts, training_data_of
-from uedp.training.provenance import entities_of, refuse_other_corpus, users_of
+from uedp.training.datasets import Texts, training_data_from
+from uedp.training.provenance import detected_entities, refuse_other_corpus, user_assignment
 
 NEW = {
     "model__tokenizer": "bytes",
@@ -80,8 +80,8 @@ def test_every_detector_has_a_version(tmp_path):
     info = detect(sentences(), tmp_path / "c", Detection(("patterns", "labels"))).info
     assert info["detector_versions"]["labels"] == "human marks"
     assert "phonenumbers" in info["detector_versions"]["patterns"]
-    assert not entities_of(info).names_sought or "labels" in info["detectors"]
-    assert entities_of(info).names_sought
+    assert not detected_entities(info).names_sought or "labels" in info["detectors"]
+    assert detected_entities(info).names_sought
 
 
 def test_coverage_that_was_measured_is_stated(tmp_path):
@@ -109,13 +109,13 @@ def test_a_corpus_is_compared_with_what_the_run_was_made_on(corpus, tmp_path):
         (corpus / "ledger.jsonl").write_bytes(kept)
 
     again(sentences("night"), detection)
-    with pytest.raises(UserError, match="its texts are not those"):
+    with pytest.raises(UserError, match="not the texts that the run"):
         refuse_other_corpus(found, corpus)
     again(sentences(), Detection(("patterns:US",), detection.categories, lists=LISTS))
-    with pytest.raises(UserError, match="its detection is not the one"):
+    with pytest.raises(UserError, match="its detection is not the certified one"):
         refuse_other_corpus(found, corpus)
     again(sentences()[:30], detection)
-    with pytest.raises(UserError, match="users and entities are not those"):
+    with pytest.raises(UserError, match="not the users and entities that the run"):
         refuse_other_corpus(found, corpus)
     again(sentences(), detection)
     refuse_other_corpus(found, corpus)
@@ -133,7 +133,7 @@ def test_people_on_a_certificate_are_not_groups_in_the_corpus(corpus, tmp_path):
 def test_users_that_were_assigned_are_not_called_people(tmp_path):
     origin = {"assigned_users": "15,2"}
     made = detect(sentences(), tmp_path / "corpus", Detection(("patterns",)), origin=origin)
-    assert users_of(made.info) == "assigned at random"
+    assert user_assignment(made.info) == "assigned at random"
     found = trained(made.folder, tmp_path / "run")
     assert "the user wrote" not in found.statement
     assert "put together at random" in found.statement.splitlines()[0]
@@ -152,15 +152,20 @@ def test_users_that_were_assigned_are_not_called_people(tmp_path):
     ],
 )
 def test_a_manifest_that_cannot_be_read_is_an_error_in_a_line(corpus, change):
-    with pytest.raises(UserError, match=r"corpus.json: what it says") as refused:
-        entities_of({**Corpus(corpus).info, **change})
+    with pytest.raises(UserError, match=r"corpus.json: its detectors, categories") as refused:
+        detected_entities({**Corpus(corpus).info, **change})
     assert "\n" not in str(refused.value)
 
 
 def test_what_is_not_said_is_not_made_up():
-    assert entities_of(None) is None
-    assert entities_of({}) is None
-    assert users_of(None) == users_of({"source": None}) == users_of({"source": 3}) == "as given"
+    assert detected_entities(None) is None
+    assert detected_entities({}) is None
+    assert (
+        user_assignment(None)
+        == user_assignment({"source": None})
+        == user_assignment({"source": 3})
+        == "as given"
+    )
 
 
 def test_every_change_of_owner_text_or_label_changes_the_digest(corpus, tmp_path):
@@ -173,7 +178,7 @@ def test_every_change_of_owner_text_or_label_changes_the_digest(corpus, tmp_path
         worlds.training_data(tmp_path / "a", train=Texts(texts, ["", *labels[1:]])),
         worlds.training_data(tmp_path / "a", train=Texts(texts, [])),
         worlds.training_data(tmp_path / "a", incidence=worlds.incidence(30, 4)),
-        training_data_of(Corpus(corpus)),
+        training_data_from(Corpus(corpus)),
     ]
     digests = [one.text_digest for one in (plain, *others)]
     assert len(set(digests)) == len(digests)

@@ -42,7 +42,7 @@ def test_a_private_vocabulary_is_the_one_that_was_released(tmp_path):
     last = max(words, key=words.get)
     words["secretname"] = words.pop(last)
     path.write_text(json.dumps(told))
-    with pytest.raises(UserError, match="not the words that this run made"):
+    with pytest.raises(UserError, match="changed since this run made it"):
         trained(tmp_path, "run", resume=True, **options)
 
 

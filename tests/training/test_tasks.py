@@ -13,7 +13,7 @@ from uedp.training.tasks import (
     Classification,
     NextWord,
     build_task,
-    encoded,
+    token_ids,
 )
 
 TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "   "]
@@ -82,7 +82,7 @@ def test_an_empty_sentence_has_no_loss_and_no_gradient(case):
 
 def test_a_sentence_is_normalised_by_its_own_tokens():
     model, task = tiny.gpt2(), words()
-    ids, start = encoded(TEXTS, tiny.tokenizer(), 64)
+    ids, start = token_ids(TEXTS, tiny.tokenizer(), 64)
     for place in (0, 2, 3):
         row = torch.tensor([ids[place]])
         logits = model(input_ids=row).logits[0, :-1]
@@ -129,14 +129,14 @@ def test_no_gradient_goes_from_one_sentence_of_a_row_to_another(kind):
 
 def test_a_sentence_stands_between_start_and_end():
     tokenizer = tiny.tokenizer()
-    (ids,), start = encoded(["the cat"], tokenizer, 64)
+    (ids,), start = token_ids(["the cat"], tokenizer, 64)
     assert ids[0] == start == tokenizer.eos_token_id == ids[-1]
     assert tokenizer.decode(ids[1:-1]) == "the cat"
 
 
 def test_a_long_sentence_is_cut_to_what_was_asked_and_has_no_end():
     for most in (2, 3, 7):
-        (cut, short), _ = encoded(["abcdefghijklmnop", "a"], tiny.tokenizer(), most)
+        (cut, short), _ = token_ids(["abcdefghijklmnop", "a"], tiny.tokenizer(), most)
         assert len(cut) == most
         assert 0 not in cut[1:]
         assert short == [0, cut[1], 0][:most]
@@ -147,12 +147,12 @@ def test_an_empty_sentence_has_no_tokens_even_if_the_tokenizer_finds_one():
         return {"input_ids": [[7, 8] for _ in texts]}
 
     tokenizer.bos_token_id, tokenizer.eos_token_id = None, 9
-    assert encoded(["", " \n", "a"], tokenizer, 8) == ([[], [], [9, 7, 8, 9]], 9)
+    assert token_ids(["", " \n", "a"], tokenizer, 8) == ([[], [], [9, 7, 8, 9]], 9)
 
 
 def test_a_tokenizer_without_ends_is_refused():
     with pytest.raises(UserError, match="neither a start nor an end token"):
-        encoded(["a"], tiny.tokenizer(unk_token="a"), 8)
+        token_ids(["a"], tiny.tokenizer(unk_token="a"), 8)
 
 
 def test_padding_has_no_label():
@@ -168,7 +168,7 @@ def test_padding_has_no_label():
 def test_perplexity_is_over_all_tokens_and_words():
     model, task = tiny.gpt2(), words()
     total = tokens = 0.0
-    for place, ids in enumerate(encoded(TEXTS, tiny.tokenizer(), 64)[0]):
+    for place, ids in enumerate(token_ids(TEXTS, tiny.tokenizer(), 64)[0]):
         if ids:
             total += float(task.losses(model, ALL[[place]]).detach()) * (len(ids) - 1)
             tokens += len(ids) - 1

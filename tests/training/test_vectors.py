@@ -10,7 +10,7 @@ import transformers
 from tests.models import tiny
 from uedp.errors import UserError
 from uedp.models.trainable import make_trainable
-from uedp.training.tasks import IGNORED, Probing, build_task
+from uedp.training.tasks import IGNORED, ProbeClassification, build_task
 from uedp.training.vectors import Encoder
 
 Make = Callable[..., Encoder]
@@ -18,14 +18,14 @@ Make = Callable[..., Encoder]
 
 @pytest.fixture
 def encoder() -> Make:
-    def make(tokens: int = 16, keep: Path | None = None, model: Any = None) -> Encoder:
+    def make(tokens: int = 16, cache: Path | None = None, model: Any = None) -> Encoder:
         own: Any = model or tiny.bert()
-        return Encoder(own.base_model, tiny.tokenizer(pad_token="<|end|>"), tokens, keep)
+        return Encoder(own.base_model, tiny.tokenizer(pad_token="<|end|>"), tokens, cache)
 
     return make
 
 
-def test_a_vector_depends_on_its_text_alone(encoder: Make) -> None:
+def test_a_vector_depends_on_its_text_only(encoder: Make) -> None:
     """Guarantee of Encoder; the mean is over the text's own tokens."""
     encode = encoder()
     texts = ["one", "", "a much longer text than sixteen bytes hold", "two"]
@@ -40,7 +40,7 @@ def test_a_vector_depends_on_its_text_alone(encoder: Make) -> None:
     assert np.allclose(together[0], states.mean(0).numpy(), atol=1e-5)
 
 
-def test_vectors_are_kept_for_the_same_texts_and_weights(encoder: Make, tmp_path: Path) -> None:
+def test_vectors_are_cached_for_the_same_texts_and_weights(encoder: Make, tmp_path: Path) -> None:
     """Guarantee of Encoder."""
     first, again, shorter = (encoder(tokens, tmp_path) for tokens in (16, 16, 8))
     changed = tiny.bert()
@@ -72,7 +72,7 @@ def test_other_tokenizers_and_settings_make_other_vectors(encoder: Make, tmp_pat
     assert encoder(16, tmp_path, heads).key(["a"]) != first.key(["a"])
 
 
-def test_what_is_damaged_is_made_again(encoder: Make, tmp_path: Path) -> None:
+def test_damaged_vectors_are_computed_again(encoder: Make, tmp_path: Path) -> None:
     encode = encoder(16, tmp_path)
     good = encode(["a", "b"])
     (path,) = tmp_path.iterdir()
@@ -81,10 +81,10 @@ def test_what_is_damaged_is_made_again(encoder: Make, tmp_path: Path) -> None:
         assert np.array_equal(encode(["a", "b"]), good)
     np.save(path, good[:1].astype(np.float64))
     assert np.array_equal(encode(["a", "b"]), good)
-    assert [found.name for found in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
-def test_an_encoder_that_looks_at_padding_is_refused() -> None:
+def test_an_encoder_that_attends_to_padding_is_refused() -> None:
     """Guarantee of Encoder: FNet mixes tokens without regard to the mask."""
     config = transformers.FNetConfig(
         vocab_size=tiny.WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2
@@ -92,7 +92,7 @@ def test_an_encoder_that_looks_at_padding_is_refused() -> None:
     torch.manual_seed(0)
     model = make_trainable(transformers.FNetForSequenceClassification(config), "probe")
     encode = Encoder(model.encoder, tiny.tokenizer(pad_token="<|end|>"), 60)
-    with pytest.raises(UserError, match="FNetModel looks at padding"):
+    with pytest.raises(UserError, match="FNetModel attends to padding"):
         encode(["one text"])
 
 
@@ -100,7 +100,7 @@ def test_a_task_on_vectors_has_the_labels_of_the_texts(encoder: Make) -> None:
     encode = encoder()
     texts, labels = ["one", " ", "two", "three"], ["x", "x", None, "y"]
     task = build_task("classification", texts, labels, ["x", "y"], None, 16, encode)
-    assert isinstance(task, Probing)
+    assert isinstance(task, ProbeClassification)
     batch = task.batch(np.array([3, 0, 1, 2]))
     assert batch["labels"].tolist() == [1, 0, IGNORED, IGNORED]
     assert np.allclose(batch["vectors"][1], encode(["one"])[0], atol=1e-5)

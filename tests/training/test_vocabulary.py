@@ -12,24 +12,27 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers import models as kinds
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from uedp.accounting.decisions import PRIVATE_VOCABULARY, Setup
+from tests.training import worlds
+from uedp.accounting.certificate import verify
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.noise import SecureNoise, SeededNoise
 from uedp.training import vocabulary as module
+from uedp.training.loop import run
 from uedp.training.vocabulary import (
+    FOLDER,
     allowances,
-    contributions,
     private_words,
-    splitter,
+    user_contributions,
+    word_splitter,
     word_tokenizer,
-    words_in_file,
-    words_of_corpus,
-    words_of_tokenizer,
+    words_from_corpus,
+    words_from_file,
+    words_from_tokenizer,
 )
 
-split = splitter()
+split = word_splitter()
 
 
 # --- the tokenizer --------------------------------------------------------------------------------
@@ -40,7 +43,7 @@ def tokenizer():
     return word_tokenizer(["the", "Cat", "don't", ",", "..."], max_length=16)
 
 
-def test_words_are_tokens_and_the_rest_is_unknown(tokenizer):
+def test_known_words_are_tokens_and_others_are_unknown(tokenizer):
     ids = tokenizer("The CAT, the dog... don't")["input_ids"]
     assert tokenizer.convert_ids_to_tokens(ids) == [
         *("the", "cat", ",", "the", "<unk>", "...", "don", "'", "t")
@@ -50,7 +53,7 @@ def test_words_are_tokens_and_the_rest_is_unknown(tokenizer):
 
 
 @given(st.text())
-def test_the_tokenizer_splits_as_the_counters_do(text):
+def test_the_tokenizer_splits_like_the_word_splitter(text):
     words = split(text)
     made = word_tokenizer([*words, "another"])
     assert made.convert_ids_to_tokens(made(text)["input_ids"]) == words
@@ -59,14 +62,14 @@ def test_the_tokenizer_splits_as_the_counters_do(text):
 def test_case_is_kept_on_request():
     made = word_tokenizer(["Cat"], lowercase=False)
     assert made("Cat cat")["input_ids"] == [4, made.unk_token_id]
-    assert splitter(lowercase=False)("The Cat") == ["The", "Cat"]
+    assert word_splitter(lowercase=False)("The Cat") == ["The", "Cat"]
 
 
 def test_an_accent_is_one_letter_however_it_is_written():
     assert split("Cafe\u0301") == split("Caf\u00e9") == ["caf\u00e9"]
 
 
-def test_no_token_is_added(tokenizer):
+def test_no_token_is_added_to_a_text(tokenizer):
     assert tokenizer("")["input_ids"] == []
     assert tokenizer("  \n")["input_ids"] == []
     assert len(tokenizer("the")["input_ids"]) == 1
@@ -79,7 +82,7 @@ def test_a_text_cannot_spell_a_special_token(tokenizer, special):
     assert len(ids) == 2 + 2 * 3
 
 
-def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
+def test_the_tokenizer_survives_saving_and_loading(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
     again = AutoTokenizer.from_pretrained(tmp_path)
     texts = ["The cat, <pad> the dog", "", "don't " * 30]
@@ -96,7 +99,7 @@ def test_saved_and_loaded_it_is_the_same(tokenizer, tmp_path):
 
 
 @pytest.mark.parametrize("nothing", [[], ["", " "]])
-def test_no_words_are_refused(nothing):
+def test_an_empty_vocabulary_is_refused(nothing):
     with pytest.raises(UserError, match="no words"):
         word_tokenizer(nothing)
 
@@ -104,26 +107,24 @@ def test_no_words_are_refused(nothing):
 # --- public words ---------------------------------------------------------------------------------
 
 
-def test_a_file_of_words(tmp_path):
+def test_words_from_a_file_come_in_order_and_once(tmp_path):
     path = tmp_path / "words.txt"
     path.write_text("The\ncat\n\nthe\ndon't\n", encoding="utf-8")
-    found = words_in_file(path)
-    assert found.words == ("the", "cat", "don", "'", "t")
-    assert found.origin == "public"
-    assert words_in_file(path, lowercase=False).words[0] == "The"
+    assert words_from_file(path) == ("the", "cat", "don", "'", "t")
+    assert words_from_file(path, lowercase=False)[0] == "The"
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"", "no words"), (b"\xff\xfe\x00", "UTF-8")])
-def test_a_file_that_is_no_word_list(tmp_path, content, words):
+def test_a_file_without_words_is_refused(tmp_path, content, words):
     path = tmp_path / "words.txt"
     path.write_bytes(content)
     with pytest.raises(UserError, match=words):
-        words_in_file(path)
+        words_from_file(path)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_a_missing_word_list_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"nothing\.txt: cannot be read"):
-        words_in_file(tmp_path / "nothing.txt")
+        words_from_file(tmp_path / "nothing.txt")
 
 
 def wrapped(backend, **special):
@@ -142,44 +143,39 @@ def byte_level():
 
 
 def test_whole_words_of_a_byte_level_tokenizer():
-    found = words_of_tokenizer(byte_level())
-    assert found.words == (",", "1", "19", "the", "cat", "(-", "é")
-    assert found.origin == "public"
+    assert words_from_tokenizer(byte_level()) == (",", "1", "19", "the", "cat", "(-", "é")
 
 
-def test_whole_words_of_other_tokenizers():
+def test_whole_words_of_sentencepiece_and_wordpiece_tokenizers():
     pieces = [("<unk>", 0.0), ("▁the", -1.0), ("▁cat", -2.0), ("s", -3.0), (".", -3.0)]
     backend = Tokenizer(kinds.Unigram(pieces, 0, False))
     backend.decoder = decoders.Metaspace()
-    assert words_of_tokenizer(wrapped(backend, unk_token="<unk>")).words == ("the", "cat", ".")
+    assert words_from_tokenizer(wrapped(backend, unk_token="<unk>")) == ("the", "cat", ".")
     vocabulary = {"[UNK]": 0, "the": 1, "##s": 2, "cat": 3, "!": 4, "[unused1]": 5}
     backend = Tokenizer(kinds.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
-    assert words_of_tokenizer(wrapped(backend, unk_token="[UNK]")).words == ("the", "cat", "!")
+    assert words_from_tokenizer(wrapped(backend, unk_token="[UNK]")) == ("the", "cat", "!")
 
 
-def test_a_tokenizer_without_whole_words():
+def test_a_tokenizer_without_whole_words_is_refused():
     backend = Tokenizer(kinds.BPE({"a": 0, "b": 1, "Ġ": 2}, []))
     backend.decoder = decoders.ByteLevel()
     with pytest.raises(UserError, match="word list"):
-        words_of_tokenizer(wrapped(backend))
+        words_from_tokenizer(wrapped(backend))
 
 
 # --- from the corpus ------------------------------------------------------------------------------
 
 
-def test_words_of_the_corpus_are_marked():
-    found = words_of_corpus(["the cat the", "a cat", "the end"], 3)
-    assert found.words == ("the", "cat", "a")
-    assert found.origin == "from the corpus, not covered"
-    assert Setup(vocabulary=found.origin)
+def test_corpus_words_are_the_most_frequent_ones():
+    assert words_from_corpus(["the cat the", "a cat", "the end"], 3) == ("the", "cat", "a")
 
 
 # --- what users give ------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 50), st.integers(1, 40), st.data())
-def test_allowances(sentences, of_user, data):
+def test_allowances_are_bounded_per_sentence_and_per_user(sentences, of_user, data):
     of_sentence = data.draw(st.integers(1, of_user))
     given_ = allowances(sentences, of_user, of_sentence)
     assert len(given_) == sentences
@@ -236,7 +232,7 @@ def neighbours(texts, incidence):
 
 
 def given_words(texts, incidence, release, key, known=frozenset()):
-    return list(contributions(texts, incidence, release, key, split, known))
+    return list(user_contributions(texts, incidence, release, key, split, known))
 
 
 def moved(full, emptied):
@@ -251,7 +247,7 @@ def most_moved(release):
 
 @settings(max_examples=300, deadline=None)
 @given(corpora(), releases, st.integers(0, 2**60))
-def test_no_neighbour_moves_the_counts_farther_than_the_theorem_says(corpus, release, key):
+def test_no_neighbour_moves_the_counts_beyond_theorem_4(corpus, release, key):
     texts, incidence = corpus
     full = given_words(texts, incidence, release, key)
     assert all(len(words) <= release.words_per_user for words in full)
@@ -270,7 +266,7 @@ def test_no_neighbour_moves_the_counts_farther_than_the_theorem_says(corpus, rel
 
 @settings(max_examples=50, deadline=None)
 @given(corpora(), st.integers(1, 8), st.integers(0, 2**60))
-def test_without_entities_one_user_moves_its_own_words(corpus, of_user, key):
+def test_user_level_contributions_are_the_users_own_words(corpus, of_user, key):
     texts, incidence = corpus
     release = VocabularyRelease(1.0, 3.0, of_user, None)
     full = given_words(texts, incidence, release, key)
@@ -287,7 +283,7 @@ def test_without_entities_one_user_moves_its_own_words(corpus, of_user, key):
 
 @settings(max_examples=50, deadline=None)
 @given(corpora(), releases, st.integers(0, 2**60), st.sets(st.sampled_from(LETTERS)))
-def test_known_words_are_not_given(corpus, release, key, known):
+def test_known_words_are_not_contributed(corpus, release, key, known):
     texts, incidence = corpus
     assert not known & set().union(*given_words(texts, incidence, release, key, frozenset(known)))
 
@@ -301,7 +297,7 @@ def violated(give, release, texts, incidence):
     )
 
 
-def test_without_lending_it_is_violated():
+def test_the_bound_is_violated_without_lending():
     """Three users write of one entity: all of them move."""
     release = VocabularyRelease(1.0, 3.0, 2, 1)
     texts = ["a b", "a b", "a b"]
@@ -316,7 +312,7 @@ def test_without_lending_it_is_violated():
     )
 
 
-def test_filling_up_from_other_sentences_is_violated():
+def test_the_bound_is_violated_if_other_sentences_fill_up():
     """The first words of all sentences, up to the user's limit: an emptied one makes room."""
     release = VocabularyRelease(1.0, 3.0, 2, 1)
     texts = ["a", "b", "a", "c", "d"]
@@ -336,7 +332,7 @@ def test_filling_up_from_other_sentences_is_violated():
         )
 
 
-def test_without_a_limit_per_sentence_it_is_violated(monkeypatch):
+def test_the_bound_is_violated_without_a_limit_per_sentence(monkeypatch):
     """As when a sentence may give whatever the user has left."""
     release = VocabularyRelease(1.0, 3.0, 4, 1)
     texts = ["a b c d", "a b c d"]
@@ -350,7 +346,7 @@ def test_without_a_limit_per_sentence_it_is_violated(monkeypatch):
     assert violated(give, release, texts, incidence)
 
 
-def test_users_with_many_sentences_give_many_words():
+def test_users_with_many_sentences_contribute_many_words():
     """Not one word of each of a thousand sentences, and the same one."""
     texts = ["a b c d e f g h i j"] * 1000
     incidence = build([0] * 1000, [], 1, 0)
@@ -370,12 +366,11 @@ def a_word_each(counts: dict[str, int]) -> tuple[list[str], Incidence]:
 def test_words_come_public_first_then_by_noisy_count():
     texts, incidence = a_word_each({"often": 900, "sometimes": 500, "rarely": 3, "public": 900})
     release = VocabularyRelease(2.0, 100.0, 4, 4)
-    found = private_words(texts, incidence, release, SecureNoise(), 1, ["public", "more"])
-    assert found.words == ("public", "more", "often", "sometimes")
-    assert found.origin == PRIVATE_VOCABULARY
+    words = private_words(texts, incidence, release, SecureNoise(), 1, ["public", "more"])
+    assert words == ("public", "more", "often", "sometimes")
 
 
-def test_the_order_of_the_corpus_does_not_show():
+def test_released_words_do_not_depend_on_corpus_order():
     counts = {"b": 50, "a": 50, "c": 50}
     release = VocabularyRelease(1.0, 5.0, 1, 1)
     forward = private_words(*a_word_each(counts), release, SeededNoise(3), 1)
@@ -385,12 +380,12 @@ def test_the_order_of_the_corpus_does_not_show():
     assert forward == backward
 
 
-def test_nothing_to_release():
+def test_an_empty_corpus_releases_no_words():
     texts, incidence = a_word_each({})
     release = VocabularyRelease(1.0, 5.0, 1, 1)
-    assert private_words(texts, incidence, release, SecureNoise(), 1).words == ()
+    assert private_words(texts, incidence, release, SecureNoise(), 1) == ()
     incidence = build([0], [], 1, 0)
-    assert private_words([""], incidence, release, SecureNoise(), 1).words == ()
+    assert private_words([""], incidence, release, SecureNoise(), 1) == ()
 
 
 def test_secure_noise_rounds_no_word_over_the_threshold():
@@ -405,14 +400,100 @@ def test_secure_noise_rounds_no_word_over_the_threshold():
                 total += deviation * 2.0**-13  # the most that rounding to the grid adds
 
     texts, incidence = a_word_each({"word": 8})
-    assert private_words(texts, incidence, release, Up(), 1).words == ()
+    assert private_words(texts, incidence, release, Up(), 1) == ()
 
 
-def test_it_makes_a_tokenizer(tmp_path):
+def test_private_words_make_a_tokenizer_without_rare_words(tmp_path):
     texts, incidence = a_word_each({"often": 900, "rarely": 3})
     release = VocabularyRelease(2.0, 100.0, 4, 4)
-    found = private_words(texts, incidence, release, SecureNoise(), 1)
-    made = word_tokenizer(found.words)
+    made = word_tokenizer(private_words(texts, incidence, release, SecureNoise(), 1))
     assert made("often rarely")["input_ids"] == [4, made.unk_token_id]
     made.save_pretrained(tmp_path)
     assert "rarely" not in json.dumps(json.loads((tmp_path / "tokenizer.json").read_text()))
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+NEW = {
+    "model__name": "awd-lstm",
+    "model__sizes": {"hidden_size": 6, "embedding_size": 4, "num_hidden_layers": 1},
+}
+
+
+def word_config(source, **changes):
+    values = {**NEW, "vocabulary__source": source, **changes}
+    if "privacy__epsilon" in values:
+        values["privacy__noise"] = None
+    return worlds.config("awd-lstm", **values)
+
+
+def run_vocabulary(out):
+    return json.loads((out / FOLDER / "tokenizer.json").read_text())["model"]["vocab"]
+
+
+def test_a_run_with_public_words(tmp_path):
+    listed = tmp_path / "words.txt"
+    listed.write_text("the\nday\nis\n")
+    out = tmp_path / "run"
+    outcome = run(
+        word_config("public", vocabulary__path=str(listed)),
+        out,
+        data=worlds.training_data(tmp_path / "corpus"),
+    )
+    assert set(run_vocabulary(out)) == {"<unk>", "<pad>", "<bos>", "<eos>", "the", "day", "is"}
+    assert outcome.certificate.setup.vocabulary == "public"
+
+
+def test_a_run_with_corpus_words_has_no_guarantee(tmp_path):
+    out = tmp_path / "run"
+    outcome = run(
+        word_config("corpus", vocabulary__size=3),
+        out,
+        data=worlds.training_data(tmp_path / "corpus"),
+    )
+    assert len(run_vocabulary(out)) == 4 + 3
+    assert any("vocabulary" in caveat for caveat in verify(out).caveats)
+    assert outcome.certificate.setup.vocabulary == "from the corpus, not covered"
+    assert not outcome.certificate.private
+    assert outcome.certificate.statement.startswith("This run has no privacy guarantee.")
+
+
+def test_private_words_are_charged_once(tmp_path):
+    """They are in the ledger and in epsilon; resuming does not make them again."""
+    listed = tmp_path / "words.txt"
+    listed.write_text("the\n")
+    out, held = tmp_path / "run", worlds.training_data(tmp_path / "corpus")
+    asked = word_config(
+        "private",
+        vocabulary__path=str(listed),
+        vocabulary__words_per_user=4,
+        vocabulary__words_per_sentence=2,
+        privacy__epsilon=50.0,
+    )
+    outcome = run(asked, out, data=held)
+    issued = verify(out)
+    assert issued.setup.vocabulary == "differentially private"
+    assert issued.parameters["vocabulary_noise"] > 0
+    assert outcome.certificate.epsilon <= 50
+    ledger = (out / "ledger.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["record"]["kind"] for line in ledger]
+    assert kinds == ["plan", "vocabulary", "words", *["rounds"] * 4, "saved", "corpus"]
+    assert "the" in run_vocabulary(out)
+    before = (out / "ledger.jsonl").read_bytes()
+    run(asked, out, data=held, resume=True)
+    assert (out / "ledger.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"vocabulary__source": "public"}, "vocabulary.path"),
+        ({"vocabulary__source": "private"}, "privacy.epsilon"),
+        ({"vocabulary__source": "corpus", "model__tokenizer": "bytes"}, "model.tokenizer"),
+        ({"vocabulary__source": "corpus", "model__name": "gpt2"}, "new model"),
+    ],
+)
+def test_vocabulary_settings_that_do_not_fit_the_model_are_refused(changes, why):
+    with pytest.raises(UserError, match=why):
+        worlds.config("x", **{**NEW, **changes})

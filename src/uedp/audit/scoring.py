@@ -14,7 +14,7 @@ from uedp.accounting.divergence import Floats
 from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.methods import Autocast
-from uedp.training.tasks import unmasked
+from uedp.training.tasks import without_padding_warning
 
 _MANY = 64  # endings of one prefix, from which on caching its keys and values pays
 _MAX_TOKENS = {"cuda": 1 << 14, "cpu": 1 << 12}  # scored at a time
@@ -62,7 +62,7 @@ def likelihoods(
     """
     answers: dict[int, Floats] = {}
     has_cache = "past_key_values" in inspect.signature(model.forward).parameters
-    with unmasked(model):
+    with without_padding_warning(model):
         for number, question in enumerate(questions):
             if has_cache and len(question.endings.contexts) >= _MANY:
                 answers[number] = _after_one_prefix(model, question, autocast, max_tokens)
@@ -248,7 +248,7 @@ class Scorer:
         held = ids[:, None]
         scores = torch.zeros(prompts, 1, device=ids.device)
         for _ in range(tokens):
-            with self._autocast(), unmasked(self._model):
+            with self._autocast(), without_padding_warning(self._model):
                 logits = _last_logits(self._model, held.flatten(0, 1), 1)[:, 0]
             steps = logits.log_softmax(-1).view(prompts, held.shape[1], -1)
             every = (scores[:, :, None] + steps).flatten(1)

@@ -20,7 +20,7 @@ from uedp.training.datasets import read_texts, read_training_data
 from uedp.training.outcome import Outcome
 from uedp.training.plan import Plan
 from uedp.training.run_dir import CONFIG
-from uedp.training.vocabulary import prepare
+from uedp.training.vocabulary import make_run_tokenizer
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
@@ -88,10 +88,14 @@ def preview(config: Config) -> Preview:
     data = read_training_data(config)
     plan = plan_run(config, data, CorpusLedger(data.ledger))
     with TemporaryDirectory() as folder:
-        words = None
-        if config.vocabulary.source in ("public", "corpus"):  # a private one is charged for
-            words = str(prepare(config.vocabulary, Path(folder), data.train.texts, data.incidence))
-        parameters = assemble(plan, data, tokenizer=words).method.parameters
+        tokenizer = None
+        if config.vocabulary.source in ("public", "corpus"):  # a private one would spend budget
+            tokenizer = str(
+                make_run_tokenizer(
+                    config.vocabulary, Path(folder), data.train.texts, data.incidence
+                )
+            )
+        parameters = assemble(plan, data, tokenizer=tokenizer).method.parameters
     count = sum(p.numel() for p in parameters)
     return Preview(plan, count, plan.warnings(count))
 

@@ -62,7 +62,7 @@ def plan_run(
     Guarantees:
       - a private run on a corpus that the model has learned from already is refused
     """
-    known = provenance.gather(config, data, ledger, precision_of(config), ancestors)
+    known = provenance.gather_provenance(config, data, ledger, precision_of(config), ancestors)
     plan = build_plan(config, data.incidence, known)
     if plan.private:
         lineage.refuse_reused_corpus(known.model, plan.shape.digest, config.model.name, known.texts)
@@ -268,7 +268,7 @@ def set_up_for_training(model: Any, kind: str) -> Iterator[None]:
     """Settings of a model that are for training alone, not to be saved with it."""
     settings: Any = getattr(model, "config", None)
     cache = getattr(settings, "use_cache", None)
-    with tasks.unmasked(model) if kind == "next-word" else nullcontext():
+    with tasks.without_padding_warning(model) if kind == "next-word" else nullcontext():
         try:
             if cache:
                 settings.use_cache = False  # keys and values of a generation

@@ -1,8 +1,7 @@
-"""The state of a run on disk: written whole or not at all.
+"""Checkpoints of a run, written completely or not at all.
 
-A checkpoint is a folder `checkpoints/ROUND`, complete as soon as it has that name, with the hashes
-of its files. What the ledger says decides what was spent; a checkpoint only says how far the
-weights have come.
+A checkpoint is a folder `checkpoints/ROUND` with the hashes of its files, and is complete once it
+has that name. The ledger determines which rounds were spent, not the checkpoint.
 """
 
 import hashlib
@@ -27,12 +26,14 @@ STATE, INFO, DIGESTS = "state.safetensors", "state.json", "digests.json"
 _ROUND = re.compile(r"[0-9]{8,}")
 
 
-def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]) -> None:
-    """Save after `done` rounds, then remove older checkpoints.
+def write_checkpoint(
+    run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint after `done` rounds, then remove older ones.
 
     Guarantees:
-      - a checkpoint is there in full or not at all, whenever the process, or the machine, dies
-      - the one before is removed only once the new one is in place
+      - a checkpoint is complete or absent, whenever the process or the machine dies
+      - an older checkpoint is removed only once the new one is in place
       - only its owner can read it
     """
     target = run / FOLDER / f"{done:08d}"
@@ -41,14 +42,11 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
     with scratch_dir(target) as work, deferred():
         folder = work / "new"
         folder.mkdir()
-        # copies in memory of their own: weights may be tied, or views of one another
-        own = {
-            name: tensor.detach().to("cpu", copy=True).contiguous()
-            for name, tensor in tensors.items()
-        }
+        # copied: weights may be tied, or views of one another
+        copies = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
         try:
-            save_file(own, folder / STATE)
-        except SafetensorError as error:  # in place of an OSError
+            save_file(copies, folder / STATE)
+        except SafetensorError as error:  # raised instead of OSError
             raise UserError(
                 f"{target}: cannot be written ({error}); free space, and use `resume=True`"
             ) from None
@@ -56,7 +54,7 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
         digests = {name: _sha256(folder / name) for name in (STATE, INFO)}
         (folder / DIGESTS).write_text(json.dumps(digests) + "\n")
         make_private(folder)
-        fsync_tree(folder)  # or the name could reach the disk before what it names
+        fsync_tree(folder)  # or the name could reach the disk before the content
         folder.rename(target)
         fsync_path(target.parent)
     for older in target.parent.iterdir():
@@ -64,47 +62,47 @@ def write(run: Path, done: int, tensors: Mapping[str, Tensor], info: Mapping[str
             shutil.rmtree(older, ignore_errors=True)
 
 
-def clear(run: Path) -> None:
-    """Remove what a killed process was in the middle of writing; no other may be at work here."""
+def remove_scratch(run: Path) -> None:
+    """Remove scratch directories of a killed process; the caller must hold the run's lock."""
     for folder in (run, run / FOLDER):
         for path in folder.iterdir() if folder.is_dir() else ():
             if SCRATCH.fullmatch(path.name) and path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def newest(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-    """The latest complete checkpoint of a run, if there is one.
+def load_newest_checkpoint(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The tensors and the information of the newest checkpoint, None if there is none.
 
     Guarantees:
-      - one whose files are not those that were written is refused by name
+      - a checkpoint whose files were changed is refused by name
     """
-    folder = run / FOLDER
-    rounds = folder.iterdir() if folder.is_dir() else ()
-    found = sorted((p for p in rounds if _ROUND.fullmatch(p.name)), key=lambda p: int(p.name))
-    if not found:
+    paths = (run / FOLDER).iterdir() if (run / FOLDER).is_dir() else ()
+    rounds = [path for path in paths if _ROUND.fullmatch(path.name)]
+    if not rounds:
         return None
+    newest = max(rounds, key=lambda path: int(path.name))
     try:
-        digests = parse_json((found[-1] / DIGESTS).read_bytes())
+        digests = parse_json((newest / DIGESTS).read_bytes())
         for name in (STATE, INFO):
-            if not isinstance(digests, dict) or digests.get(name) != _sha256(found[-1] / name):
+            if not isinstance(digests, dict) or digests.get(name) != _sha256(newest / name):
                 raise ValueError(f"{name} is not the file that was written")
-        info = parse_json((found[-1] / INFO).read_bytes())
-        _check(info, int(found[-1].name))
-        tensors = load_file(found[-1] / STATE)
+        info = parse_json((newest / INFO).read_bytes())
+        _check(info, int(newest.name))
+        tensors = load_file(newest / STATE)
     except (OSError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise UserError(
-            f"{found[-1]}: damaged ({reason}); remove it to go on from an older one"
+            f"{newest}: damaged ({reason}); remove it to continue from an older one"
         ) from None
     return tensors, info
 
 
 def _check(info: Any, done: int) -> None:
     if not isinstance(info, dict) or type(info.get("done")) is not int or info["done"] != done:
-        raise ValueError(f"{INFO} does not say that {done} rounds were done")
+        raise ValueError(f"{INFO} does not state {done} finished rounds")
     before = info.get("before", {})
     if not isinstance(before, dict) or not all(type(v) in (int, float) for v in before.values()):
-        raise ValueError(f"{INFO} does not say what was measured before training")
+        raise ValueError(f"{INFO} lacks the measures before training")
 
 
 def _sha256(path: Path) -> str:

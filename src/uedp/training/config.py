@@ -122,19 +122,19 @@ class RunSettings(Section):
 
 
 # Under noise, equal steps go further than long ones first; an average of the last has less of it.
-EQUAL_STEPS: Mapping[str, Any] = MappingProxyType(
+CONSTANT_RATE: Mapping[str, Any] = MappingProxyType(
     {"decay": "none", "warm_up": 0.0, "average": 0.95}
 )
 # What next-word adapters begin with under noise, by Adam (`benchmarks/utility.py`).
-FOR_NOISY_ADAPTERS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"optimiser": {"rate": 3e-3, **EQUAL_STEPS}}
+ADAPTER_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"optimiser": {"rate": 3e-3, **CONSTANT_RATE}}
 )
 # What probes begin with. Their gradients are short: a clip below most of them makes all count
 # alike, and few weights bear long steps.
-FOR_PROBES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+PROBE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "privacy": {"update_clip": 0.1},
-        "optimiser": {"rate": 0.05, **EQUAL_STEPS},
+        "optimiser": {"rate": 0.05, **CONSTANT_RATE},
     }
 )
 
@@ -222,7 +222,7 @@ def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     field = partial(_field, values)
     train = field("model", "train", "lora")
     if train == "probe":
-        return FOR_PROBES
+        return PROBE_DEFAULTS
     method = field("privacy", "method", "rotation")
     noisy_adapters = (
         train.startswith("lora")
@@ -232,7 +232,7 @@ def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         and field("task", "kind", "next-word") == "next-word"
         and field("optimiser", "name", "adam") == "adam"
     )
-    return FOR_NOISY_ADAPTERS if noisy_adapters else {}
+    return ADAPTER_DEFAULTS if noisy_adapters else {}
 
 
 def parse_config(

@@ -1,4 +1,4 @@
-"""What a run reads: texts, labels, and the incidence that says whose they are."""
+"""The data of a run: texts, labels, and the incidence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +14,12 @@ from uedp.methods import method_named
 from uedp.training.config import Config
 
 if TYPE_CHECKING:
-    from uedp.corpus.store import Corpus  # at run time only where it is used: it needs Arrow
+    from uedp.corpus.store import Corpus
 
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Sentences in order, and their labels where there are any."""
+    """Sentences in order, and their labels, if any."""
 
     texts: Sequence[str]
     labels: Sequence[str | None]
@@ -27,11 +27,11 @@ class Texts:
 
 @dataclass(frozen=True, eq=False)
 class TrainingData:
-    """Everything a run reads from disk but the model.
+    """Everything a run reads from disk, except the model.
 
-    `ledger` is the folder whose ledger keeps what all runs on this corpus spent. For the method
-    `deidentified`, the texts are those without names. `info` is what `corpus.json` says of how the
-    corpus was made. `text_digest` is a hash of who wrote what, labels included.
+    `ledger` is the folder with the ledger of all runs on this corpus. For a method that
+    de-identifies, the texts are de-identified. `info` is the content of `corpus.json`.
+    `text_digest` is a hash of users, texts and labels.
     """
 
     train: Texts
@@ -44,15 +44,15 @@ class TrainingData:
     def __post_init__(self) -> None:
         if len(self.train.texts) != self.incidence.sentences:
             raise UserError(
-                f"{len(self.train.texts):,} texts, but the incidence is of "
-                f"{self.incidence.sentences:,} sentences; detect the corpus again"
+                f"{len(self.train.texts):,} texts, but {self.incidence.sentences:,} sentences in "
+                "the incidence; detect the corpus again"
             )
         labels = self.train.labels or [None] * len(self.train.texts)
-        made = text_digest(self.incidence.sentence_user, self.train.texts, labels)
-        object.__setattr__(self, "text_digest", made)
+        digest = text_digest(self.incidence.sentence_user, self.train.texts, labels)
+        object.__setattr__(self, "text_digest", digest)
 
     def label_names(self) -> list[str]:
-        """The labels there are, sorted. Which there are is not protected."""
+        """The labels in the corpus, sorted. The set of labels is not protected."""
         names = sorted({label for label in self.train.labels if label is not None})
         if len(names) < 2:
             raise UserError(
@@ -63,62 +63,63 @@ class TrainingData:
 
 
 def read_training_data(config: Config) -> TrainingData:
-    """From the corpora a config names; de-identified if that is the method.
+    """Read the corpora that a config names; de-identify the texts if the method does.
 
     Guarantees:
-      - texts, labels and who wrote them are those that were detected: a corpus that was changed
-        since is refused
+      - texts, labels and users are those that were detected: a corpus changed since is refused
+      - a corpus to evaluate on is refused if it is, or repeats, the training corpus
     """
     from uedp.corpus.store import Corpus
     from uedp.entities.deidentify import deidentified_texts
 
-    corpus = Corpus(config.data.train)
+    corpus, held_out = Corpus(config.data.train), None
     train = _texts(corpus)
+    if config.data.evaluate is not None:
+        evaluated = Corpus(config.data.evaluate)
+        held_out = _texts(evaluated)
+        _refuse_training_users(corpus, train, evaluated, held_out)
+        held_out = _first(held_out, config.data.evaluate_sentences)
     if method_named(config.privacy.method).deidentifies:
         train = Texts(deidentified_texts(corpus), train.labels)
-    incidence, held_out = Incidence.of(config.data.train), None
-    if config.data.evaluate is not None:
-        refuse_training_corpus(config, incidence)
-        held_out = read_texts(config.data.evaluate, config.data.evaluate_sentences)
     return TrainingData(train, corpus.incidence, corpus.folder, held_out, corpus.info)
 
 
-def training_data_of(corpus: "Corpus") -> TrainingData:
-    """The texts of a corpus as they are, with nothing held out."""
+def training_data_from(corpus: "Corpus") -> TrainingData:
+    """The texts of a corpus as they are, without a held-out set."""
     return TrainingData(_texts(corpus), corpus.incidence, corpus.folder, None, corpus.info)
 
 
 def read_texts(corpus: Path, limit: int | None = None) -> Texts:
-    """The first texts of a corpus."""
+    """The first `limit` texts of a corpus."""
     from uedp.corpus.store import Corpus
 
-    texts = _texts(Corpus(corpus))
+    return _first(_texts(Corpus(corpus)), limit)
+
+
+def _first(texts: Texts, limit: int | None) -> Texts:
     return Texts(texts.texts[:limit], texts.labels[:limit])
 
 
-def refuse_training_corpus(config: Config, incidence: Incidence) -> None:
-    """What is measured is shown as it is, so it must not be measured on whom the noise protects."""
-    from uedp.corpus.store import Corpus
-
-    if config.data.evaluate is None:
-        return
-    corpus, others = Corpus(config.data.train), Corpus(config.data.evaluate)
-    if corpus.folder.resolve() == others.folder.resolve():
-        how = "is the corpus that is trained on"
-    elif others.incidence.digest == incidence.digest:
-        how = "has the same users and entities as the corpus that is trained on"
-    elif len(corpus) == len(others) and _texts(corpus).texts == _texts(others).texts:
-        how = "has the same texts as the corpus that is trained on"
+def _refuse_training_users(
+    corpus: "Corpus", train: Texts, evaluated: "Corpus", held_out: Texts
+) -> None:
+    """Measures have no noise, so they must not be computed on the users that are protected."""
+    if corpus.folder.resolve() == evaluated.folder.resolve():
+        reason = "is the training corpus"
+    elif corpus.incidence.digest == evaluated.incidence.digest:
+        reason = "has the same users and entities as the training corpus"
+    elif train.texts == held_out.texts:
+        reason = "has the same texts as the training corpus"
     else:
         return
     raise UserError(
-        f"data.evaluate {str(config.data.evaluate)!r}: {how}; name a corpus of other users, or "
+        f"data.evaluate {str(evaluated.folder)!r}: {reason}; name a corpus of other users, or "
         "leave it out"
     )
 
 
 def _texts(corpus: "Corpus") -> Texts:
-    """Texts and labels, if they are those the corpus was written with."""
+    """Read texts and labels; refuse a corpus that was changed after detection."""
     owners: list[int] = []
     texts: list[str] = []
     labels: list[str | None] = []
@@ -133,7 +134,7 @@ def _texts(corpus: "Corpus") -> Texts:
         )
     if text_digest(owners, texts, labels) != corpus.text_digest:
         raise UserError(
-            f"{path}: was changed: the digest of its texts is not that in corpus.json; detect the "
-            "corpus again"
+            f"{path}: changed since detection: its digest is not the one in corpus.json; detect "
+            "the corpus again"
         )
     return Texts(texts, labels)

@@ -213,13 +213,13 @@ class PrivacyEngine:
                 identity.truncate(0)
             raise
         write_atomically(out / run_dir.CONFIG, config.to_yaml())
-        ancestors = (*plan.provenance.lineage, lineage.entry_of(planned))
-        lineage.write(out, ancestors)
+        ancestors = (*plan.provenance.lineage, lineage.run_as_ancestor(planned))
+        lineage.write_lineage(out, ancestors)
         ledger = None
         if plan.profile is not None:
             ledger = self._held.enter_context(RunLedger.open(out, planned, data.ledger))
         if config.vocabulary.source != "tokenizer":
-            words = vocabulary.prepare(
+            words = vocabulary.make_run_tokenizer(
                 config.vocabulary,
                 out,
                 data.train.texts,
@@ -227,9 +227,9 @@ class PrivacyEngine:
                 plan.vocabulary,
                 ledger,
             )
-            lineage.write(words, ancestors)  # whoever copies the words takes it along
+            lineage.write_lineage(words, ancestors)  # whoever copies the words takes it along
             assembly = assembled(str(words))
-        checkpoint.clear(out)
+        checkpoint.remove_scratch(out)
         return PrivateRun(assembly, out, name, ancestors, ledger, corpus, self._held, say)
 
 
@@ -371,7 +371,7 @@ class PrivateRun:
         tensors = dict(zip(trained_names(self.model), self.parameters, strict=True))
         method = {f"{_METHOD}{name}": value for name, value in self.assembly.method.state().items()}
         optimiser = {f"{_STATE}{name}": value for name, value in state.items()}
-        checkpoint.write(self.out, done, {**tensors, **method, **optimiser}, info or {})
+        checkpoint.write_checkpoint(self.out, done, {**tensors, **method, **optimiser}, info or {})
 
     def restore(self) -> tuple[int, dict[str, Tensor], Mapping[str, Any] | None]:
         """Take up the newest checkpoint.
@@ -380,7 +380,7 @@ class PrivateRun:
             The rounds done, which are those that the ledger has; the optimiser's state; and what
             was saved beside them, None if there is no checkpoint.
         """
-        newest = checkpoint.newest(self.out)
+        newest = checkpoint.load_newest_checkpoint(self.out)
         spent = self._ledger.spent if self._ledger is not None else 0
         if newest is None:
             if spent:

@@ -1,11 +1,12 @@
-"""What a model has learned from before: no epsilon covers it, so it must not be the same corpus.
+"""The runs that a model, or its vocabulary, comes from.
 
-A run leaves a list beside its weights: the corpora that it and the runs before it learned from, by
-digests that hold neither text nor names, and where each run's words came from. A run that begins
-with these weights reads it, and so does one that takes its tokenizer or its word list from there.
-Texts that were detected anew in the same folder are still known, by a digest under the key of the
-corpus; elsewhere nobody can tell that they are the same, so whatever was learned before is a caveat
-of the certificate.
+No epsilon covers earlier training, so a private run must not start from a model that has learned
+from the same corpus. A run leaves a list beside its weights: the corpora that it and the runs
+before it learned from, by digests that hold neither text nor names, and the origin of each run's
+vocabulary. A run that starts from these weights, or takes its tokenizer or word list from there,
+reads that list. Texts that were detected again in the same folder are recognised by a digest under
+the key of the corpus. Elsewhere the same texts cannot be recognised, so any earlier training is a
+caveat of the certificate.
 """
 
 import json
@@ -26,7 +27,7 @@ _PUBLIC = "public"
 
 @dataclass(frozen=True)
 class Ancestor:
-    """One run that a model, or its words, went through; `words` tells where its words are from."""
+    """One run that a model or its vocabulary went through; `words` is its vocabulary's origin."""
 
     run: str
     method: str
@@ -36,94 +37,61 @@ class Ancestor:
 
     def __post_init__(self) -> None:
         if not all(isinstance(value, str) for value in asdict(self).values()):
-            raise TypeError("a lineage is made of names and digests")
+            raise TypeError("a lineage consists of names and digests")
 
-    def is_of(self, incidence: str, texts: str) -> bool:
+    def learned_from(self, incidence: str, texts: str) -> bool:
         return self.incidence == incidence or (self.texts != "" and self.texts == texts)
 
 
-def of_model(name: str) -> tuple[Ancestor, ...]:
-    """The runs that a model went through, none if it is not known to come from any."""
-    return _read(Path(name).expanduser() / FILE)
+def model_ancestors(name: str) -> tuple[Ancestor, ...]:
+    """The known runs that a model went through."""
+    return _read_lineage(Path(name).expanduser())
 
 
-def of_words(name: str | None) -> tuple[Ancestor, ...]:
-    """The runs whose texts a tokenizer or a word list was made from, as far as is known.
+def vocabulary_ancestors(config: Config) -> tuple[Ancestor, ...]:
+    """The known runs from whose texts the vocabulary of a config was made."""
+    ancestors = (
+        *model_ancestors(config.model.name),  # a saved model comes with its tokenizer
+        *_ancestors_beside(config.model.tokenizer),
+        *_ancestors_beside(config.vocabulary.path),
+    )
+    return tuple(ancestor for ancestor in ancestors if ancestor.words != _PUBLIC)
 
-    It may be a file of a run, the run's folder, or the folder of words in it.
-    """
-    if name is None:
+
+def _ancestors_beside(name: str | None) -> tuple[Ancestor, ...]:
+    """The lineage of a file in a run, of a run, or of the vocabulary folder in it."""
+    if name is None or not (path := Path(name).expanduser()).exists():
         return ()
-    path = Path(name).expanduser()
-    if not path.exists():
-        return ()
-    # a link to a file has nothing beside it: look beside what it leads to as well
-    linked, true = (one if one.is_dir() else one.parent for one in (path, path.resolve()))
-    for place in (linked, true, linked.resolve().parent, true.parent):
-        if (place / FILE).is_file() or (place / RUN_LEDGER).is_file():
-            return tuple(one for one in _read(place / FILE) if one.words != _PUBLIC)
+    # nothing lies beside a link: look beside its target as well
+    linked, target = (p if p.is_dir() else p.parent for p in (path, path.resolve()))
+    for folder in (linked, target, linked.resolve().parent, target.parent):
+        if (folder / FILE).is_file() or (folder / RUN_LEDGER).is_file():
+            return _read_lineage(folder)
     return ()
 
 
-def of_all_words(config: Config) -> tuple[Ancestor, ...]:
-    """The same for all words of a run: a saved model brings the tokenizer it was made with."""
-    return (
-        *(one for one in of_model(config.model.name) if one.words != _PUBLIC),
-        *of_words(config.model.tokenizer),
-        *of_words(config.vocabulary.path),
-    )
-
-
-def origin_of_words(words: tuple[Ancestor, ...], incidence: str, texts: str) -> Origin:
-    """What the certificate has to say of words with this lineage."""
-    if any(one.is_of(incidence, texts) for one in words):
+def vocabulary_origin(ancestors: tuple[Ancestor, ...], incidence: str, texts: str) -> Origin:
+    """What the certificate says about a vocabulary with these ancestors."""
+    if any(ancestor.learned_from(incidence, texts) for ancestor in ancestors):
         return CORPUS_VOCABULARY
-    return FOREIGN_VOCABULARY if words else "public"
+    return FOREIGN_VOCABULARY if ancestors else "public"
 
 
 def refuse_reused_corpus(
-    before: tuple[Ancestor, ...], incidence: str, model: str, texts: str = ""
+    ancestors: tuple[Ancestor, ...], incidence: str, model: str, texts: str = ""
 ) -> None:
-    """An epsilon for one more run on a corpus says nothing of what a model has of it already."""
-    for learned in before:
-        if learned.is_of(incidence, texts):
+    """Refuse a model that has learned from this corpus: the new epsilon would not cover that."""
+    for ancestor in ancestors:
+        if ancestor.learned_from(incidence, texts):
             raise UserError(
-                f"model {model!r}: has learned from this corpus already (run {learned.run}, "
-                f"{learned.method}), which the epsilon of another run would not cover; begin with "
+                f"model {model!r}: has learned from this corpus already (run {ancestor.run}, "
+                f"{ancestor.method}), which the epsilon of another run would not cover; start from "
                 "a model that has not, or plan all rounds in one run"
             )
 
 
-def write(out: Path, learned: tuple[Ancestor, ...]) -> None:
-    write_atomically(out / FILE, json.dumps([asdict(one) for one in learned], indent=2) + "\n")
-
-
-def _read(path: Path) -> tuple[Ancestor, ...]:
-    """What the file says, and what the ledger of a run beside it says, should they differ."""
-    try:
-        told = (
-            tuple(Ancestor(**entry) for entry in parse_json(path.read_bytes()))
-            if path.is_file()
-            else ()
-        )
-        runs = {one.run for one in told}
-        return (*told, *(one for one in _of_ledger(path.parent) if one.run not in runs))
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{path}: damaged; what the model learned from is not known") from None
-
-
-def _of_ledger(run: Path) -> tuple[Ancestor, ...]:
-    if not (run / RUN_LEDGER).is_file():
-        return ()
-    plan = next((one for one in read_chain(run / RUN_LEDGER)[0] if one.get("kind") == "plan"), None)
-    if plan is None:
-        return ()
-    planned = PlannedRun.from_record(plan)
-    return (*(Ancestor(**fields) for fields in planned.lineage), entry_of(planned))
-
-
-def entry_of(planned: PlannedRun) -> Ancestor:
-    """A run as the lineage of its model will have it."""
+def run_as_ancestor(planned: PlannedRun) -> Ancestor:
+    """The entry of a run in the lineage of its model."""
     return Ancestor(
         planned.run,
         planned.method,
@@ -131,3 +99,31 @@ def entry_of(planned: PlannedRun) -> Ancestor:
         planned.setup.texts,
         planned.setup.vocabulary,
     )
+
+
+def write_lineage(folder: Path, ancestors: tuple[Ancestor, ...]) -> None:
+    entries = [asdict(ancestor) for ancestor in ancestors]
+    write_atomically(folder / FILE, json.dumps(entries, indent=2) + "\n")
+
+
+def _read_lineage(folder: Path) -> tuple[Ancestor, ...]:
+    """The lineage file of a folder, and any run that only the ledger beside it knows."""
+    path = folder / FILE
+    try:
+        entries = parse_json(path.read_bytes()) if path.is_file() else ()
+        listed = tuple(Ancestor(**entry) for entry in entries)
+        runs = {ancestor.run for ancestor in listed}
+        return (*listed, *(one for one in _ledger_lineage(folder) if one.run not in runs))
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{path}: damaged; what the model learned from is not known") from None
+
+
+def _ledger_lineage(run: Path) -> tuple[Ancestor, ...]:
+    if not (run / RUN_LEDGER).is_file():
+        return ()
+    records, _ = read_chain(run / RUN_LEDGER)
+    plan = next((record for record in records if record.get("kind") == "plan"), None)
+    if plan is None:
+        return ()
+    planned = PlannedRun.from_record(plan)
+    return (*(Ancestor(**fields) for fields in planned.lineage), run_as_ancestor(planned))

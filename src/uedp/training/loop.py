@@ -118,7 +118,7 @@ class _Training:
             while done < plan.rounds and not self._stopping:
                 began = time.monotonic()
                 gradient = self._private.round(done)
-                rate = optimise.rate_at(settings.optimiser, done, plan.rounds)
+                rate = optimise.learning_rate(settings.optimiser, done, plan.rounds)
                 self._optimiser.step(gradient.values, rate, gradient.deviation)
                 done += 1
                 if self._average is not None:

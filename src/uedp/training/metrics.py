@@ -1,4 +1,4 @@
-"""The curves of a run. They are computed from the data: for its curator only."""
+"""Training curves. They are computed from the data without noise: for the curator only."""
 
 import contextlib
 import json
@@ -14,16 +14,15 @@ FILE = "metrics.jsonl"
 
 
 class Metrics:
-    """One JSON line a round, on disk as it is written; TensorBoard's too, if it is installed.
+    """One JSON line per round, flushed at once; also for TensorBoard, if it is installed.
 
-    Rounds after the first `done`, of which a process that was killed left only this, are dropped:
-    they come again.
+    Lines that a killed process wrote after the first `done` rounds are dropped.
     """
 
     def __init__(self, out: Path, done: int) -> None:
         path = out / FILE
         write_atomically(
-            path, "".join(f"{line}\n" for line in _lines(path) if 0 < round_of(line) <= done)
+            path, "".join(f"{line}\n" for line in _lines(path) if 0 < parse_round(line) <= done)
         )
         self._file = open(path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115
         self._board = None
@@ -49,22 +48,22 @@ class Metrics:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of an earlier process; the last may have been cut off, no other."""
+    """The lines of an earlier process, of which only the last may be incomplete."""
     if not path.is_file():
         return []
     *lines, last = path.read_bytes().split(b"\n")
     try:
-        found = [line.decode() for line in lines]
+        decoded = [line.decode() for line in lines]
     except UnicodeDecodeError:
-        found = [""]
-    for number, line in enumerate(found, 1):
-        if not round_of(line):
-            raise UserError(f"{path}:{number}: damaged; remove the file to go on without it")
-    return found if not last else [*found, last.decode(errors="replace")]
+        decoded = [""]
+    for number, line in enumerate(decoded, 1):
+        if not parse_round(line):
+            raise UserError(f"{path}:{number}: damaged; remove the file to continue without it")
+    return decoded if not last else [*decoded, last.decode(errors="replace")]
 
 
-def round_of(line: str) -> int:
-    """The round a line of metrics is about; 0 for a line that was cut off."""
+def parse_round(line: str) -> int:
+    """The round of a line of metrics; 0 for an incomplete line."""
     try:
         number = parse_json(line)["round"]
     except (ValueError, KeyError, TypeError, IndexError):
@@ -73,5 +72,5 @@ def round_of(line: str) -> int:
 
 
 def finite(row: Mapping[str, float]) -> dict[str, float | None]:
-    """A row as JSON can have it."""
+    """A row for JSON, which has no infinity: null instead."""
     return {name: value if math.isfinite(value) else None for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""Server optimisers: what is done with noisy sums. All of it is post-processing."""
+"""Server optimisers, learning rates and averaging: post-processing of noisy gradients."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +15,7 @@ class Optimiser(Protocol):
     """Moves parameters along a gradient; its state is tensors, for the checkpoint."""
 
     def step(self, gradients: Sequence[Tensor], rate: float, deviation: float) -> None:
-        """One move; `deviation` is the standard deviation of the noise in every entry."""
+        """Take one step; `deviation` is the standard deviation of the noise in every entry."""
 
     def state(self) -> dict[str, Tensor]: ...
 
@@ -43,13 +43,13 @@ class Momentum:
 
 
 class Adam:
-    """Adam (Kingma and Ba 2015), both moments corrected for starting at zero.
+    """Adam (Kingma and Ba 2015) with bias correction.
 
-    Noise adds its variance to the second moment, which shrinks steps as noise grows. With
-    `subtract_noise` the known variance is taken off again (Tang et al. 2023), down to a floor.
+    Noise adds its variance to the second moment, which shortens the steps. `subtract_noise`
+    subtracts the known variance (Tang et al. 2023), down to a floor.
     """
 
-    _FLOOR = 0.01  # of the noise's variance: what the estimate of the rest may not fall below
+    _FLOOR = 0.01  # lower bound of the remaining variance, as a share of the noise's
 
     def __init__(
         self, parameters: Sequence[Tensor], first: float, second: float, subtract_noise: bool
@@ -91,10 +91,9 @@ class Adam:
 
 
 class Average:
-    """A moving average of parameters: less noise in it than in the last step alone.
+    """An exponential moving average of the parameters, which has less noise than the last step.
 
-    The weight of the past is at most `decay`, and less in the first rounds, so that where
-    training began is forgotten.
+    `decay` is reached gradually, so that the initial parameters are soon forgotten.
     """
 
     def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
@@ -103,13 +102,13 @@ class Average:
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
-        """After the given number of steps."""
+        """Include the parameters after `steps` steps."""
         decay = min(self._decay, steps / (steps + 9))
         torch._foreach_lerp_(self.values, [p.detach() for p in self._parameters], 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The average in place of the parameters."""
+        """Within the context, the parameters are replaced by the average."""
         last = [p.detach().clone() for p in self._parameters]
         with torch.no_grad():
             torch._foreach_copy_(self._parameters, self.values)
@@ -132,8 +131,8 @@ def build_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) -
     return Momentum(parameters, settings.momentum if settings.name == "momentum" else 0.0)
 
 
-def rate_at(settings: OptimiserSettings, done: int, rounds: int) -> float:
-    """The learning rate of a round: warm-up, then decay to a hundredth of it at the end."""
+def learning_rate(settings: OptimiserSettings, done: int, rounds: int) -> float:
+    """The learning rate after `done` rounds: warm-up, then decay to a hundredth at the end."""
     warm = settings.warm_up * rounds
     if done < warm:
         return settings.rate * (done + 1) / (warm + 1)

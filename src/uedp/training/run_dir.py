@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and that one process at a time is at work in it."""
+"""The run directory: its lock, the identity of its run, and the check before resuming."""
 
 import json
 import os
@@ -18,24 +18,22 @@ from uedp.training.config import Config, load_config
 CONFIG = "config.yaml"
 IDENTITY = "run.json"
 RESULT = "result.json"  # written last: a run that has one is finished
-_NAME = re.compile(r"[\w.-]{1,150}")  # it is part of the name of a file beside the corpus
+_NAME = re.compile(r"[\w.-]{1,150}")  # becomes part of a file name beside the corpus
 
 
 @contextmanager
 def lock_run_dir(out: Path) -> Iterator[IO[bytes]]:
-    """Hold the identity of a run, empty if it has none yet, against other processes.
+    """Lock a run directory against other processes, and open its identity file.
 
-    If it is empty still at the end, nothing has begun, and no trace is left. What is in the folder
-    of a run is its owner's alone, whatever the umask.
+    If the identity is still empty at the end, no run has started, and everything created here is
+    removed. A run directory is readable by its owner only, whatever the umask.
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: not a folder; choose another `out=...`")
-    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    created = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(out / IDENTITY, "a+b", opener=files.private_opener) as file:
-        files.lock_file(
-            file, f"{out}: another process is at work on this run; wait for it, or stop it"
-        )
+        files.lock_file(file, f"{out}: another process is using this run; wait for it, or stop it")
         try:
             yield file
         finally:
@@ -43,11 +41,11 @@ def lock_run_dir(out: Path) -> Iterator[IO[bytes]]:
                 files.make_private(out)
             else:
                 (out / IDENTITY).unlink(missing_ok=True)
-                files.remove_empty(made)
+                files.remove_empty(created)
 
 
 def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:
-    """The name of the run that a folder holds, if it is the one asked for; None if it is empty."""
+    """The name of the run in a directory, None if it is empty; refuse any run but this config's."""
     identity.seek(0)
     if not (text := identity.read()):
         if any(path.name != IDENTITY for path in out.iterdir()):
@@ -57,10 +55,10 @@ def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -
         return None
     if not resume:
         raise UserError(f"{out}: holds a run already; add `resume=True` to continue it")
-    # a run killed as it began has not written its config yet, nor anything else
+    # a run killed at its start has not written anything yet, its config included
     new = {path.name for path in out.iterdir()} <= {IDENTITY, files.partial_path(out / CONFIG).name}
-    before = config if new else load_config(out / CONFIG)
-    if changed := _differences(before, config):
+    planned = config if new else load_config(out / CONFIG)
+    if changed := _differences(planned, config):
         raise UserError(
             f"{out / CONFIG}: {changed[0]}; resume a run as it was planned, or choose another "
             "`out=...`"
@@ -71,12 +69,12 @@ def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -
     except (ValueError, KeyError, TypeError):
         name = None
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise UserError(f"{out / IDENTITY}: damaged; begin a new run elsewhere")
+        raise UserError(f"{out / IDENTITY}: damaged; start a new run in another directory")
     return name
 
 
 def name_run(identity: IO[bytes]) -> str:
-    """Give a run its name. From here on the folder is a run."""
+    """Name the run and write its identity: from here on the directory holds a run."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     Path(identity.name).parent.chmod(0o700)
     identity.write(json.dumps({"run": name}).encode() + b"\n")
@@ -84,9 +82,9 @@ def name_run(identity: IO[bytes]) -> str:
     return name
 
 
-def _differences(before: Config, now: Config) -> list[str]:
-    """Fields that differ and matter: `run` says where and how often, not what."""
-    old, new = before.model_dump(exclude={"run"}), now.model_dump(exclude={"run"})
+def _differences(planned: Config, given: Config) -> list[str]:
+    """The fields that differ, apart from section `run`, which does not change the result."""
+    old, new = planned.model_dump(exclude={"run"}), given.model_dump(exclude={"run"})
     return [
         f"{section}.{field} is {value!r}, not {new[section].get(field)!r}"
         for section, fields in old.items()

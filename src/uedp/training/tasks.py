@@ -1,4 +1,4 @@
-"""Tasks: sentences as tensors, a loss for each, and what is measured on held-out users."""
+"""Tasks: batches of sentences, a loss for each, and measures on held-out users."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,49 +24,46 @@ from uedp.methods import Autocast, SentenceTask
 from uedp.progress import SILENT, Progress
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
-IGNORED = -100  # cross entropy's mark for tokens that do not count
+IGNORED = -100  # the label that cross entropy ignores
 
 
 class Task(SentenceTask, Protocol):
-    """Sentences of one corpus, ready for a model, and measures over all of them."""
+    """The sentences of a corpus, ready for a model, and measures over all of them."""
 
     def evaluate(
         self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
     ) -> Mapping[str, float]:
-        """Measures over all sentences, about `max_tokens` of them computed at a time."""
+        """Measures over all sentences, computed in batches of about `max_tokens`."""
 
 
 class NextWord:
-    """Predict every token from those before it, the first and an end token included.
+    """Predict every token, the end token included, from the tokens before it.
 
-    Models are causal and padding is on the right, so that no token sees any: there is no mask.
-    Padding all to the longest wastes most of the work where lengths differ; a model that keeps
-    apart what begins again at position 0 computes several sentences in one row.
+    Models are causal and padding is on the right, where no token attends to it: no mask is needed.
+    A model that separates sentences by their positions computes several of them in one row, which
+    saves most of the padding.
     """
 
     def __init__(self, texts: Sequence[str], tokenizer: Any, max_tokens: int) -> None:
-        self._ids, self._first = encoded(texts, tokenizer, max_tokens)
-        kept = (
-            # of a text that was cut, the words that are left
+        self._ids, self._first = token_ids(texts, tokenizer, max_tokens)
+        truncated = (
             text if len(ids) < max_tokens else tokenizer.decode(ids, skip_special_tokens=True)
             for text, ids in zip(texts, self._ids, strict=True)
         )
-        self._words = sum(len(text.split()) for text in kept)
+        self._words = sum(len(text.split()) for text in truncated)
         self.lengths = np.array([max(len(ids), 2) for ids in self._ids])
 
     def packing_for(self, model: nn.Module) -> Packing:
         return packing_for(model, int(self.lengths.max(initial=0)))
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
-        """Ids and labels; label `t` is what position `t` should predict."""
+        """Ids and labels; label `t` is the token that position `t` should predict."""
         chosen = [self._ids[i] for i in sentences]
-        width = max(2, max((len(ids) for ids in chosen), default=2))
-        ids = np.full((len(chosen), width), self._first)
-        labels = np.full((len(chosen), width - 1), IGNORED)
-        for row, own in enumerate(chosen):
-            ids[row, : len(own)] = own
-            labels[row, : max(len(own) - 1, 0)] = own[1:]
-        return {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
+        width = int(self.lengths[sentences].max(initial=2))
+        return {
+            "input_ids": _padded(chosen, width, self._first),
+            "labels": _padded([ids[1:] for ids in chosen], width - 1, IGNORED),
+        }
 
     def losses(
         self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW
@@ -88,7 +85,7 @@ class NextWord:
         )
         labels = batch["labels"].flatten()
         by_sentence = layout.by_sentence(labels.device)
-        # one set of logits at a time: with a large vocabulary nothing else needs as much memory
+        # kept nowhere else: with a large vocabulary, logits need more memory than anything
         logits = packed_logits(model, batch["ids"], batch["positions"])
         by_token = nn.functional.cross_entropy(
             logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="none"
@@ -104,8 +101,8 @@ class NextWord:
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
-        found = _token_losses(model, batch)
-        return found.sum(1) / (batch["labels"] != IGNORED).sum(1).clamp(min=1)
+        losses = _token_losses(model, batch)
+        return losses.sum(1) / (batch["labels"] != IGNORED).sum(1).clamp(min=1)
 
     @torch.no_grad()
     def evaluate(
@@ -114,11 +111,11 @@ class NextWord:
         total = 0.0
         tokens = sum(max(len(ids) - 1, 0) for ids in self._ids)
         if not tokens:
-            raise UserError("there is nothing to evaluate: every sentence is empty")
+            raise UserError("nothing to evaluate: every sentence is empty")
         for rows in _batches(self.lengths, max_tokens, progress):
-            with autocast(), unmasked(model):
-                found = _token_losses(model, _to_device(self.batch(rows), model))
-            total += float(found.double().sum())
+            with autocast(), without_padding_warning(model):
+                losses = _token_losses(model, _to_device(self.batch(rows), model))
+            total += float(losses.double().sum())
         return {
             "perplexity": math.exp(min(total / tokens, 700)),
             "perplexity per word": math.exp(min(total / max(self._words, 1), 700)),
@@ -128,9 +125,9 @@ class NextWord:
 
 
 class Classification:
-    """Tell which of a fixed list of labels a sentence has; one without a label counts for nothing.
+    """Predict the label of a sentence; a sentence without a label is ignored.
 
-    The labels are numbered as in `names`, which is what the model's outputs mean.
+    The model's outputs are the labels in the order of `names`.
     """
 
     def __init__(
@@ -141,31 +138,23 @@ class Classification:
         tokenizer: Any,
         max_tokens: int,
     ) -> None:
-        self._labels = _numbered(texts, labels, names)
+        self._labels = _label_numbers(texts, labels, names)
         self._pad = tokenizer.pad_token_id
-        self._ids = (
-            tokenizer(list(texts), truncation=True, max_length=max_tokens)["input_ids"]
-            if texts
-            else []
-        )
+        self._ids = _tokenized(tokenizer, texts, max_tokens)
         self.lengths = np.array([max(len(ids), 1) for ids in self._ids])
 
     def packing_for(self, model: nn.Module) -> Packing:
-        """A classifier reads a sentence off the ends of its row: one row each."""
+        """One row each: classifiers read the first or the last position of a row."""
         return ONE_PER_ROW
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         chosen = [self._ids[i] for i in sentences]
-        width = max(max((len(ids) for ids in chosen), default=1), 1)
-        ids = np.full((len(chosen), width), self._pad)
-        mask = np.zeros((len(chosen), width), dtype=np.int64)
-        mask[:, 0] = 1  # attention over nothing at all is not defined
-        for row, own in enumerate(chosen):
-            ids[row, : len(own)] = own
-            mask[row, : len(own)] = 1
+        width = int(self.lengths[sentences].max(initial=1))
+        mask = _padded([[1] * len(ids) for ids in chosen], width, 0)
+        mask[:, 0] = 1  # attention over no token at all is undefined
         return {
-            "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(mask),
+            "input_ids": _padded(chosen, width, self._pad),
+            "attention_mask": mask,
             "labels": torch.from_numpy(self._labels[sentences]),
         }
 
@@ -196,12 +185,12 @@ class Classification:
             )
             total += float(counted.sum())
         if not total:
-            raise UserError("there is nothing to evaluate: no sentence has text and a label")
+            raise UserError("nothing to evaluate: no sentence has text and a label")
         return {"error rate": wrong / total, "loss": loss / total, "sentences": total}
 
 
-class Probing(Classification):
-    """The same where a frozen encoder has read the sentences already: a vector each."""
+class ProbeClassification(Classification):
+    """Classification of vectors that a frozen encoder has computed from the sentences."""
 
     def __init__(
         self,
@@ -210,7 +199,7 @@ class Probing(Classification):
         names: Sequence[str],
         vectors: npt.NDArray[np.float32],
     ) -> None:
-        self._labels = _numbered(texts, labels, names)
+        self._labels = _label_numbers(texts, labels, names)
         self._vectors = vectors
         self.lengths = np.ones(len(vectors), dtype=np.int64)
 
@@ -221,29 +210,25 @@ class Probing(Classification):
         }
 
 
-def _numbered(
+def _label_numbers(
     texts: Sequence[str], labels: Sequence[str | None], names: Sequence[str]
 ) -> npt.NDArray[np.int64]:
-    """Labels by their place among the names; what has none, or no text, counts for nothing."""
-    number: dict[str | None, int] = {name: place for place, name in enumerate(names)}
-    unknown = sorted({label for label in labels if label is not None} - number.keys())
+    """Labels by their place in `names`; IGNORED for a sentence without text or label."""
+    numbers: dict[str | None, int] = {name: place for place, name in enumerate(names)}
+    unknown = sorted({label for label in labels if label is not None} - numbers.keys())
     if unknown:
         raise UserError(
             f"label {unknown[0]!r}: not one of {', '.join(names)}; correct it, or name all "
             "labels in task.labels"
         )
-    return np.array(
-        [
-            number.get(label, IGNORED) if text.strip() else IGNORED
-            for text, label in zip(texts, labels, strict=True)
-        ],
-        dtype=np.int64,
-    )
+    pairs = zip(texts, labels, strict=True)
+    known = [numbers.get(label, IGNORED) if text.strip() else IGNORED for text, label in pairs]
+    return np.array(known, dtype=np.int64)
 
 
 def _logits(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
-    read = {name: tensor for name, tensor in batch.items() if name != "labels"}
-    logits: Tensor = model(**read).logits
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    logits: Tensor = model(**inputs).logits
     return logits.float()
 
 
@@ -256,46 +241,59 @@ def build_task(
     max_tokens: int,
     encode: Encode | None = None,
 ) -> Task:
-    """The task on sentences, in their order; `names` are the labels there are.
+    """The task on these sentences, in their order.
 
-    With `encode`, which reads texts for a model that takes vectors, each is read once, now.
+    Args:
+        names: all labels of a classification, in the order of the model's outputs.
+        encode: for a model that takes vectors; every text is token_ids once, here.
     """
     if kind == "next-word":
         return NextWord(texts, tokenizer, max_tokens)
     if encode is not None:
-        return Probing(texts, labels, names, encode(texts))
+        return ProbeClassification(texts, labels, names, encode(texts))
     return Classification(texts, labels, names, tokenizer, max_tokens)
 
 
-def encoded(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:
-    """Ids of each text between a start and an end token, and the start token.
+def token_ids(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:
+    """The ids of each text between a start and an end token; and the start token.
 
-    A text is cut to a length that is the same for all, and then has no end; an empty one has no
-    ids at all, so that nothing, not even the end token, is learned from it.
+    A text that is longer than `max_tokens` is truncated, and then has no end token. An empty text
+    has no ids, so that nothing is learned from it, not even the end token.
     """
-    start = tokenizer.bos_token_id
-    end = tokenizer.eos_token_id
+    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     start = end if start is None else start
     if start is None:
         raise UserError("the tokenizer has neither a start nor an end token; add one to it")
-    plain = (
-        tokenizer(
-            list(texts), add_special_tokens=False, truncation=True, max_length=max_tokens - 1
-        )["input_ids"]
-        if texts
-        else []
-    )
-    finish = [] if end is None else [end]
+    content = _tokenized(tokenizer, texts, max_tokens - 1, add_special_tokens=False)
+    ending = [] if end is None else [end]
     return [
-        # some tokenizers find a token in an empty text
-        [start, *ids, *finish][:max_tokens] if ids and text.strip() else []
-        for text, ids in zip(texts, plain, strict=True)
+        # some tokenizers make a token of an empty text
+        [start, *ids, *ending][:max_tokens] if ids and text.strip() else []
+        for text, ids in zip(texts, content, strict=True)
     ], start
 
 
+def _tokenized(
+    tokenizer: Any, texts: Sequence[str], max_tokens: int, **options: bool
+) -> list[list[int]]:
+    if not texts:
+        return []
+    ids: list[list[int]] = tokenizer(
+        list(texts), truncation=True, max_length=max_tokens, **options
+    )["input_ids"]
+    return ids
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int, fill: int) -> Tensor:
+    padded = np.full((len(rows), width), fill)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return torch.from_numpy(padded)
+
+
 @contextmanager
-def unmasked(model: Any) -> Iterator[None]:
-    """For a causal model without a mask: some look for padding in every batch, to warn of it."""
+def without_padding_warning(model: Any) -> Iterator[None]:
+    """Within the context, a causal model does not search every batch for padding to warn about."""
     config = getattr(model, "config", None)
     padding = getattr(config, "pad_token_id", None)
     if config is None or padding is None:
@@ -309,13 +307,13 @@ def unmasked(model: Any) -> Iterator[None]:
 
 
 def _token_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
-    """(sentences, positions): what each prediction cost, zero where there is none to make."""
+    """(sentences, positions): the loss of each prediction, zero for padding."""
     logits = model(input_ids=batch["input_ids"]).logits[:, :-1]
     labels = batch["labels"]
-    found = nn.functional.cross_entropy(
+    losses = nn.functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
-    return found.view(labels.shape)
+    return losses.view(labels.shape)
 
 
 def _to_device(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -324,7 +322,7 @@ def _to_device(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tenso
 
 
 def _batches(lengths: Ints, max_tokens: int, progress: Progress) -> Iterator[Ints]:
-    """Sentences of like length together, about `max_tokens` at a time."""
+    """Batches of sentences of similar length, about `max_tokens` each."""
     order = np.argsort(lengths, kind="stable")
     with progress.stage("evaluating", len(order), "sentences") as meter:
         start = 0

@@ -1,8 +1,8 @@
-"""Words for word-level models: where they may come from, and a tokenizer of them.
+"""Vocabularies of word-level models, and their tokenizer.
 
-Three sources. Public: a list, or the whole words among a public tokenizer's tokens. From the
-corpus, most frequent first: that marks the run's certificate, for a rare word tells who is in the
-corpus. Privately from the corpus (section 7 of `docs/privacy.md`): only words that many users gave,
+There are three sources. Public: a word list, or the tokens of a public tokenizer that are whole
+words. From the corpus, most frequent first: no guarantee covers them, and the certificate says so.
+Privately from the corpus (section 7 of `docs/privacy.md`): words that many users contributed,
 charged to the ledger.
 """
 
@@ -11,7 +11,6 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from uedp.accounting.decisions import PRIVATE_VOCABULARY, Origin
 from uedp.accounting.ledger import RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.vocabulary import VocabularyRelease
@@ -32,24 +30,14 @@ from uedp.models.load import public_tokenizer
 from uedp.training.config import VocabularySettings
 
 UNKNOWN, PADDING, START, END = "<unk>", "<pad>", "<bos>", "<eos>"
-_STARTS_WORD = ("Ġ", "▁")  # of byte-level and of SentencePiece tokens
-_WITHIN_WORD = "##"  # of WordPiece tokens
-_UNREADABLE = "\ufffd"  # part of a character
-_GRID = 2.0**-12  # secure noise rounds to a grid of at most so many deviations
+FOLDER = "vocabulary"  # holds the tokenizer of a run that makes its own vocabulary
+_WORD_START = ("Ġ", "▁")  # prefixes of byte-level and SentencePiece tokens
+_CONTINUATION = "##"  # prefix of WordPiece tokens
+_REPLACEMENT = "\ufffd"  # an incomplete character
+_GRID = 2.0**-12  # upper bound on the rounding grid of secure noise, in standard deviations
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """Words, the most useful first, and what the certificate has to say of them."""
-
-    words: tuple[str, ...]
-    origin: Origin
-
-
-FOLDER = "vocabulary"  # of a run that has words of its own: their tokenizer
-
-
-def prepare(
+def make_run_tokenizer(
     settings: VocabularySettings,
     out: Path,
     texts: Sequence[str],
@@ -57,81 +45,75 @@ def prepare(
     release: VocabularyRelease | None = None,
     ledger: RunLedger | None = None,
 ) -> Path:
-    """Make the tokenizer of a run, once, and give its folder.
+    """Make the tokenizer of a run, unless an earlier process has, and return its folder.
 
     Guarantees:
-      - a private vocabulary is in the ledger before its counts are noised, and is made once
-      - words are those that were made: files that were changed since are refused
+      - a private vocabulary is in the ledger before noise is added to its counts, and is made once
+      - a tokenizer whose files were changed since is refused
     """
     target = out / FOLDER
     if target.is_dir():
         if ledger is not None and model_files(target) != ledger.words:
             raise UserError(
-                f"{target}: not the words that this run made; start a new run elsewhere"
+                f"{target}: changed since this run made it; start a new run in another directory"
             )
         return target
-    public: Sequence[str] = ()
-    if settings.path is not None:
-        public = _public(settings.path, settings.lowercase).words
+    lowercase = settings.lowercase
+    words = () if settings.path is None else _public_words(settings.path, lowercase)
     if settings.source == "corpus":
-        words: Sequence[str] = words_of_corpus(texts, settings.size, settings.lowercase).words
+        words = words_from_corpus(texts, settings.size, lowercase)
     elif settings.source == "private":
-        assert release is not None  # of the plan
+        assert release is not None  # the plan has it
         assert ledger is not None
         ledger.spend_vocabulary()
         key, noise = secrets.randbits(62), SecureNoise()
-        words = private_words(
-            texts, incidence, release, noise, key, public, settings.lowercase
-        ).words
-    else:
-        words = public
+        words = private_words(texts, incidence, release, noise, key, words, lowercase)
     with scratch_dir(target) as work:
-        word_tokenizer(words, settings.lowercase).save_pretrained(work / "new")
+        word_tokenizer(words, lowercase).save_pretrained(work / "new")
         if ledger is not None:
             ledger.record_words(model_files(work / "new"))
         (work / "new").rename(target)
     return target
 
 
-def _public(path: str, lowercase: bool) -> Vocabulary:
-    """The words of a list, or those of a tokenizer's tokens that are whole words."""
+def _public_words(path: str, lowercase: bool) -> tuple[str, ...]:
+    """The words of a list, or of a tokenizer."""
     if Path(path).is_file() and not path.endswith((".json", ".json.gz")):
-        return words_in_file(Path(path), lowercase)
-    return words_of_tokenizer(public_tokenizer(path), lowercase)
+        return words_from_file(Path(path), lowercase)
+    return words_from_tokenizer(public_tokenizer(path), lowercase)
 
 
-# --- words and the tokenizer ---------------------------------------------------------------------
+# --- the tokenizer -------------------------------------------------------------------------------
 
 
-def splitter(lowercase: bool = True) -> Callable[[str], list[str]]:
-    """A function that gives the words of a text: as `word_tokenizer` sees them.
+def word_splitter(lowercase: bool = True) -> Callable[[str], list[str]]:
+    """A function that splits a text into words, as `word_tokenizer` does.
 
-    White space separates words, and so does where punctuation begins or ends; a run of punctuation
-    is a word.
+    Words end at white space and where punctuation begins or ends; a run of punctuation is a word.
     """
-    normal, pieces = _normalizer(lowercase), pre_tokenizers.Whitespace()
+    normalizer, word_splitter = _normalizer(lowercase), pre_tokenizers.Whitespace()
 
     def split(text: str) -> list[str]:
-        return [word for word, _ in pieces.pre_tokenize_str(normal.normalize_str(text))]
+        return [word for word, _ in word_splitter.pre_tokenize_str(normalizer.normalize_str(text))]
 
     return split
 
 
 def word_tokenizer(words: Sequence[str], lowercase: bool = True, max_length: int = 1024) -> Any:
-    """A Transformers tokenizer whose tokens are these words, in this order after the special ones.
+    """A Transformers tokenizer whose tokens are the special tokens, then these words in order.
 
     Guarantees:
-      - every word is one token, or as many as `splitter` cuts it into; what is no word is `<unk>`
-      - no token is added to a text: an empty one has none
+      - a word is as many tokens as `word_splitter` makes of it; an unknown word is `<unk>`
+      - no token is added to a text: an empty text has none
       - a text cannot spell a special token
-      - saved and loaded, it is the same
+      - it is the same after saving and loading
     """
     from transformers import PreTrainedTokenizerFast
 
-    split = splitter(lowercase)
+    split = word_splitter(lowercase)
     known = dict.fromkeys(piece for word in words for piece in split(word))
     if not known:
-        raise UserError("the vocabulary has no words; take a public one")
+        raise UserError("the vocabulary has no words; use a public one")
     tokens = [UNKNOWN, PADDING, START, END, *known]
     backend = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}, UNKNOWN))
     backend.normalizer = _normalizer(lowercase)
@@ -151,7 +133,7 @@ def word_tokenizer(words: Sequence[str], lowercase: bool = True, max_length: int
 
 
 def _normalizer(lowercase: bool) -> normalizers.Normalizer:
-    # composed last: lower-casing may leave a letter and its accent apart
+    # NFC comes last: lower-casing may separate a letter from its accent
     steps = [normalizers.Lowercase()] if lowercase else []
     return normalizers.Sequence([*steps, normalizers.NFC()])
 
@@ -159,9 +141,9 @@ def _normalizer(lowercase: bool) -> normalizers.Normalizer:
 # --- public words --------------------------------------------------------------------------------
 
 
-def words_in_file(path: Path, lowercase: bool = True) -> Vocabulary:
-    """The words of a text file, in the order of their first appearance; one per line, or a text."""
-    split = splitter(lowercase)
+def words_from_file(path: Path, lowercase: bool = True) -> tuple[str, ...]:
+    """The words of a text file, in the order of their first occurrence."""
+    split = word_splitter(lowercase)
     try:
         with path.open(encoding="utf-8") as file:
             words = dict.fromkeys(word for line in file for word in split(line))
@@ -170,52 +152,52 @@ def words_in_file(path: Path, lowercase: bool = True) -> Vocabulary:
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror})") from None
     if not words:
-        raise UserError(f"{path}: holds no words")
-    return Vocabulary(tuple(words), "public")
+        raise UserError(f"{path}: contains no words")
+    return tuple(words)
 
 
-def words_of_tokenizer(tokenizer: Any, lowercase: bool = True) -> Vocabulary:
-    """The tokens of a tokenizer that can stand alone: letters, digits, or punctuation.
+def words_from_tokenizer(tokenizer: Any, lowercase: bool = True) -> tuple[str, ...]:
+    """The tokens that are whole words, numbers or punctuation, in the order of their ids.
 
-    In the order of their ids, which for most tokenizers is about that of their frequency. Some are
-    the beginnings of words only; a token does not tell.
+    Most tokenizers number their tokens about by frequency. Some of these tokens only begin words;
+    a token does not show which.
     """
-    split = splitter(lowercase)
+    split = word_splitter(lowercase)
     words: dict[str, None] = {}
-    for token in _standing_alone(tokenizer):
+    for token in _word_tokens(tokenizer):
         word = "".join(split(token))
         plain = word.isalpha() or word.isdecimal() or not any(map(str.isalnum, word))
-        if plain and word.isprintable() and _UNREADABLE not in word and split(token) == [word]:
+        if plain and word.isprintable() and _REPLACEMENT not in word and split(token) == [word]:
             words[word] = None
     if not words:
-        raise UserError("no token of this tokenizer is a whole word; name a word list instead")
-    return Vocabulary(tuple(words), "public")
+        raise UserError("no token of this tokenizer is a whole word; use a word list instead")
+    return tuple(words)
 
 
-def _standing_alone(tokenizer: Any) -> Iterator[str]:
-    numbers: dict[str, int] = tokenizer.get_vocab()
+def _word_tokens(tokenizer: Any) -> Iterator[str]:
+    ids: dict[str, int] = tokenizer.get_vocab()
     special = {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
-    tokens = [token for token in sorted(numbers, key=numbers.__getitem__) if token not in special]
-    marked = any(token.startswith(_STARTS_WORD) for token in tokens)
+    tokens = [token for token in sorted(ids, key=ids.__getitem__) if token not in special]
+    marked = any(token.startswith(_WORD_START) for token in tokens)
     for token in tokens:
         if marked:
             text = tokenizer.convert_tokens_to_string([token]).strip()
-            # punctuation, and digits where each is a token, have no space before them
-            if token.startswith(_STARTS_WORD) or not any(map(str.isalpha, text)):
+            # punctuation, and single digits, may come without a space before them
+            if token.startswith(_WORD_START) or not any(map(str.isalpha, text)):
                 yield text
-        elif not token.startswith(_WITHIN_WORD):
+        elif not token.startswith(_CONTINUATION):
             yield token
 
 
 # --- words of the corpus -------------------------------------------------------------------------
 
 
-def words_of_corpus(texts: Sequence[str], size: int, lowercase: bool = True) -> Vocabulary:
-    """The most frequent words of the texts. Not covered by any guarantee, and marked so."""
-    split = splitter(lowercase)
+def words_from_corpus(texts: Sequence[str], size: int, lowercase: bool = True) -> tuple[str, ...]:
+    """The most frequent words of the texts, which no guarantee covers."""
+    split = word_splitter(lowercase)
     counts = Counter(word for text in texts for word in split(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return Vocabulary(tuple(ranked[:size]), "from the corpus, not covered")
+    return tuple(ranked[:size])
 
 
 def private_words(
@@ -226,40 +208,40 @@ def private_words(
     key: int,
     public: Sequence[str] = (),
     lowercase: bool = True,
-) -> Vocabulary:
-    """Words that many users gave, after noise: the mechanism of Theorem 4.
+) -> tuple[str, ...]:
+    """The public words, then words that many users contributed: the mechanism of Theorem 4.
 
-    `public` words come first and need not be found. `key` decides over lending and need not be
-    secret; it must not be chosen by looking at texts. `noise` is `SecureNoise`, but in tests: the
-    threshold lies six deviations out, where PyTorch's own noise ends. Enter the release in the
-    ledger (`RunLedger.spend_vocabulary`) before calling this.
+    The release must be in the ledger before this is called (`RunLedger.spend_vocabulary`).
+
+    Args:
+        noise: `SecureNoise` outside tests; the threshold is six standard deviations out, where
+            PyTorch's own noise ends.
+        key: determines lending. It may be public, but must not depend on the texts.
 
     Guarantees:
       - a word is released only if its noisy count is above the threshold
-      - what is released, and its order, follows from the noisy counts of words above the threshold
+      - the released words and their order depend only on the noisy counts above the threshold
     """
-    split = splitter(lowercase)
+    split = word_splitter(lowercase)
     counts = Counter(
         word
-        for words in contributions(texts, incidence, release, key, split, frozenset(public))
+        for words in user_contributions(texts, incidence, release, key, split, frozenset(public))
         for word in words
     )
     words = sorted(counts)
     noisy = torch.tensor([counts[word] for word in words], dtype=torch.float64)
     noise.add_([noisy], release.deviation)
-    # a step more: rounding to a grid must not lift a count over the threshold
-    above = noisy > release.threshold + _GRID * release.deviation
-    found = sorted(
-        (
-            (-value, word)
-            for value, word, kept in zip(noisy.tolist(), words, above, strict=True)
-            if kept
-        )
+    # one grid step more: rounding must not lift a count over the threshold
+    threshold = release.threshold + _GRID * release.deviation
+    released = sorted(
+        (-count, word)
+        for count, word in zip(noisy.tolist(), words, strict=True)
+        if count > threshold
     )
-    return Vocabulary((*public, *(word for _, word in found)), PRIVATE_VOCABULARY)
+    return (*public, *(word for _, word in released))
 
 
-def contributions(
+def user_contributions(
     texts: Sequence[str],
     incidence: Incidence,
     release: VocabularyRelease,
@@ -267,54 +249,55 @@ def contributions(
     split: Callable[[str], list[str]],
     known: frozenset[str] = frozenset(),
 ) -> Iterator[set[str]]:
-    """The words each user gives, known ones left out.
+    """The words that each user contributes, apart from known ones.
 
     Guarantees:
-      - no user gives more than `words_per_user`
-      - with `words_per_sentence`, the texts of an entity, or of a sentence without one, can add so
-        many words to what one user gives, and take none away; what all others give is the same
+      - no user contributes more than `words_per_user` words
+      - with `words_per_sentence`, the sentences of an entity, or one sentence without entities, add
+        at most that many words to one user's contribution, and remove none; other users'
+        user_contributions stay the same
     """
-    anything = np.random.default_rng()  # at rate 1, nothing depends on it
+    uniforms = np.random.default_rng()  # at sampling rate 1 the draw does not depend on it
     if release.words_per_sentence is None:
-        chosen = draw_whole(incidence, Sampling(1.0), anything, key).sentences
+        chosen = draw_whole(incidence, Sampling(1.0), uniforms, key).sentences
     else:
-        # twice as many sentences as could fill a user's share: many are short
-        most_sentences = max(2 * release.words_per_user // release.words_per_sentence, 1)
-        sampling = Sampling(1.0, per_entity=1, per_user=most_sentences)
-        chosen = draw(incidence, sampling, anything, key).sentences
+        # twice as many sentences as full ones would need: many are short
+        max_sentences = max(2 * release.words_per_user // release.words_per_sentence, 1)
+        sampling = Sampling(1.0, per_entity=1, per_user=max_sentences)
+        chosen = draw(incidence, sampling, uniforms, key).sentences
     for user in range(len(chosen)):
         own = chosen[user].tolist()
         if release.words_per_sentence is None:
             parts = [(own, release.words_per_user)]
         else:
-            given = allowances(len(own), release.words_per_user, release.words_per_sentence)
-            parts = [([sentence], most) for sentence, most in zip(own, given, strict=True)]
-        given_words: set[str] = set()
-        for sentences, most in parts:
-            words = Counter(word for sentence in sentences for word in split(texts[sentence]))
-            fresh = [word for word in words if word not in known]
-            given_words.update(_preferred(fresh, words, most, f"{key} {sentences[:1]}"))
-        yield given_words
+            limits = allowances(len(own), release.words_per_user, release.words_per_sentence)
+            parts = [([sentence], limit) for sentence, limit in zip(own, limits, strict=True)]
+        contribution: set[str] = set()
+        for sentences, limit in parts:
+            words = (word for sentence in sentences for word in split(texts[sentence]))
+            counts = Counter(word for word in words if word not in known)
+            contribution.update(_most_used(counts, limit, f"{key} {sentences[:1]}"))
+        yield contribution
 
 
 def allowances(sentences: int, words_per_user: int, words_per_sentence: int) -> list[int]:
-    """How many words each of a user's sentences may give: alike, and few enough together.
+    """The number of words that each of a user's sentences may contribute, as equal as possible.
 
     Guarantees:
-      - depends on nothing but these numbers: a text that is emptied leaves no room to others
-      - none is above `words_per_sentence`; their sum is not above `words_per_user`
+      - depends on these numbers only: emptying one text leaves the allowances of others unchanged
+      - none exceeds `words_per_sentence`, and their sum does not exceed `words_per_user`
     """
-    given, left = [], words_per_user
+    limits, left = [], words_per_user
     for place in range(sentences):
-        given.append(min(words_per_sentence, math.ceil(left / (sentences - place))))
-        left -= given[-1]
-    return given
+        limits.append(min(words_per_sentence, math.ceil(left / (sentences - place))))
+        left -= limits[-1]
+    return limits
 
 
-def _preferred(words: list[str], counts: Counter[str], most: int, seed: str) -> list[str]:
-    """Those used most, then the shortest (common words are short), then any.
+def _most_used(counts: Counter[str], limit: int, seed: str) -> list[str]:
+    """The words used most, then the shortest (common words are short), then random ones.
 
-    Reads nothing but the words it is given: what another sentence holds must not matter.
+    Depends on these counts only: other sentences must not influence the choice.
     """
-    shuffled = random.Random(seed).sample(words, len(words))
-    return sorted(shuffled, key=lambda word: (-counts[word], len(word)))[:most]
+    shuffled = random.Random(seed).sample(list(counts), len(counts))
+    return sorted(shuffled, key=lambda word: (-counts[word], len(word)))[:limit]
