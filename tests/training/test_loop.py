@@ -964,7 +964,7 @@ def test_what_is_refused_leaves_nothing(train, tmp_path):
         ({"model": tmp_path / "nowhere"}, "no such folder"),
         ({"run__device": "abacus"}, "run.device 'abacus': there is no such device here"),
         ({"privacy__user_rate": 0.01}, "too few to hide among"),
-        ({"model__train": "last:7"}, "has only 1 blocks"),
+        ({"model__train": "last:7"}, "at most 1, the blocks of the model"),
     ]:
         with pytest.raises(UserError, match=complaint) as refused:
             train("a/run", **changes)
