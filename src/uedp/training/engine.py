@@ -360,7 +360,7 @@ class PrivateRun:
         if self._ledger is None:
             return None
         self._ledger.record_corpus(self._corpus.total(self.plan.config.privacy.delta))
-        return issue(self.out)
+        return issue(self.out, warn=self._say)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
