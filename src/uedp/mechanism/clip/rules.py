@@ -1,8 +1,6 @@
 """Clip rules: inner products between the gradients of a user's sentences, and one weighted sum.
 
-A layer's recorded inputs and output gradients determine its weight's gradient for every sentence.
-A rule gives two things without forming these gradients one by one where they are large: the inner
-products between the gradients of a user's sentences, and one weighted sum. With the products it
+A rule gives both without forming gradients one by one where they are large. With the products it
 states how far rounding may have taken them from the gradients in the sum.
 """
 
@@ -25,7 +23,6 @@ from uedp.mechanism.clip.rounding import (
 )
 
 Gradients = Mapping[nn.Parameter, Tensor]
-BySentence = Callable[[Tensor], Tensor]  # adds up the rows of each sentence
 
 
 class ClipRule:
@@ -190,8 +187,11 @@ class MatrixProducts(ClipRule):
             total.update(zip(weight.parameters, formed.unbind(0), strict=True))
         return total
 
-    def explicit(self, into: Explicit, by_sentence: BySentence) -> None:
-        """Form a gradient per sentence instead, for all weights in one product."""
+    def explicit(self, into: Explicit, by_sentence: Callable[[Tensor], Tensor]) -> None:
+        """Form a gradient per sentence instead, for all weights in one product.
+
+        `by_sentence` adds up the rows of each sentence.
+        """
         grads = [weight.grads for weight in self.weights]
         together = grads[0] if len(grads) == 1 else torch.cat(grads, 3)
         layers, rows = together.shape[:2]
