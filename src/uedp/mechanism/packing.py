@@ -35,10 +35,10 @@ SHARED_ROWS = Packing(True)
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Where the tokens of some rows lie in other rows, laid end to end.
+    """Where the tokens of some rows lie in other rows, laid end to end: `places`, (rows, tokens).
 
-    `places` is (rows, tokens); where `real` is false a row has no token, and the place is one of
-    the same sentence's. `sentence` is the sentence of each row, `end` the total number of places.
+    Where `real` is false a row has no token, and the place is one of the same sentence's.
+    `sentence` is the sentence of each row, `end` the total number of places.
     """
 
     places: Tensor
