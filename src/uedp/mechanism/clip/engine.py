@@ -239,9 +239,8 @@ class Engine:
         """Forward and backward, once; twice if the model turns out to overwrite outputs."""
         before = self._versions()
         try:
-            with recording(
-                self._layers, self.parameters, layout.sentences, self._hooked
-            ) as recorded:
+            hooks = recording(self._layers, self.parameters, layout.sentences, self._hooked)
+            with hooks as recorded:
                 with exact_float32():  # coarser products differ more from batch to batch
                     result = losses(layout.order)
                 per_sentence = loss_values(result)

@@ -48,10 +48,7 @@ class SentenceGradients(NamedTuple):
 
 
 class MatrixWeight(NamedTuple):
-    """A weight matrix of a linear map, with the record of its layer.
-
-    `inputs_first` if the matrix is stored as (inputs, outputs).
-    """
+    """A linear map's matrix, stored as (inputs, outputs) if `inputs_first`; its layer's record."""
 
     parameter: nn.Parameter
     record: Record
@@ -244,9 +241,8 @@ class Lookup(ClipRule):
             same = ids[:, :, None] == ids[:, None, :]
             total.add_(token_gram(bucket.tokens(self.grads)).mul_(same))
         squares = token_squares(self.grads)  # a linear layer that reads unit vectors
-        _allow_products(
-            grams, torch.ones_like(squares), squares, self.grads.shape[-1], self.overlaps
-        )
+        ones, features = torch.ones_like(squares), self.grads.shape[-1]
+        _allow_products(grams, ones, squares, features, self.overlaps)
 
     def weighted(self, weights: Tensor) -> Gradients:
         total = torch.zeros(self.parameter.shape, device=weights.device, dtype=torch.float32)
@@ -276,10 +272,8 @@ class TiedLookup(ClipRule):
             # the head's token t' meets the embedding's token t in the row of t's word
             met = out.gather(2, ids[:, None, :].expand(-1, out.shape[1], -1))
             cross = torch.bmm(hidden, into.transpose(1, 2)).mul_(met)
-            blocks = cross.view(
-                bucket.bins, bucket.each, -1, bucket.each, self._lookup.ids.shape[1]
-            )
-            overlap = block_sums(blocks)
+            shape = (bucket.bins, bucket.each, -1, bucket.each, self._lookup.ids.shape[1])
+            overlap = block_sums(cross.view(shape))
             total.add_(overlap).add_(overlap.transpose(1, 2))
 
     def weighted(self, weights: Tensor) -> Gradients:
