@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training import worlds
-from tests.training.test_loop import stopping_after
+from tests.training.runs import stopping_after
 from uedp.accounting.certificate import verify
 from uedp.accounting.divergence import DominatingPair
 from uedp.accounting.profile import Profile, register_profile

@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from tests.training.runs import (
+    spent,
+)
 from uedp.errors import UserError
 from uedp.training import checkpoint
 
@@ -219,3 +222,20 @@ def test_the_info_is_json(tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {"before": {}})
     text = (tmp_path / checkpoint.FOLDER / "00000001" / checkpoint.INFO).read_text()
     assert json.loads(text) == {"before": {}, "done": 1}
+
+
+def test_a_run_resumes_after_a_full_disk(train, tmp_path, monkeypatch):
+    save, calls = checkpoint.save_file, []
+
+    def full(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise SafetensorError("No space left on device")
+        return save(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(UserError, match=r"cannot be written .No space left.*`resume=True`"):
+            train(run__checkpoint_seconds=0)
+    assert train(resume=True).finished
+    assert spent(tmp_path / "run") == [(n, 1) for n in range(4)]
