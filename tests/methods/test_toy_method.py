@@ -93,7 +93,7 @@ def config(tmp_path: Path):
     )
 
 
-def test_it_trains_and_is_certified(config, tmp_path):
+def test_a_toy_method_trains_and_is_certified(config, tmp_path):
     outcome = loop.run(config, tmp_path / "run", data=worlds.training_data(tmp_path / "corpus"))
     assert outcome.finished
     certificate = verify(tmp_path / "run", corpus=tmp_path / "corpus")
@@ -102,7 +102,7 @@ def test_it_trains_and_is_certified(config, tmp_path):
     assert "of whom at most a few sentences" in certificate.statement
 
 
-def test_it_resumes_with_its_state(config, tmp_path):
+def test_a_toy_method_resumes_with_its_state(config, tmp_path):
     data, made = worlds.training_data(tmp_path / "corpus"), []
 
     def watch(assembly):
@@ -115,7 +115,7 @@ def test_it_resumes_with_its_state(config, tmp_path):
     assert [method.rounds_made for method in made] == [2, 4]
 
 
-def test_its_options_are_validated(tmp_path):
+def test_the_options_of_a_toy_method_are_validated(tmp_path):
     for fields, complaint in (
         ({"method_options__sentences": "many"}, "method_options.sentences 'many'"),
         ({"method_options__sentence": 1}, "method_options.sentence: no such field"),
@@ -127,7 +127,7 @@ def test_its_options_are_validated(tmp_path):
 SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
 
 
-def test_its_rounds_are_audited(config, monkeypatch):
+def test_the_rounds_of_a_toy_method_are_audited(config, monkeypatch):
     plan = build_plan(config, worlds.incidence())
     assert sensitivity.measure(plan, **SMALL).broken == []
     # rounds that clip at twice the norm they are accounted for are found out
@@ -141,7 +141,7 @@ def test_its_rounds_are_audited(config, monkeypatch):
     assert sensitivity.measure(plan, **SMALL).broken
 
 
-def test_a_training_run_is_audited(config, tmp_path):
+def test_a_training_run_of_a_toy_method_is_audited(config, tmp_path):
     counts = {"users": 20, "entities": 0, "references": 16, "seed": 0}
     data = worlds.training_data(tmp_path / "corpus", held_out=False)
     audited = audit(config, tmp_path / "audit", data=data, **counts)

@@ -116,10 +116,10 @@ def test_a_saved_classifier_keeps_its_label_order(train, saved, tmp_path):
 def test_labels_from_the_corpus_are_reported(train, saved):
     options = {"task__kind": "classification", "privacy__rounds": 1, "model__train": "last:1"}
     found = train(model=saved("bert"), **options)
-    assert any(line.startswith("labels found in the corpus: named, plain") for line in train.said)
+    assert any(line.startswith("labels in the corpus: named, plain") for line in train.said)
     assert any(caveat.startswith("which labels there are") for caveat in found.certificate.caveats)
     declared = train("named", model=saved("bert"), task__labels=["named", "plain"], **options)
-    assert not any(line.startswith("labels found") for line in train.said)
+    assert not any(line.startswith("labels in the corpus") for line in train.said)
     assert not any("labels" in caveat for caveat in declared.certificate.caveats)
 
 

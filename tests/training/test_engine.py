@@ -63,7 +63,7 @@ def engine(corpus, tmp_path):
     return make
 
 
-def test_the_loop_of_the_readme(engine, corpus, tmp_path):
+def test_the_loop_in_the_readme_runs(engine, corpus, tmp_path):
     model, tokenizer = tiny.gpt2(), tiny.tokenizer()
     start = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -161,7 +161,7 @@ def test_an_interrupted_run_resumes_with_weights_optimizer_and_unspent_rounds(en
     assert second.certificate().rounds_spent == 4
 
 
-def test_an_engine_whose_rounds_are_not_finished_certifies_no_model(engine):
+def test_an_unfinished_engine_certifies_no_model(engine):
     made = engine("part")
     private = made.attach(tiny.gpt2(), tiny.tokenizer())
     private.round(0)
@@ -596,9 +596,9 @@ def test_a_refused_run_leaves_no_trace(train, tmp_path):
     for changes, complaint in [
         ({"model": model}, "mixer"),
         ({"model": tmp_path / "nowhere"}, "no such folder"),
-        ({"run__device": "abacus"}, "run.device 'abacus': there is no such device here"),
+        ({"run__device": "abacus"}, "run.device 'abacus': not available on this machine"),
         ({"privacy__user_rate": 0.01}, "too few to hide among"),
-        ({"model__train": "last:7"}, "has only 1 blocks"),
+        ({"model__train": "last:7"}, "choose at most 1, the blocks of the model"),
     ]:
         with pytest.raises(UserError, match=complaint) as refused:
             train("a/run", **changes)

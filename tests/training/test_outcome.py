@@ -38,7 +38,7 @@ def test_resuming_a_finished_run_does_nothing(method, train, saved, tmp_path, mo
         monkeypatch.setattr(engine_module, forbidden, lambda *_: pytest.fail("it was at work"))
     second = train(privacy__method=method, resume=True)
     assert snapshot(tmp_path / "run", tmp_path / "corpus") == before
-    assert train.said == ["this run is finished; nothing is left to do"]
+    assert train.said == ["this run is finished; there is nothing to do"]
     assert second.finished
     assert second.certificate == first.certificate
     assert (second.before, second.after, second.rounds) == (first.before, first.after, 4)

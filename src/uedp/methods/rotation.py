@@ -1,4 +1,4 @@
-"""Rotation: each entity is lent to one of its holders at a time, and moves one update only."""
+"""Rotation: each entity is lent to one of its holders at a time, and affects one update only."""
 
 import secrets
 from typing import ClassVar
@@ -12,14 +12,14 @@ from uedp.mechanism.sampling import Participants, Uniforms, draw
 from uedp.methods.base import Draw, PrivacySettings, RoundSettings, register_method
 from uedp.methods.clipped import ClippedMethod
 
-_MENTIONS_PER_ROUND = 750_000  # lending them takes a tenth of a second
+_MENTIONS_PER_ROUND = 750_000  # lending these takes a tenth of a second
 
 
 @register_method
 class Rotation(ClippedMethod):
     """Users and entities together (section 5 of docs/privacy.md, Theorems 1 and 2).
 
-    A subclass may lend by another rule, which `check_lending_rule` must accept.
+    A subclass may use another lending rule, which `check_lending_rule` must accept.
     """
 
     name = "rotation"
@@ -52,12 +52,12 @@ class Rotation(ClippedMethod):
 
 
 class LendingSchedule:
-    """The sentences usable in each round; recomputed every few rounds where it takes a second.
+    """The usable sentences of each round; on large corpora recomputed only every few rounds.
 
-    Lending may be public and may stay the same for a while; draws and coins are fresh every round.
+    Lending may be public and may be reused; sampling and coins are fresh in every round.
 
     Guarantees:
-      - with a seed, the usable sentences of a round depend on the seed and its number alone
+      - with a seed, the usable sentences of a round depend on the seed and its number only
     """
 
     def __init__(self, rule: LendingRule, incidence: Incidence, seed: int | None) -> None:
