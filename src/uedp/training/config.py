@@ -70,7 +70,7 @@ class ModelSettings(Section):
     @model_validator(mode="after")
     def _adapts_saved_models(self) -> "ModelSettings":
         if self.name in NEW_MODELS and self.train.startswith(("lora", "probe")):
-            raise ValueError(f"{self.name} is new and has no weights to adapt; train it `full`")
+            raise ValueError(f"{self.name} is new and has nothing to adapt; train it `full`")
         return self
 
 
