@@ -100,7 +100,7 @@ def table(folder: Path, plots: Path | None) -> None:
                 f"{one.verdict:24} {row['seconds']:>7.0f}"
             )
         if plots is not None:
-            from uedp.report.audit_training_plots import score_histograms
+            from uedp.report.audit_plots import score_histograms
 
             score_histograms(audit, plots / f"audit_training_{row['name']}.png")
 

@@ -27,7 +27,6 @@ REGISTRIES = (
     (base, "_METHODS"),
     (profile, "_PROFILES"),
     (registry, "_BY_TYPE"),
-    (detectors, "_registry"),
 )
 
 
@@ -52,7 +51,9 @@ def extension(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
         return module
 
-    return load
+    yield load
+    # not a copy: built-in detectors register when first used, which must last
+    detectors._registry.pop("codenames", None)
 
 
 def run_check(module: ModuleType, file: str) -> dict:

@@ -33,7 +33,8 @@ def plan(profile: PrivacyEvent, **privacy) -> Plan:
         }
     else:
         assert isinstance(profile, UserLevelProfile | UedpAlgProfile)
-        fields["method"] = "user-level" if isinstance(profile, UserLevelProfile) else "uedp-alg"
+        users_only = isinstance(profile, UserLevelProfile)
+        fields.setdefault("method", "user-level" if users_only else "uedp-alg")
     if isinstance(profile, UedpAlgProfile):
         fields = {"entity_rate": 0.5, **fields}
     config = parse_config(

@@ -13,8 +13,10 @@ from uedp.audit import sensitivity
 from uedp.audit.sensitivity import measure, relative_noise, stress_incidence
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.methods import clipped, rotation
+from uedp.methods import Method, clipped, rotation
+from uedp.methods.base import _METHODS
 from uedp.methods.randomness import Randomness
+from uedp.methods.user_level import UserLevel
 
 ROTATION = RotationProfile(1.0, 0.3, 0.3)
 SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
@@ -125,6 +127,40 @@ def test_noise_is_measured_as_it_is_added(monkeypatch):
     assert relative_noise(silent) == (1.0, 1.0)
     chances = [relative_noise(plan)[1] for _ in range(20)]
     assert stats.kstest(chances, "uniform").pvalue > 1e-6
+
+
+class OwnMethod(Method):
+    """Adds noise to gradients, and does not say who takes part in a round."""
+
+    name = "own"
+    profile_type = UserLevelProfile
+    noises_gradients = True
+    clip = 1.0
+
+    def __init__(self, settings, *arguments):
+        super().__init__(settings, *arguments)
+        clips = replace(settings.clips, update=self.clip * settings.clips.update)
+        self._inner = UserLevel(replace(settings, clips=clips), *arguments)
+        self.parameters = self._inner.parameters
+
+    @classmethod
+    def profile(cls, privacy, incidence, noise):
+        return UserLevelProfile(noise, privacy.user_rate)
+
+    def round(self, number):
+        return self._inner.round(number)
+
+
+@pytest.mark.parametrize(("clip", "broken"), [(1.0, False), (2.0, True)])
+def test_any_method_that_noises_gradients_is_measured(clip, broken, monkeypatch):
+    """Without its draws: nobody may move a round by more than a clip, whoever was drawn."""
+    monkeypatch.setitem(_METHODS, "own", OwnMethod)
+    monkeypatch.setattr(OwnMethod, "clip", clip)
+    plan = plans.plan(UserLevelProfile(1.0, 0.6), method="own")
+    result = measure(plan, **SMALL)
+    assert any("emptying a user moved" in line for line in result.broken) == broken
+    assert bool(result.broken) == broken
+    assert list(result.shifts) == ["user"]
 
 
 def test_only_what_is_proven_by_shifts_is_measured():

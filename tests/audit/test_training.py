@@ -178,7 +178,7 @@ def test_gradients_are_those_of_one_sentence_each(
         assert norm == pytest.approx(float(flat.norm()), rel=1e-4)
     gradients._together = False  # as where torch.func fails
     assert torch.allclose(gradients.now()[0], rows, atol=1e-5)
-    monkeypatch.setattr("uedp.audit.white_box._ROOM", {"cpu": 3 * 4 * 100})
+    monkeypatch.setattr("uedp.audit.white_box._MAX_BYTES", {"cpu": 3 * 4 * 100})
     part = Gradients(model, task, 3)
     some, whole = part.now()
     assert some.shape == (3, 100)

@@ -9,6 +9,7 @@ import torch
 
 from tests.training import worlds
 from tests.training.runs import stopping_after
+from uedp.accounting import profile
 from uedp.accounting.certificate import verify
 from uedp.accounting.divergence import DominatingPair
 from uedp.accounting.profile import Profile, register_profile
@@ -23,6 +24,7 @@ from uedp.methods import (
     MethodOptions,
     PrivacySettings,
     RoundSettings,
+    base,
     register_method,
 )
 from uedp.methods.base import Draw
@@ -30,7 +32,6 @@ from uedp.training import loop
 from uedp.training.plan import build_plan
 
 
-@register_profile
 @dataclass(frozen=True)
 class FewSentencesProfile(Profile):
     """Users as in user-level DP-SGD."""
@@ -52,7 +53,6 @@ class FewSentencesOptions(MethodOptions):
     sentences: int = 2
 
 
-@register_method
 class FewSentences(ClippedMethod):
     """User-level privacy with a few sentences per user, and a state that must survive."""
 
@@ -82,6 +82,16 @@ class FewSentences(ClippedMethod):
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self.rounds_made = int(state["rounds"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    """For this file only: other tests ask the registries for what the package has."""
+    register_profile(FewSentencesProfile)
+    register_method(FewSentences)
+    yield
+    base._METHODS.pop(FewSentences.name)
+    profile._PROFILES.pop(FewSentences.name)
 
 
 @pytest.fixture

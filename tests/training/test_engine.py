@@ -261,6 +261,8 @@ def test_rounds_go_on_where_an_earlier_loop_stopped(engine):
     assert [step.round for step in private.rounds()] == [2, 3]
     assert torch.equal(model.lm_head.weight, changed)
     assert list(private.rounds()) == []
+    with pytest.raises(UserError, match="this run is finished"):
+        engine("twice", resume=True).attach(model, tiny.tokenizer())
     assert made.certificate().rounds_spent == 3
 
 

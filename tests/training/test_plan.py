@@ -182,8 +182,8 @@ def test_a_corpus_without_users_is_refused():
 
 def test_few_users_are_a_warning():
     (warning,) = plan(privacy__user_rate=0.25).warnings(10)
-    assert "draws about 10 users" in doubt
-    assert "raise privacy.user_rate" in doubt
+    assert "draws about 10 users" in warning
+    assert "raise privacy.user_rate" in warning
     assert not plan().warnings(10)  # 20 of them
     assert not plan(privacy__method="noiseless", privacy__user_rate=0.25).warnings(10)
 

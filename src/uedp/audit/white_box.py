@@ -1,4 +1,4 @@
-"""What the rounds of a run give away of canaries, to one who sees every noisy sum."""
+"""The white-box attack on canaries: the attacker sees the noisy sum of every round."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ from uedp.training.plan import Plan
 
 
 class Gradients:
-    """Gradients of canaries, and of some other texts, as rows; each at the size it would have.
+    """Gradients of canaries, and of some other texts, as rows.
 
-    Of a model too large for that, so many weights at random as there is room for: the attack is
-    then weaker, and no less valid.
+    Of a model too large for memory, a random subset of the weights: the attack is then weaker, and
+    no less valid.
     """
 
     def __init__(self, model: nn.Module, task: SentenceTask, rows: int) -> None:
@@ -33,24 +33,24 @@ class Gradients:
         self._device = first.device
         self._size = sum(p.numel() for p in self._trained.values())
         kind = first.device.type
-        most = max(1, _ROOM.get(kind, _ROOM["cpu"]) // (4 * rows))
+        most = max(1, _MAX_BYTES.get(kind, _MAX_BYTES["cpu"]) // (4 * rows))
         self._kept: Tensor | None = None
         if self._size > most:
             chosen = np.random.default_rng(0).choice(self._size, most, replace=False)
             self._kept = torch.from_numpy(np.sort(chosen)).to(self._device)
-        at_once = _ROOM_AT_ONCE.get(kind, _ROOM_AT_ONCE["cpu"]) // self._size
+        at_once = _MAX_VALUES.get(kind, _MAX_VALUES["cpu"]) // self._size
         self._at_once = max(1, min(_MOST_AT_ONCE, at_once))
         self._together = True
 
     def flat(self, parts: Sequence[Tensor]) -> Tensor:
-        """One value per weight that is kept, of parts in the order of the parameters."""
+        """The weights that are kept, of tensors in the order of the parameters."""
         whole = torch.cat([part.flatten() for part in parts])
         return whole if self._kept is None else whole[self._kept]
 
     def now(self) -> tuple[Tensor, Tensor]:
-        """A row per text at the weights as they are, and the norms of all of it."""
+        """A row per text at the current weights, and the norms of the whole gradients."""
         width = self._size if self._kept is None else len(self._kept)
-        found = torch.empty(self._rows, width, device=self._device)
+        gradients = torch.empty(self._rows, width, device=self._device)
         norms = torch.empty(self._rows, device=self._device)
         with evaluating(self._model):
             start = 0
@@ -64,11 +64,11 @@ class Gradients:
                     self._at_once //= 2
                     torch.cuda.empty_cache()
                     continue
-                part[~torch.isfinite(part).all(dim=1)] = 0  # as in training, it counts for nothing
+                part[~torch.isfinite(part).all(dim=1)] = 0  # ignored, as in training
                 norms[start:end] = part.norm(dim=1)
-                found[start:end] = part if self._kept is None else part[:, self._kept]
+                gradients[start:end] = part if self._kept is None else part[:, self._kept]
                 start = end
-        return found, norms
+        return gradients, norms
 
     def _some(self, rows: Ints) -> Tensor:
         if self._together:
@@ -76,7 +76,7 @@ class Gradients:
                 return self._side_by_side(rows)
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError:  # what torch.func cannot transform; a real fault comes up again
+            except RuntimeError:  # torch.func cannot transform it; a real fault occurs again below
                 self._together = False
         return torch.stack([self._one(row) for row in rows])
 
@@ -90,9 +90,9 @@ class Gradients:
 
         values = {name: p.detach() for name, p in self._trained.items()}
         batch = _batch(self._task, rows, self._device)
-        with sdpa_kernel(SDPBackend.MATH):  # the others cannot be transformed
-            found = vmap(grad(loss), in_dims=(None, 0))(values, batch)
-        return torch.cat([found[name].flatten(1) for name in self._trained], 1)
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels cannot be transformed
+            gradients = vmap(grad(loss), in_dims=(None, 0))(values, batch)
+        return torch.cat([gradients[name].flatten(1) for name in self._trained], 1)
 
     def _one(self, row: int) -> Tensor:
         parameters = list(self._trained.values())
@@ -107,7 +107,7 @@ class Gradients:
 
 
 def sentence_losses(model: nn.Module, task: SentenceTask, rows: Ints) -> Tensor:
-    """The loss of each of these sentences, each in a row of its own."""
+    """The losses of sentences, one row each."""
     return task.sentence_losses(model, _batch(task, rows, next(model.parameters()).device))
 
 
@@ -115,18 +115,18 @@ def _batch(task: SentenceTask, rows: Ints, device: torch.device) -> dict[str, Te
     return {name: tensor.to(device) for name, tensor in task.batch(rows).items()}
 
 
-_ROOM = {"cuda": 32 << 30, "cpu": 1 << 30}  # bytes for rows
-_ROOM_AT_ONCE = {"cuda": 1 << 30, "cpu": 1 << 26}  # values of rows made at a time
+_MAX_BYTES = {"cuda": 32 << 30, "cpu": 1 << 30}  # of rows
+_MAX_VALUES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of rows computed at a time
 _MOST_AT_ONCE = 128
 
 
 @dataclass(frozen=True, eq=False)
 class Decoder:
-    """Reads off a noisy sum how much of each canary is in it.
+    """Estimates how much of each canary is in a noisy sum.
 
-    Least squares with a prior: texts have gradients in common, and what others explain must not
-    count for a canary. `spread` is the noise of the sum, `variance` how much each row's share in it
-    varies. A canary's estimate is scaled to rise by one when the canary is added once.
+    Ridge regression: texts have gradients in common, and a component that others explain must not
+    count for a canary. `spread` is the noise of the sum, `variance` the prior variance of each
+    row's share in it. A canary's estimate is scaled to rise by one when the canary is added once.
     """
 
     rows: Tensor
@@ -143,35 +143,34 @@ class Decoder:
         return cls(rows, inverse, gain, noise / gain)
 
     def read(self, released: Tensor) -> Floats:
-        found: Floats = self.inverse @ (self.rows @ released).double().cpu().numpy() / self.gain
-        return found
+        shares: Floats = self.inverse @ (self.rows @ released).double().cpu().numpy() / self.gain
+        return shares
 
 
-def evidence(estimates: Floats, deviations: Floats, law: Mapping[int, float]) -> Floats:
-    """How much a round speaks for a canary being in: the logarithm of a likelihood ratio.
+def evidence(estimates: Floats, deviations: Floats, participation: Mapping[int, float]) -> Floats:
+    """The evidence of a round that a canary is in: the logarithm of a likelihood ratio.
 
-    `law` is how often, with which chance, a canary that is in takes part in a round. Estimates are
-    taken from their median, and are trusted only as far as they scatter: most canaries take no
-    part in a round.
+    `participation` is the distribution of how often a canary that is in takes part in a round.
+    Estimates are centred at their median and scaled by their scatter: most take no part.
     """
     apart = estimates - np.median(estimates)
     scatter = np.median(np.abs(apart) / np.maximum(deviations, 1e-12)) / _MEDIAN
-    width = np.maximum(deviations * scatter, _SURE)
-    times = np.array(list(law))[:, None]
-    chances = np.array(list(law.values()))[:, None]
-    found: Floats = special.logsumexp((times * apart - times**2 / 2) / width**2, axis=0, b=chances)
-    return found
+    width = np.maximum(deviations * scatter, _LEAST_WIDTH)
+    times = np.array(list(participation))[:, None]
+    chances = np.array(list(participation.values()))[:, None]
+    ratios: Floats = special.logsumexp((times * apart - times**2 / 2) / width**2, axis=0, b=chances)
+    return ratios
 
 
-_SURE = 0.2  # gradients are some rounds old, and users clipped: no estimate is closer than this
+_LEAST_WIDTH = 0.2  # gradients are some rounds old, and users clipped: no estimate is closer
 
 
 class WhiteBox:
-    """Adds up, round by round, how much speaks for each canary being in.
+    """The evidence for each canary, round by round.
 
-    `task` has the texts of all canaries, in and out, and after them some of the corpus, whose
-    gradients are taken out of what canaries have in common with them. Gradients are computed anew
-    every few rounds: they change slowly.
+    `task` has the texts of all canaries, in and out, and after them some of the corpus, which
+    explain what canaries have in common with other texts. Gradients are recomputed every few
+    rounds: they change slowly.
     """
 
     def __init__(
@@ -191,12 +190,12 @@ class WhiteBox:
         self._divisor = (
             plan.expected_users if self._clipped else plan.sampling.user_rate * incidence.sentences
         )
-        self._laws = {kind: self._law(kind) for kind in CANARY_KINDS}
+        self._participations = {kind: self._participation(kind) for kind in CANARY_KINDS}
         self._updates: tuple[Tensor, float] | None = None
         self._decoder: Decoder | None = None
 
-    def _law(self, kind: CanaryKind) -> dict[int, float]:
-        """How often a canary that is in takes part in a round, and with which chance."""
+    def _participation(self, kind: CanaryKind) -> dict[int, float]:
+        """How often a canary that is in takes part in a round, with probabilities."""
         profile, sampling = self._plan.profile, self._plan.sampling
         rate, lent = sampling.user_rate, profile is not None and profile.protects_entities
         if kind == "entity" and not lent:
@@ -208,27 +207,27 @@ class WhiteBox:
         return {0: 1 - rate, 1: rate}
 
     def before_round(self, number: int) -> bool:
-        """With the weights the round will begin from; whether gradients were computed anew."""
+        """Recompute gradients if they are due, at the weights that the round starts from."""
         if self._updates is not None and number % self._every:
             return False
-        self._updates = self._decoder = None  # or there would be room for half as many
+        self._updates = self._decoder = None  # frees their memory first
         self._updates = self._updates_now()
         return True
 
-    def after_round(self, given_out: Sequence[Tensor]) -> Floats:
-        """What the round says of each canary."""
-        released = self._gradients.flat(given_out) * self._divisor
+    def after_round(self, output: Sequence[Tensor]) -> Floats:
+        """The evidence of the round for each canary."""
+        released = self._gradients.flat(output) * self._divisor
         if self._decoder is None:
             self._decoder = self._decoder_for(released)
         estimates, deviations = self._decoder.read(released), self._decoder.deviation
-        found = np.zeros(len(self._canaries.canaries))
+        ratios = np.zeros(len(self._canaries.canaries))
         for kind in CANARY_KINDS:
             if len(own := self._canaries.of(kind)):
-                found[own] = evidence(estimates[own], deviations[own], self._laws[kind])
-        return found
+                ratios[own] = evidence(estimates[own], deviations[own], self._participations[kind])
+        return ratios
 
     def _updates_now(self) -> tuple[Tensor, float]:
-        """What each text would add to the sum of a round, and how much that is for canaries."""
+        """The update that each text would add to a round, and its median norm over canaries."""
         rows, norms = self._gradients.now()
         times = torch.ones(len(rows), device=rows.device)
         times[torch.from_numpy(self._canaries.of("user"))] = self._canaries.copies
@@ -241,20 +240,20 @@ class WhiteBox:
         return rows, float((norms * times)[: len(self._canaries.canaries)].median())
 
     def _decoder_for(self, released: Tensor) -> Decoder:
-        """For the noise that is there, not the noise that is claimed: most weights show it."""
+        """For the noise observed on most weights, not the noise that is claimed."""
         assert self._updates is not None  # computed before the round
         rows, size = self._updates
         noise = float(released.abs().median()) / _MEDIAN
         rate = self._plan.sampling.user_rate
         variance = np.full(len(rows), rate / 2)
-        # the texts of the corpus stand for all the others
+        # the reference texts stand for the whole corpus
         variance[len(self._canaries.canaries) :] = rate * self._plan.shape.users
         return Decoder.of(rows, variance, max(noise, _FAINT * size, 1e-12))
 
 
 _REFRESHES = 20  # in a run
 _MEDIAN = 0.6745  # of the absolute value of a standard Gaussian
-_FAINT = 0.05  # of a canary: noise assumed where there is none, for what the rows do not explain
+_FAINT = 0.05  # of a canary: the least noise assumed, for what the rows do not explain
 
 
 def _factor(norms: Tensor, bound: float) -> Tensor:

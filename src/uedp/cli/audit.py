@@ -226,7 +226,7 @@ def audit_train(
     with 1 if the guesses refute the epsilon.
     """
     from uedp.audit import training
-    from uedp.report.audit_training_plots import score_histograms
+    from uedp.report.audit_plots import score_histograms
     from uedp.training.config import load_config
 
     if resume and out is None:

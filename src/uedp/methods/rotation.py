@@ -6,7 +6,7 @@ from typing import ClassVar
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import RotationProfile
 from uedp.incidence import Incidence
-from uedp.mechanism.lending import LendingRule, Mask, lend
+from uedp.mechanism.lending import LendingRule, Mask, check_lending_rule, lend
 from uedp.mechanism.release import Clips
 from uedp.mechanism.sampling import Participants, Uniforms, draw
 from uedp.methods.base import Draw, PrivacySettings, RoundSettings, register_method
@@ -19,7 +19,7 @@ _MENTIONS_PER_ROUND = 750_000  # lending these takes a tenth of a second
 class Rotation(ClippedMethod):
     """Users and entities together (section 5 of docs/privacy.md, Theorems 1 and 2).
 
-    A subclass may use another lending rule, which `check_lending_rule` must accept.
+    A subclass may use another lending rule; `check_lending_rule` checks it in every round.
     """
 
     name = "rotation"
@@ -57,6 +57,8 @@ class LendingSchedule:
     Lending may be public and may be reused; sampling and coins are fresh in every round.
 
     Guarantees:
+      - a rule other than `lend` that lends an entity to two users, or is not a function of the
+        incidence and the key, is refused in the round in which it does
       - with a seed, the usable sentences of a round depend on the seed and its number only
     """
 
@@ -70,5 +72,7 @@ class LendingSchedule:
         period = number // self._rounds
         if period != self._period:
             key = secrets.randbits(62) if self._seed is None else self._seed * 2**31 + period
+            if self._rule is not lend:  # somebody's own: a wrong one would void the guarantee
+                check_lending_rule(self._rule, self._incidence, [key])
             self._period, self._usable = period, self._rule(self._incidence, key)
         return self._usable

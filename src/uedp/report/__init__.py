@@ -1,1 +1,1 @@
-"""What people look at: plots, and later the privacy card and the report."""
+"""Figures of corpora, budgets and audits."""

@@ -2,9 +2,17 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from uedp.audit.verdict import MechanismAudit
+import numpy as np
+
 from uedp.report.plots import new_figure, save
+
+if TYPE_CHECKING:  # they import PyTorch
+    from matplotlib.axes import Axes
+
+    from uedp.audit.training import Finding, TrainingAudit
+    from uedp.audit.verdict import MechanismAudit
 
 _MARKS = {
     "lower bound, threshold": ("o", "#3b6ea5"),
@@ -15,10 +23,10 @@ _MARKS = {
 }
 
 
-def mechanism_bounds(audits: Mapping[str, MechanismAudit], path: Path) -> None:
-    """A row per named audit: its lower bounds, what is proven, and what was published.
+def mechanism_bounds(audits: Mapping[str, "MechanismAudit"], path: Path) -> None:
+    """A row per named audit: its lower bounds, the proven and the published epsilon.
 
-    The axis is logarithmic, so a bound of 0, which proves nothing, is not drawn.
+    The axis is logarithmic, so a bound of 0 is not drawn.
     """
     figure, axes = new_figure(path, 1, 1)
     figure.set_size_inches(9.0, 1.8 + 0.33 * len(audits))
@@ -46,8 +54,39 @@ def mechanism_bounds(audits: Mapping[str, MechanismAudit], path: Path) -> None:
     save(figure, path)
 
 
-def values(audit: MechanismAudit) -> dict[str, float | None]:
-    """What a row shows, by its name in the legend; None is not there."""
+def values(audit: "MechanismAudit") -> dict[str, float | None]:
+    """The marks of a row, by their names in the legend; None is not drawn."""
     curve = audit.curve.epsilon if audit.curve else None
     shown = (audit.threshold.epsilon, audit.gaussian.epsilon, curve, audit.proven, audit.published)
     return dict(zip(_MARKS, shown, strict=True))
+
+
+_IN, _OUT, _CUT = "#c0504d", "#3b6ea5", "#555555"
+
+
+def score_histograms(audit: "TrainingAudit", path: Path) -> None:
+    """For each finding, the scores of canaries that were in and of those that were out."""
+    kinds = list(dict.fromkeys(finding.kind for finding in audit.findings))
+    scores = list(dict.fromkeys(finding.score for finding in audit.findings))
+    figure, grid = new_figure(path, len(kinds), len(scores))
+    panels = np.atleast_2d(grid)
+    for finding in audit.findings:
+        _panel(panels[kinds.index(finding.kind), scores.index(finding.score)], finding)
+    panels[0, 0].legend(frameon=False)
+    proven = "none" if audit.proven is None else f"{audit.proven:.3g}"
+    figure.suptitle(f"{audit.method}, {audit.rounds:,} rounds, proven epsilon {proven}")
+    save(figure, path)
+
+
+def _panel(axes: "Axes", finding: "Finding") -> None:
+    scores, inside = np.array(finding.scores), np.array(finding.inside)
+    edges = np.histogram_bin_edges(scores, bins=40).tolist()
+    axes.hist(scores[~inside], bins=edges, color=_OUT, alpha=0.6, label="out")
+    axes.hist(scores[inside], bins=edges, color=_IN, alpha=0.6, label="in")
+    for cut in (finding.guessed_in_above, finding.guessed_out_up_to):
+        if cut is not None:
+            axes.axvline(cut, color=_CUT, linestyle=":", linewidth=1)
+    axes.set_title(f"{finding.kind}, {finding.score}: epsilon above {finding.epsilon:.2f}")
+    axes.set_xlabel("score")
+    axes.set_ylabel("canaries")
+    axes.spines[["top", "right"]].set_visible(False)

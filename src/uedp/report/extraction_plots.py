@@ -1,4 +1,4 @@
-"""Figures of what was got out of models: how exposed secrets are, and who is told apart."""
+"""Figures of extraction: exposures and membership inference."""
 
 import math
 from collections.abc import Mapping, Sequence

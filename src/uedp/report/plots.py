@@ -9,7 +9,7 @@ import numpy.typing as npt
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 
-if TYPE_CHECKING:  # Matplotlib takes a second to import; only a plot should pay for it
+if TYPE_CHECKING:  # Matplotlib takes a second to import
     from matplotlib.axes import Axes
 
 _BLUE = "#3b6ea5"
@@ -40,7 +40,7 @@ def new_figure(path: Path, rows: int, columns: int) -> Any:
     from matplotlib.figure import Figure
 
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{path}: the name must end in .png, .svg or .pdf")
+        raise UserError(f"{path}: the name of a figure must end in .png, .svg or .pdf")
     figure = Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
     return figure, figure.subplots(rows, columns)
 

@@ -36,6 +36,7 @@ from uedp.training import checkpoint, lineage, run_dir, vocabulary
 from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
 from uedp.training.config import Config, parse_config
 from uedp.training.datasets import TrainingData, read_training_data
+from uedp.training.outcome import write_result
 from uedp.training.plan import Plan
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class PrivacyEngine:
         run_dir: where ledger, certificate, checkpoints and the trained model go.
         resume: continue the run in `run_dir` with the rounds that it has not spent.
         task: "next-word" or "classification", the latter with `labels`.
+        say: gets the guarantee before training, and warnings, line by line.
         privacy: further fields of a config's privacy section, such as `method` and `user_rate`.
 
     Guarantees:
@@ -87,7 +89,7 @@ class PrivacyEngine:
         labels: tuple[str, ...] = (),
         max_tokens: int = 128,
         progress: Progress = SILENT,
-        say: Say = lambda line: None,
+        say: Say = print,
         **privacy: Any,
     ) -> None:
         folder = corpus if isinstance(corpus, str | Path) else corpus.folder
@@ -321,6 +323,7 @@ class PrivateRun:
                 saved = time.monotonic()
         if not self.finished:
             self.finish()
+            write_result(self.out, {}, {}, self.plan.rounds)
             self._held.close()
 
     def round(self, number: int) -> Gradient:
@@ -360,7 +363,7 @@ class PrivateRun:
         if self._ledger is None:
             return None
         self._ledger.record_corpus(self._corpus.total(self.plan.config.privacy.delta))
-        return issue(self.out)
+        return issue(self.out, warn=self._say)
 
     # --- checkpoints -----------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ class _Training:
         out, tokenizer = self._private.out, self._private.assembly.tokenizer
         outcome = Outcome(out, self._model, tokenizer, certificate, before, after, done, finished)
         if finished:
-            write_result(outcome)
+            write_result(out, before, after, done)
         return outcome
 
     def _rounds(self, done: int, before: Mapping[str, float], metrics: Metrics) -> int:

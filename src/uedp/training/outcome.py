@@ -56,11 +56,9 @@ def read_result(path: Path) -> dict[str, Any]:
     return result
 
 
-def write_result(outcome: Outcome) -> None:
-    """Mark the run as finished, with its measures."""
-    result = {
-        "before": finite(outcome.before),
-        "after": finite(outcome.after),
-        "rounds": outcome.rounds,
-    }
-    write_atomically(outcome.folder / RESULT, json.dumps(result, indent=2) + "\n")
+def write_result(
+    out: Path, before: Mapping[str, float], after: Mapping[str, float], rounds: int
+) -> None:
+    """Mark the run as finished, with its measures before and after training."""
+    result = {"before": finite(before), "after": finite(after), "rounds": rounds}
+    write_atomically(out / RESULT, json.dumps(result, indent=2) + "\n")

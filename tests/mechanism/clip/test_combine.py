@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from uedp.mechanism.clip import MatrixWeight, Record, combine
+from uedp.mechanism.clip import Engine, MatrixWeight, Record, combine
 from uedp.mechanism.clip.layout import Layout
 
 
@@ -49,3 +49,27 @@ def test_layers_that_read_one_input_share_a_rule():
     other = other._replace(record=Record(one.record.inputs, other.record.grads))
     rules = combine.combined([one, other], Layout.of([0, 0, 1]))
     assert [len(rule.weights) for rule in rules[:-1]] == [2]
+
+
+def test_the_allowance_for_rounding_does_not_depend_on_how_layers_are_stacked(monkeypatch):
+    """Stacks depend on the size of the batch: who else was drawn must not move a clip factor."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList([nn.Linear(200, 200, bias=False) for _ in range(3)])
+    x = torch.randn(6, 40, 200)
+
+    def losses(order):
+        some = x[list(order)]
+        # the second layer has a gradient at one token only, as a classifier's last block has
+        outputs = [layer(some * (2 + place)) for place, layer in enumerate(layers)]
+        parts = [outputs[0].sum(1), outputs[1][:, 0], outputs[2].sum(1)]
+        return sum(part.square().sum(1) for part in parts)
+
+    allowances = []
+    for size in (1 << 40, 0):  # all in one stack, each by itself
+        monkeypatch.setitem(combine._STACK, "cpu", size)
+        monkeypatch.setitem(combine._SMALL, "cpu", size)
+        clipped = Engine(layers).clipped_sum(losses, [0, 0, 1, 1, 2, 2], torch.ones(6), 1.0)
+        allowances.append(clipped.allowances)
+    stacked, single = allowances
+    assert torch.allclose(stacked.norms, single.norms, rtol=1e-7, atol=0)
+    assert torch.allclose(stacked.squares, single.squares, rtol=1e-7, atol=0)

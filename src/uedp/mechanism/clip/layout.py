@@ -184,9 +184,11 @@ class Grams:
         the norm itself.
         """
         squared = masses.double().square_()
-        squared = squared.sum(0) if squared.dim() == 2 else squared
+        errors = norms**2 * squared
+        if squared.dim() == 2:
+            squared, errors = squared.sum(0), errors.sum(0)
         self._square_errors[rows] += squares * squared
-        self._errors[rows] += norms**2 * squared
+        self._errors[rows] += errors
 
     def _settle(self) -> None:
         for each in list(self._by_token):
@@ -235,6 +237,6 @@ class Grams:
         return [bucket.split(self._owner) for bucket in self.layout.buckets]
 
     def user_totals(self, values: Tensor) -> Tensor:
-        """For each sentence, the sum of the values of its user's sentences."""
-        totals = self._numbers(len(self.layout.users))
-        return totals.index_add_(0, self._owner, values.double())[self._owner]
+        """For each of (..., sentences), the sum of the values of its user's sentences."""
+        totals = self._numbers(*values.shape[:-1], len(self.layout.users))
+        return totals.index_add_(-1, self._owner, values.double())[..., self._owner]

@@ -316,9 +316,8 @@ def _allow_products(
     """
     times = 2 if overlaps else 1
     # where nothing comes back nothing is added, and nothing rounds
-    tokens = (outputs > 0).sum(-1)
-    tokens = tokens.amax(0) if tokens.dim() == 2 else tokens
-    added_up = grams.user_totals(tokens) + 2 * _AT_ONCE
+    # of each layer by itself: which layers are stacked depends on the size of the batch
+    added_up = grams.user_totals((outputs > 0).sum(-1)) + 2 * _AT_ONCE
     grams.allow(
         slice(None),
         masses(inputs, outputs, features).sum(-1),
