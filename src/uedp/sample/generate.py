@@ -344,7 +344,8 @@ class _Draft:
         return choice
 
     def _decide(self, match: re.Match[str]) -> str:
-        options, optional = match.groups()
+        options: str | None = match[1]
+        optional: str = match[2]
         return self.rng.choice(options.split("|") if options is not None else ("", optional))
 
     def _fill(self, match: re.Match[str]) -> str:
