@@ -110,11 +110,12 @@ def _has_masked_weight(layer: nn.Module) -> bool:
 @clip_rule(_has_masked_weight)
 def masked(layer: nn.Module, record: Record) -> Iterator[Contribution]:
     weight, mask = layer.weight, layer.clip_mask
+    assert isinstance(weight, nn.Parameter)
     assert isinstance(mask, SharedMask)
     if mask.last is None:
         yield from linear(layer, record)
         return
     yield from _bias(layer, record)
-    if _trains(weight):
+    if weight.requires_grad:
         unpacked = record.unpacked()
         yield MaskedProduct(weight, unpacked.inputs, unpacked.grads, mask.last)
