@@ -45,7 +45,6 @@ def load_model(
     labels: int | None = None,
     dropout: float | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float32,
     sizes: scratch.Sizes | None = None,
     tokenizer: str | Path | None = None,
 ) -> LoadedModel:
@@ -68,9 +67,9 @@ def load_model(
         drawn from the seed
       - the tokenizer has a padding token and pads on the right; no token is added for it
     """
-    request = _Request(f"model {str(model)!r}", task, labels, dropout, seed, dtype)
+    request = _Request(f"model {str(model)!r}", task, labels, dropout, seed)
     if model in scratch.KINDS:
-        return _new_model(request, str(model), sizes or {}, tokenizer)
+        return _new_model(request, sizes or {}, tokenizer)
     if sizes or tokenizer is not None:
         raise UserError(
             f"{request.asked}: model.sizes and model.tokenizer are for a new model "
@@ -89,7 +88,6 @@ class _Request:
     labels: int | None
     dropout: float | None
     seed: int
-    dtype: torch.dtype
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
@@ -235,7 +233,7 @@ def _read_weights(config: Any, request: _Request, source: _Source) -> tuple[Any,
         model, report = auto_class.from_pretrained(
             source.name,
             config=config,
-            dtype=request.dtype,
+            dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=request.classifies,  # another number of labels
             **options,
@@ -256,22 +254,20 @@ def _read_weights(config: Any, request: _Request, source: _Source) -> tuple[Any,
     return model, tuple(new)
 
 
-def _new_model(
-    request: _Request, kind: str, sizes: scratch.Sizes, named: str | Path | None
-) -> LoadedModel:
+def _new_model(request: _Request, sizes: scratch.Sizes, named: str | Path | None) -> LoadedModel:
     if named is None:
         raise UserError(
             f"{request.asked}: a new model needs a public tokenizer; name one as model.tokenizer: "
             f"a folder, a tokenizer.json, a model on the hub, or `{scratch.BYTES}`"
         )
     tokenizer = public_tokenizer(named)
-    config = scratch.configuration(kind, sizes, tokenizer)
+    config = scratch.configuration(sizes, tokenizer)
     request.apply(config)
-    model = scratch.new_model(config, request.classifies, request.seed, request.dtype)
+    model = scratch.new_model(config, request.classifies, request.seed)
     _set_padding(model, tokenizer, request.asked)
-    new_weights = tuple(sorted(name for name, _ in model.named_parameters()))
+    new_weights = sorted(name for name, _ in model.named_parameters())
     limit = max_tokens(model, tokenizer, _DEFAULT_LIMIT)
-    return LoadedModel(model, tokenizer, limit, new_weights)
+    return LoadedModel(model, tokenizer, limit, tuple(new_weights))
 
 
 def public_tokenizer(named: str | Path) -> Any:
@@ -333,7 +329,7 @@ def _looks_ahead(model: Any, limit: int) -> bool:
     other = torch.where(ids < length // 2, ids, ids + 1)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     with torch.inference_mode():
-        logits, others = (model(input_ids=x % vocabulary).logits.float() for x in (ids, other))
+        logits, others = (model(input_ids=x % vocabulary).logits for x in (ids, other))
     first = slice(0, length // 2)
-    tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps) * float(logits.abs().max())
+    tolerance = 1e-4 * float(logits.abs().max())
     return float((logits[:, first] - others[:, first]).abs().max()) > tolerance
