@@ -29,7 +29,6 @@ Propagate = Annotated[
     bool, Option(help="Protect every mention of a name that a detector finds once.")
 ]
 Workers = Annotated[int, Option(help="Number of processes for detection.")]
-Style = Literal["placeholder", "pseudonym"]
 
 
 def detect(
@@ -171,7 +170,7 @@ def coverage(
 def deidentify(
     corpus: options.CorpusArgument,
     out: options.NewCorpus,
-    style: Style = Option(
+    style: Literal["placeholder", "pseudonym"] = Option(
         "placeholder", help="[PERSON], or the same [PERSON-17] for every mention."
     ),
     overwrite: options.Overwrite = False,

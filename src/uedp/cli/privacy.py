@@ -12,16 +12,13 @@ from uedp.cli.terminal import cell, number, plain, progress, say, say_json, show
 if TYPE_CHECKING:
     from uedp.accounting.profile import Profile
 
-_RATES, _ROUNDS, _SHARES = (0.02, 0.05, 0.1, 0.2), (100, 200, 500), (0.1, 0.2, 0.33, 0.5)
-PublishedName = Literal["user", "f_e", "f_e_plus"]
-
 account = typer.Typer(help="Compute the epsilon of given parameters.", no_args_is_help=True)
 certificate = typer.Typer(help="Show, verify and sign certificates.", no_args_is_help=True)
 
 
 @account.command("published")
 def account_published(
-    method: Annotated[PublishedName, Option(help="The method of the paper.")],
+    method: Annotated[Literal["user", "f_e", "f_e_plus"], Option(help="The method of the paper.")],
     users: options.Users,
     users_per_round: Annotated[int, Option(help="Users sampled per round.")],
     noise: options.PaperNoise,
@@ -103,12 +100,8 @@ def calibrate(
         entity_rate=entity_rate,
         extended_rate=extended_rate,
     )
-    values = {
-        "noise": solved.noise,
-        "rounds": solved.rounds,
-        "entity_share": solved.entity_share,
-        "epsilon": solved.epsilon,
-    }
+    names = ("noise", "rounds", "entity_share", "epsilon")
+    values = {name: getattr(solved, name) for name in names}
     _answer(values, delta, True, _words(solved.profile, solved.epsilon, delta), as_json)
 
 
@@ -118,9 +111,9 @@ def plan(
     users: int | None = Option(None, help="Number of users, without a corpus."),
     sentences: int | None = Option(None, help="Number of sentences, without a corpus."),
     usable: float = Option(0.5, help="Share of sentences a round can use, without a corpus."),
-    user_rate: list[float] = Option([*_RATES], help="Rates to try; repeat."),
-    rounds: list[int] = Option([*_ROUNDS], help="Rounds to try; repeat."),
-    entity_share: list[float] = Option([*_SHARES], help="Shares to try; repeat."),
+    user_rate: list[float] = Option([0.02, 0.05, 0.1, 0.2], help="Rates to try; repeat."),
+    rounds: list[int] = Option([100, 200, 500], help="Rounds to try; repeat."),
+    entity_share: list[float] = Option([0.1, 0.2, 0.33, 0.5], help="Shares to try; repeat."),
     delta: options.Delta = 1e-5,
     best: int = Option(15, help="Number of rows to show."),
     plot: Path | None = Option(None, help="Plot epsilon against rounds."),
@@ -402,11 +395,9 @@ def _words(profile: "Profile", value: float, delta: float) -> str:
     return f"{statement(profile, value, delta, _finite(value) is not None)} {ADJACENCY}"
 
 
-def _answer(
-    values: dict[str, Any], delta: float, is_guarantee: bool, words: str, as_json: bool
-) -> None:
+def _answer(values: dict[str, Any], delta: float, proven: bool, words: str, as_json: bool) -> None:
     if as_json:
-        say_json({**values, "delta": delta, "guarantee": is_guarantee, "words": words})
+        say_json({**values, "delta": delta, "guarantee": proven, "words": words})
         return
     for name, value in values.items():
         # a share rounded up, or a noise rounded down, would miss the target

@@ -104,9 +104,7 @@ def progress() -> ProgressProtocol:
 
 def plain(text: str) -> str:
     """The text on one line, its control characters escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def with_flags(text: str) -> str:

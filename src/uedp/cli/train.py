@@ -129,10 +129,9 @@ def generate(
     """Generate texts with a model, one per line."""
     from uedp.training import api
 
-    texts = api.generate(
+    for text in api.generate(
         run, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
-    )
-    for text in texts:
+    ):
         say(text)
 
 

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -76,9 +77,7 @@ def load_model(
             f"({', '.join(scratch.KINDS)}); a saved one has its own"
         )
     _check_path(Path(model).expanduser(), request.asked)
-    return read_saved(
-        model, request.asked, lambda source, local: _read(request, _Source.at(source, local))
-    )
+    return read_saved(model, request.asked, lambda source, local: _read(request, source, local))
 
 
 @dataclass(frozen=True)
@@ -123,26 +122,6 @@ class _Request:
                 setattr(config, name, 0.0)
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The arguments of `from_pretrained`: a folder or a name, and the GGUF file in it, if any."""
-
-    name: str
-    gguf: str | None = None
-    local: bool = True
-
-    @classmethod
-    def at(cls, name: str, local: bool) -> "_Source":
-        path = Path(name)
-        return cls(str(path.parent), path.name) if path.is_file() else cls(name, None, local)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        # No code from the model's repository is run, nor does Transformers ask on the terminal.
-        options: dict[str, Any] = {"local_files_only": self.local, "trust_remote_code": False}
-        return options if self.gguf is None else {**options, "gguf_file": self.gguf}
-
-
 def _check_path(path: Path, asked: str) -> None:
     if path.is_file() and path.suffix != ".gguf":
         raise UserError(f"{asked}: a file; name the folder of a saved model, or a .gguf file")
@@ -166,20 +145,23 @@ def _register_type(folder: Path, asked: str) -> None:
             importlib.import_module(_OWN_TYPES[model_type])
 
 
-def _read(request: _Request, source: _Source) -> LoadedModel:
+def _read(request: _Request, source: str, local: bool) -> LoadedModel:
     from transformers import AutoConfig
 
-    if source.local and source.gguf is None:
-        _register_type(Path(source.name), request.asked)
+    path, options = Path(source), _options(local)
+    gguf = path.is_file()
+    if gguf:
+        source, options["gguf_file"] = str(path.parent), path.name
+    elif local:
+        _register_type(path, request.asked)
     # the progress bar of a GGUF file cannot be switched off
-    stderr = io.StringIO() if source.gguf else None
-    with contextlib.redirect_stderr(stderr) if stderr else contextlib.nullcontext():
-        config = AutoConfig.from_pretrained(source.name, **source.options)
+    with contextlib.redirect_stderr(io.StringIO()) if gguf else contextlib.nullcontext():
+        config = AutoConfig.from_pretrained(source, **options)
         request.apply(config)
-        tokenizer = _read_tokenizer(source)
-        model, new_weights = _read_weights(config, request, source)
+        tokenizer = _read_tokenizer(source, options)
+        model, new_weights = _read_weights(config, request, source, options)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    if source.gguf is not None:
+    if gguf:
         _drop_unknown_tokens(tokenizer, vocabulary)
     if len(tokenizer) > vocabulary:
         raise UserError(
@@ -196,10 +178,15 @@ def _read(request: _Request, source: _Source) -> LoadedModel:
     return LoadedModel(model, tokenizer, limit, new_weights)
 
 
-def _read_tokenizer(source: _Source) -> Any:
+def _options(local: bool) -> dict[str, Any]:
+    """For `from_pretrained`: run no code of the model, and do not ask on the terminal."""
+    return {"local_files_only": local, "trust_remote_code": False}
+
+
+def _read_tokenizer(source: str, options: Mapping[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # made up, for lack of a file
         raise FileNotFoundError(
             "it has no tokenizer; put the tokenizer.json of the model beside it"
@@ -207,7 +194,9 @@ def _read_tokenizer(source: _Source) -> Any:
     return tokenizer
 
 
-def _read_weights(config: Any, request: _Request, source: _Source) -> tuple[Any, tuple[str, ...]]:
+def _read_weights(
+    config: Any, request: _Request, source: str, options: dict[str, Any]
+) -> tuple[Any, tuple[str, ...]]:
     """The model, and the names of its weights that were drawn from the seed."""
     import transformers
 
@@ -224,14 +213,13 @@ def _read_weights(config: Any, request: _Request, source: _Source) -> tuple[Any,
             f"{request.asked}: a model of type {config.model_type!r} is not a {wanted}; "
             f"choose another, such as {example}"
         )
-    options = source.options
-    if source.gguf is not None and hasattr(transformers, "GgufConfig"):
+    if "gguf_file" in options and hasattr(transformers, "GgufConfig"):
         # quantised blocks cannot be trained; versions without the option always dequantise
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        options = {**options, "quantization_config": transformers.GgufConfig(dequantize=True)}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(request.seed)  # the CPU's; others stay as they are
         model, report = auto_class.from_pretrained(
-            source.name,
+            source,
             config=config,
             dtype=torch.float32,
             output_loading_info=True,
@@ -285,7 +273,7 @@ def public_tokenizer(named: str | Path) -> Any:
     return read_saved(
         named,
         f"tokenizer {str(named)!r}",
-        lambda source, local: _read_tokenizer(_Source(source, None, local)),
+        lambda source, local: _read_tokenizer(source, _options(local)),
     )
 
 

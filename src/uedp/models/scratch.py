@@ -42,7 +42,7 @@ def byte_tokenizer() -> Any:
     backend = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return _wrapped(backend, pad_token=_PADDING, bos_token=_START, eos_token=_END)
+    return fast_tokenizer(backend, pad_token=_PADDING, bos_token=_START, eos_token=_END)
 
 
 def tokenizer_in_file(path: Path) -> Any:
@@ -69,15 +69,16 @@ def tokenizer_in_file(path: Path) -> Any:
             f"tokenizer {str(path)!r}: no token is known to start or end a text; name "
             "the folder it was saved in, with its tokenizer_config.json"
         )
-    return _wrapped(backend, **roles)
+    return fast_tokenizer(backend, **roles)
 
 
-def _wrapped(backend: Tokenizer, **special: str) -> Any:
+def fast_tokenizer(backend: Tokenizer, max_length: int = _MAX_TOKENS, **special: str) -> Any:
+    """A Transformers tokenizer that pads on the right, with special tokens no text can spell."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        model_max_length=_MAX_TOKENS,
+        model_max_length=max_length,
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
         split_special_tokens=True,
