@@ -1,7 +1,7 @@
 """Commands for guarantees: account, calibrate, plan, certificate, ledger."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -10,6 +10,7 @@ from uedp.cli import options
 from uedp.cli.terminal import cell, number, plain, progress, say, say_json, show, table, with_flags
 
 if TYPE_CHECKING:
+    from uedp.accounting.certificate import Certificate
     from uedp.accounting.profile import Profile
 
 account = typer.Typer(help="Compute the epsilon of given parameters.", no_args_is_help=True)
@@ -199,7 +200,7 @@ def certificate_show(run: options.RunArgument, as_json: options.AsJson = False) 
         typer.echo(shown.model_dump_json(indent=2))
         return
     typer.echo("not verified: this is what the file says; check it with `uedp certificate verify`")
-    say_statement(shown)
+    _say_statement(shown)
     say(shown.adjacency)
     typer.echo()
     rows = table("", "", left=(1,))
@@ -258,7 +259,7 @@ def certificate_verify(
     model = f"{len(checked.files)} files of the model" if checked.files else "no model"
     verdict = f"verified: signed by {public_key}," if signed else "consistent:"
     say(f"{verdict} ledger intact, every number recomputed, {model} compared")
-    say_statement(checked)
+    _say_statement(checked)
     typer.echo("Not checked:")
     for line in left_open:
         say(f"- {line}")
@@ -286,7 +287,7 @@ def certificate_sign(
 
     checked = verify(run)
     say(f"signature: {sign_certificate(run / CERTIFICATE, key)}")
-    say_statement(checked)
+    _say_statement(checked)
 
 
 @certificate.command("schema")
@@ -356,16 +357,7 @@ def ledger(
     say(f"\n{_runs(total.runs)}: {shown}")
 
 
-class Stated(Protocol):
-    """A certificate or a plan."""
-
-    @property
-    def statement(self) -> str: ...
-    @property
-    def missed_line(self) -> str: ...
-
-
-def say_statement(stated: Stated) -> None:
+def _say_statement(stated: "Certificate") -> None:
     """Print the guarantee, and the lines that belong to it."""
     sentence, *lines = stated.statement.split("\n")
     for line in filter(None, (sentence, stated.missed_line, *lines)):

@@ -11,7 +11,7 @@ import typer
 from typer import Argument, Option
 
 from uedp.cli.options import AsJson, FinishedRun, SetOption
-from uedp.cli.privacy import say_statement, show_missed
+from uedp.cli.privacy import show_missed
 from uedp.cli.terminal import STOPPED, number, progress, say, say_json, show, table, with_flags
 from uedp.errors import UserError
 
@@ -185,7 +185,8 @@ def _config(
 
 def _show_plan(preview: "Preview") -> None:
     plan, privacy = preview.plan, preview.plan.config.privacy
-    say_statement(plan)
+    for line in plan.summary:
+        say(line)
     rows = table("", "")
     for name, value in plan.describe().items():
         if value is not None:

@@ -69,7 +69,7 @@ def tokenizer_in_file(path: Path) -> Any:
             f"tokenizer {str(path)!r}: no token is known to start or end a text; name "
             "the folder it was saved in, with its tokenizer_config.json"
         )
-    return fast_tokenizer(backend, **roles)
+    return fast_tokenizer(backend, _MAX_TOKENS, **roles)
 
 
 def fast_tokenizer(backend: Tokenizer, max_length: int = _MAX_TOKENS, **special: str) -> Any:
