@@ -106,7 +106,8 @@ def issue(folder: Path, warn: Callable[[str], object] = warnings.warn) -> Certif
     )
     with suppress(UserError):  # there is none yet, or it cannot be read
         before = load_certificate(folder)
-        if not _differences(certificate, before):
+        undated = {"created": before.created, "versions": before.versions}
+        if not _differences(certificate.model_copy(update=undated), before):
             return before
     write_atomically(folder / CERTIFICATE, certificate.model_dump_json(indent=2) + "\n")
     signature = folder / SIGNATURE
@@ -164,18 +165,15 @@ def verify(folder: Path, public_key: Path | None = None, corpus: Path | None = N
 
 def not_checked(certificate: Certificate, signed: bool, corpus: bool) -> tuple[str, ...]:
     """The questions that a verification leaves open, for the person who relies on it."""
-    unsigned = (
+    checked = {
         "who issued this: the ledger is a chain that anybody can write anew from its first line; "
-        "sign the certificate, and verify it with `public_key=...`"
-    )
-    no_corpus = (
+        "sign the certificate, and verify it with `public_key=...`": signed,
         "whether rounds were repeated with a ledger that was cut, and whether the corpus is the "
-        "one that is named: verify it with `corpus=...`"
-    )
+        "one that is named: verify it with `corpus=...`": corpus,
+        "a model: none is certified, the run is not finished": bool(certificate.files),
+    }
     return (
-        *(() if signed else (unsigned,)),
-        *(() if corpus else (no_corpus,)),
-        *(() if certificate.files else ("a model: none is certified, the run is not finished",)),
+        *(question for question, answered in checked.items() if not answered),
         "that the code which ran was unmodified, and that the weights are what its rounds made",
         "that texts belong to the users they are said to belong to, and that entities were found",
         "that rounding which depends on the batch stays within `rounding_margin`: the noise is "
@@ -198,7 +196,10 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
             first_difference(plan["setup"], record["setup"], "setup")
             for record in of_kind(records, "resume")
         ]
-        totals = [_corpus_total(record) for record in of_kind(records, "corpus")]
+        totals = [
+            CorpusTotal(**{name: record[name] for name in CorpusTotal.model_fields})
+            for record in of_kind(records, "corpus")
+        ]
     _refuse_contradictions(path, planned, spent, bool(files))
     if any(resumed):
         changed = next(filter(None, resumed))
@@ -246,10 +247,6 @@ def _refuse_contradictions(path: Path, planned: PlannedRun, spent: int, saved: b
         raise UserError(f"{path}: setup.vocabulary is {stated!r}, but the plan has {has}")
 
 
-def _corpus_total(record: Mapping[str, Any]) -> CorpusTotal:
-    return CorpusTotal(**{name: record[name] for name in CorpusTotal.model_fields})
-
-
 def _parameters(plan: Mapping[str, Any], setup: Setup) -> dict[str, float | int | bool | None]:
     rounds = {key: value for key, value in plan["profile"].items() if key != "method"}
     rounds["rounding_margin"] = setup.rounding_margin
@@ -280,23 +277,18 @@ def _compare_with_corpus(folder: Path, claimed: Certificate, corpus: Path) -> No
         raise UserError(f"{folder / CERTIFICATE}: by the ledger of the corpus, {wrong}")
 
 
-def _differences(true: Certificate, claimed: Certificate) -> list[str]:
-    """The fields but `created` and `versions` that differ, with both values."""
-    fields = [name for name in Certificate.model_fields if name not in ("created", "versions")]
+def _differences(true: StrictModel, claimed: StrictModel) -> list[str]:
+    """The fields that differ, with both values."""
+    fields = type(true).model_fields
     compared = (_difference(name, getattr(true, name), getattr(claimed, name)) for name in fields)
     return [difference for difference in compared if difference]
 
 
 def _difference(name: str, true: object, claimed: object) -> str | None:
     """A field that differs, named down to the part that does, with both values."""
-    if _alike(true, claimed):
-        return None
     if isinstance(true, StrictModel) and isinstance(claimed, type(true)):
-        for inner in type(true).model_fields:
-            values = getattr(true, inner), getattr(claimed, inner)
-            if difference := _difference(f"{name}.{inner}", *values):
-                return difference
-    return f"{name} is {_brief(claimed)}, not {_brief(true)}"
+        return next((f"{name}.{inner}" for inner in _differences(true, claimed)), None)
+    return None if _alike(true, claimed) else f"{name} is {_brief(claimed)}, not {_brief(true)}"
 
 
 def _alike(true: object, claimed: object) -> bool:

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from uedp.errors import UserError
 from uedp.files import fsync_file, fsync_path, lock_file, private_opener
@@ -73,7 +73,7 @@ class Chain:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> "Chain":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -59,7 +59,7 @@ class ShiftedGaussian:
         low, high = self.loss_range()
         result, inside = _outside(epsilons, low, high)
         eps = epsilons[inside]
-        at = self._threshold(eps)
+        at = _log_sum_root(*self._terms, eps, self.noise)
         value = self._mass(-at, 1.0) - np.exp(eps + special.log_ndtr(-at / self.noise))
         result[inside] = np.clip(value, 0.0, 1.0)
         return result
@@ -68,7 +68,7 @@ class ShiftedGaussian:
         low, high = self.loss_range()
         result, inside = _outside(epsilons, -high, -low)
         eps = epsilons[inside]
-        at = self._threshold(-eps)
+        at = _log_sum_root(*self._terms, -eps, self.noise)
         value = special.ndtr(at / self.noise) - np.exp(eps) * self._mass(at, -1.0)
         result[inside] = np.clip(value, 0.0, 1.0)
         return result
@@ -105,10 +105,6 @@ class ShiftedGaussian:
     @property
     def _terms(self) -> tuple[Floats, Floats]:
         return np.log(self.probabilities)[:, None], np.asarray(self.shifts)[:, None]
-
-    def _threshold(self, losses: Floats) -> Floats:
-        """The point of the line at which each loss (above the lowest) is reached."""
-        return _log_sum_root(*self._terms, losses, self.noise)
 
     def _mass(self, at: Floats, sign: float) -> Floats:
         """`sum_i p_i Phi((at + sign * s_i) / z)`."""

@@ -62,7 +62,7 @@ class HiddenDraw:
         at = _crossing(full, emptied, epsilons)
         # the positive part at N(b) must be covered by the negative part at N(0) alone
         covered = np.log(q) + _log_ratio(1.0, at, z) <= np.log(np.expm1(epsilons) + q)
-        value = full.above(at) - np.exp(epsilons) * emptied.above(at)
+        value = full.mass(at, 1.0) - np.exp(epsilons) * emptied.mass(at, 1.0)
         return np.where(covered, np.clip(value, 0.0, bound), bound)
 
     def _emptied_above(self, epsilons: Floats) -> Floats:
@@ -76,7 +76,7 @@ class HiddenDraw:
         positive = np.maximum(1 - np.exp(epsilons) * (1 - q), 0.0)
         with np.errstate(divide="ignore"):
             covered = np.log(positive) - _log_ratio(1.0, at, z) <= epsilons + np.log(q)
-        value = emptied.below(at) - np.exp(epsilons) * full.below(at)
+        value = emptied.mass(at, -1.0) - np.exp(epsilons) * full.mass(at, -1.0)
         return np.where(covered, np.clip(value, 0.0, bound), bound)
 
 
@@ -93,16 +93,8 @@ def revealed_draw(
     noise: float, user_rate: float, share: float, coin: float = 1.0
 ) -> RevealedMixture:
     """Theorem 1's pair: it is revealed whether the entity's holder was drawn, at rate `q_u`."""
-    both = ShiftedGaussian(
-        noise,
-        (0.0, share, 1.0, 1.0 + share),
-        (
-            (1 - coin) * (1 - user_rate),
-            coin * (1 - user_rate),
-            (1 - coin) * user_rate,
-            coin * user_rate,
-        ),
-    )
+    chances = tuple(c * p for p in (1 - user_rate, user_rate) for c in (1 - coin, coin))
+    both = ShiftedGaussian(noise, (0.0, share, 1.0, 1.0 + share), chances)
     return RevealedMixture((1 - user_rate, user_rate), (sampled_gaussian(noise, user_rate), both))
 
 
@@ -127,13 +119,8 @@ class _Density:
         total = parts.sum(axis=0)
         return top + np.log(total), (parts * shifts).sum(axis=0) / (total * self.noise**2)
 
-    def above(self, at: Floats) -> Floats:
-        return self._mass(at, 1.0)
-
-    def below(self, at: Floats) -> Floats:
-        return self._mass(at, -1.0)
-
-    def _mass(self, at: Floats, side: float) -> Floats:
+    def mass(self, at: Floats, side: float) -> Floats:
+        """The mass above the points (side 1) or below them (side -1)."""
         total = np.zeros_like(at)
         for shift, weight in zip(self.shifts, self.weights, strict=True):
             total += weight * special.ndtr(side * (shift - at) / self.noise)

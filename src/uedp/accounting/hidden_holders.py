@@ -90,8 +90,7 @@ class HiddenHolders:
     def _bound(self, side: str, epsilons: Floats, known: dict["HiddenHolders", Floats]) -> Floats:
         """The smaller of the bound by the two worlds and the bound with one more draw revealed."""
         if self not in known:
-            nodes: Chords = getattr(_chords(self), side)
-            bound = nodes.at(epsilons)
+            bound = _chords(self)[side].at(epsilons)
             for away, drawn in self._reveal_one():
                 average = (1 - self.user_rate) * away._bound(side, epsilons, known)
                 average += self.user_rate * drawn._bound(side, epsilons, known)
@@ -140,12 +139,6 @@ class Chords:
         weight = np.expm1(np.minimum(epsilons - high, 0.0)) / np.expm1(nodes[right - 1] - high)
         chord: Floats = weight * values[right - 1] + (1 - weight) * values[right]
         return chord
-
-
-@dataclass(frozen=True)
-class _BothSides:
-    full: Chords
-    emptied: Chords
 
 
 @dataclass(frozen=True)
@@ -239,19 +232,12 @@ def _worlds(holders: HiddenHolders) -> Iterator[_World]:
     count = drawn.sum(axis=1)
     moves = drawn @ np.array([holders.lent, holders.move])
     for rest, upwards in ((count - moves, True), (-1.0 * count, False)):
-        yield _World(
-            holders.noise,
-            holders.user_rate,
-            drawn,
-            chances,
-            rest,
-            holders.offset + rest + moves,
-            upwards,
-        )
+        moved = holders.offset + rest + moves
+        yield _World(holders.noise, holders.user_rate, drawn, chances, rest, moved, upwards)
 
 
 @lru_cache(maxsize=256)
-def _chords(holders: HiddenHolders) -> _BothSides:
+def _chords(holders: HiddenHolders) -> dict[str, Chords]:
     """The divergences of the two worlds, each at the epsilons where it is the worst."""
     losses, full, emptied = [], [], []
     for world in _worlds(holders):
@@ -259,11 +245,8 @@ def _chords(holders: HiddenHolders) -> _BothSides:
         rest_total = special.logsumexp(rest_parts, axis=0)
         full_total = special.logsumexp(full_parts, axis=0)
         largest = np.abs(full_parts).max(axis=0) + np.abs(rest_parts).max(axis=0)
-        holds = world.worst_at(
-            np.exp(full_parts - full_total),
-            np.exp(rest_parts - rest_total),
-            margin=1e-13 * (1 + largest),
-        )
+        shares = np.exp(full_parts - full_total), np.exp(rest_parts - rest_total)
+        holds = world.worst_at(*shares, margin=1e-13 * (1 + largest))
         loss = full_total - rest_total
         rest_above, full_above = world.log_mass(1.0)
         rest_below, full_below = world.log_mass(-1.0)
@@ -274,10 +257,10 @@ def _chords(holders: HiddenHolders) -> _BothSides:
         if not len(world.drawn) > 1:
             break  # no one's draw is hidden: the two worlds are one
     loss = np.concatenate(losses)
-    return _BothSides(
-        Chords.through(loss, np.clip(np.concatenate(full), 0.0, 1.0)),
-        Chords.through(-loss, np.clip(np.concatenate(emptied), 0.0, 1.0)),
-    )
+    return {
+        "full": Chords.through(loss, np.clip(np.concatenate(full), 0.0, 1.0)),
+        "emptied": Chords.through(-loss, np.clip(np.concatenate(emptied), 0.0, 1.0)),
+    }
 
 
 @lru_cache(maxsize=256)

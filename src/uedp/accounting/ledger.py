@@ -419,10 +419,9 @@ class RunLedger:
     ) -> Iterator["RunLedger"]:
         """`corpus` is the folder that keeps the high-water mark of this ledger."""
         plan = planned.record()
-        marked = nullcontext(None) if corpus is None else Mark.open(corpus, planned.run)
         with Chain(folder / RUN_LEDGER) as chain:
             _refuse_another(chain.path, chain.records, plan)
-            with marked as mark:
+            with nullcontext(None) if corpus is None else Mark(corpus, planned.run) as mark:
                 spent = spent_rounds(chain.records)
                 if mark is not None and corpus is not None:
                     mark.check(chain.path, chain.seals, spent)
@@ -517,7 +516,7 @@ def close_run(folder: Path, corpus: CorpusLedger) -> LedgerEntry:
         planned = planned_run(path, chain.records)
         corpus.entry(planned.run)
         spent = spent_rounds(chain.records)
-        with Mark.open(corpus.folder, planned.run) as mark:
+        with Mark(corpus.folder, planned.run) as mark:
             mark.check(path, chain.seals, spent)
             if not of_kind(chain.records, "closed"):
                 chain.append({"kind": "closed", "spent": spent})

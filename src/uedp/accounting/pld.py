@@ -95,10 +95,8 @@ def discretise(pair: DominatingPair, step: float) -> BothDirections:
     low, high = pair.loss_range()
     bottom, top = int(np.floor(low / step)), int(np.ceil(high / step))
     grid = step * np.arange(bottom, top + 1, dtype=np.float64)
-    return (
-        _connect(pair.full(grid), bottom, step),
-        _connect(pair.emptied(-grid[::-1]), -top, step),
-    )
+    full, emptied = pair.full(grid), pair.emptied(-grid[::-1])
+    return _connect(full, bottom, step), _connect(emptied, -top, step)
 
 
 def _connect(deltas: Floats, lowest: int, step: float) -> PrivacyLossDistribution:

@@ -31,13 +31,7 @@ from uedp.accounting.pld import (
     max_rounds,
     min_delta,
 )
-from uedp.accounting.profile import (
-    MIN_NOISE,
-    PrivacyEvent,
-    Profile,
-    check_rates,
-    register_profile,
-)
+from uedp.accounting.profile import MIN_NOISE, PrivacyEvent, Profile, check_rates, register_profile
 from uedp.errors import UserError
 
 MAX_ROUNDS = 10_000_000  # of a run; composing more takes minutes
