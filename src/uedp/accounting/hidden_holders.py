@@ -26,6 +26,7 @@ from uedp.accounting.divergence import (
     Floats,
     RevealedMixture,
     ShiftedGaussian,
+    log_ratio,
 )
 
 _FARTHEST = 9.5  # standard deviations; beyond lies less than `TAIL_MASS`
@@ -186,9 +187,7 @@ class _World:
         return rest, full
 
     def _log_ratio(self, means: Floats) -> Floats:
-        means = means[:, None]
-        value: Floats = means * (2 * self.points - means) / (2 * self.noise**2)
-        return value
+        return log_ratio(means[:, None], self.points, self.noise)
 
     def _log_tail(self, means: Floats, side: float) -> Floats:
         tail: Floats = special.log_ndtr(side * (means[:, None] - self.points) / self.noise)

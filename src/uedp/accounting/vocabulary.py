@@ -97,7 +97,7 @@ class MissedInVocabulary:
 
     release: VocabularyRelease
     holders: int
-    per_user: int | None
+    per_user: int | None = None
 
     @property
     def noise(self) -> float:
