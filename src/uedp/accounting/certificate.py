@@ -1,9 +1,8 @@
 """The certificate: what a run guarantees, in words and numbers, checkable by a third party.
 
-Only proven numbers enter it. All of it but `versions` and `created` follows from the run's ledger,
-which holds the decisions (`uedp.accounting.decisions`), the rounds spent, and the hashes of the
-model's files; `verify` recomputes it and compares the files. The ledger itself is a chain that
-anybody could write: only a signature shows that it is the one its signatory saw.
+Only proven numbers enter it. All of it but `versions` and `created` follows from the run's ledger;
+`verify` recomputes it and compares the model's files. The ledger itself is a chain that anybody
+could write: only a signature shows that it is the one its signatory saw.
 """
 
 import datetime
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 import uedp
-from uedp.accounting.chain import of_kind, read_chain, read_sealed
+from uedp.accounting.chain import of_kind, read_chain
 from uedp.accounting.decisions import PRIVATE_VOCABULARY, Setup, Shape, StrictModel
 from uedp.accounting.ledger import (
     RUN_LEDGER,
@@ -185,7 +184,7 @@ def not_checked(certificate: Certificate, signed: bool, corpus: bool) -> tuple[s
 
 def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificate:
     path = folder / RUN_LEDGER
-    records, seal = read_chain(path)
+    records, seals = read_chain(path)
     planned = planned_run(path, records)
     with refusing_malformed(path, "run"):
         spent = spent_rounds(records)
@@ -230,7 +229,7 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
         incidence=planned.shape,
         run=planned.run,
         files=files,
-        ledger_seal=seal,
+        ledger_seal=seals[-1],
         versions=versions,
         created=created,
     )
@@ -261,18 +260,19 @@ def _compare_with_corpus(folder: Path, claimed: Certificate, corpus: Path) -> No
         raise UserError(f"{ledger.path}: no such ledger; name the corpus the run was made on")
     ledger.entry(claimed.run)
     path = folder / RUN_LEDGER
-    records, seals = read_sealed(path)
+    records, seals = read_chain(path)
     check_mark(corpus, claimed.run, path, seals, spent_rounds(records))
     total = claimed.corpus_total
     if total is None:
         return
-    entered, seals = read_sealed(ledger.path)
+    entered, seals = read_chain(ledger.path)
     if total.seal not in seals:
         raise UserError(
             f"{ledger.path}: is not the ledger that corpus_total was computed from; it was cut or "
             "replaced"
         )
-    true = total_of(entered[: seals.index(total.seal) + 1], total.seal, total.delta)
+    until = seals.index(total.seal) + 1
+    true = total_of(entered[:until], seals[:until], total.delta)
     if wrong := _difference("corpus_total", true, total):
         raise UserError(f"{folder / CERTIFICATE}: by the ledger of the corpus, {wrong}")
 

@@ -7,8 +7,7 @@ offset. `docs/privacy.md` proves at which epsilon one of two collinear worlds is
 others one more draw is revealed.
 
 Nothing here searches for a threshold: each point of the line is the threshold of the epsilon
-computed there. This gives the divergence at the epsilons of many points; in between it lies below
-their chords, because the true one is convex in `e^eps`.
+computed there. Between these epsilons the divergence, convex in `e^eps`, lies below its chords.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,8 @@
 """The high-water mark of a run's ledger, kept beside its corpus.
 
-A run's ledger lies in the run's own folder. If it were cut short, or restored from an older copy,
-the run would repeat rounds. So whoever spends a round also leaves the ledger's seal beside the
-corpus; a ledger that does not contain that seal is refused. The mark is written second: a process
-that dies between the two leaves a ledger that is ahead of its mark, which does no harm.
+A run whose ledger was cut short, or restored from an older copy, would repeat rounds. So whoever
+spends a round also leaves the ledger's seal beside the corpus; a ledger without that seal is
+refused. The mark is written second: a ledger that is ahead of its mark does no harm.
 """
 
 import re

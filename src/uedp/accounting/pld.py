@@ -2,8 +2,7 @@
 
 Discretisation is connect-the-dots (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): exact at
 the grid's epsilons, above the truth between them, hence pessimistic at any resolution. Tests
-compare it with dp-accounting, whose composition and search for epsilon loop over the grid in
-Python.
+compare it with dp-accounting, whose composition loops over the grid in Python.
 """
 
 from collections.abc import Sequence
