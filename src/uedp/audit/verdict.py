@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -220,17 +220,16 @@ def judge(
 def _best(trial: Trial, delta: float, only: Guessed | None = None) -> tuple[Bound, Bound, float]:
     """The bounds by a threshold and by a Gaussian fit, and its mu; of one direction or the best."""
 
-    def cut(right: Floats, wrong: Floats, full: bool) -> Floats:
-        allowed = only is None or full == (only == "full")
-        return threshold_epsilon(right, wrong, delta) if allowed else np.full(1, -1.0)
+    def tested(merit: Callable[[Floats, Floats], Floats]) -> tuple[float, Point]:
+        def of_side(right: Floats, wrong: Floats, full: bool) -> Floats:
+            allowed = only is None or full == (only == "full")
+            return merit(right, wrong) if allowed else np.full(1, -1.0)
 
-    def fit(right: Floats, wrong: Floats, full: bool) -> Floats:
-        allowed = only is None or full == (only == "full")
-        return gaussian_mu(right, wrong) if allowed else np.full(1, -1.0)
+        point = trial.test(of_side)
+        return point.merit(merit), point
 
-    at, near = trial.test(cut), trial.test(fit)
-    mu = near.merit(gaussian_mu)
-    threshold = at.merit(lambda right, wrong: threshold_epsilon(right, wrong, delta))
+    threshold, at = tested(lambda right, wrong: threshold_epsilon(right, wrong, delta))
+    mu, near = tested(gaussian_mu)
     return _bound(threshold, at), _bound(gaussian_epsilon(mu, delta), near), mu
 
 
