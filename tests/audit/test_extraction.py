@@ -46,7 +46,7 @@ from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
-from uedp.report.extraction_plots import extraction_figure
+from uedp.report.audit_plots import extraction_figure
 from uedp.training.config import parse_config
 from uedp.training.loop import run
 

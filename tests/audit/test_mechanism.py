@@ -65,8 +65,10 @@ def by_engine(replicas, draw, clips, multiplier, noise, layers: int = 1):
     model = nn.ModuleList([nn.Embedding(replicas.count, 1) for _ in range(layers)])
     gradients = torch.from_numpy(replicas.gradients * clips.update / math.sqrt(layers)).float()
 
+    each = replicas.incidence.sentences // replicas.count
+
     def losses(sentences):
-        place = torch.from_numpy(replicas.of_sentences(np.asarray(sentences)).astype(np.int64))
+        place = torch.from_numpy(np.asarray(sentences, dtype=np.int64) // each)
         weights = sum(layer(place[:, None])[:, 0, 0] for layer in model)
         return gradients[torch.from_numpy(np.asarray(sentences, dtype=np.int64))] * weights
 
@@ -151,7 +153,7 @@ def test_replicas_are_apart_and_alike():
         5 * n for n in (one.users, one.sentences, one.entities)
     )
     assert np.all(replicas.of_users(whole.sentence_user) == np.repeat(np.arange(5), one.sentences))
-    for sentence, copy in enumerate(replicas.of_sentences(np.arange(whole.sentences))):
+    for sentence, copy in enumerate(np.arange(whole.sentences) // one.sentences):
         same = sentence - copy * one.sentences
         shifted = one.sentence_entities[same] + copy * one.entities
         assert whole.sentence_entities[sentence].tolist() == shifted.tolist()

@@ -15,7 +15,6 @@ gives nothing; and the noise that rounds add is as large as planned.
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -33,7 +32,7 @@ from uedp.mechanism.lending import Mask
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
 from uedp.mechanism.release import max_tokens_on
 from uedp.mechanism.sampling import Participants
-from uedp.methods import Autocast, ClippedMethod, Method
+from uedp.methods import ClippedMethod, Method
 from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Progress
 from uedp.training.build import build_method
@@ -86,11 +85,6 @@ class AdversarialTask:
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
         losses: Tensor = model(batch["vectors"])
         return losses[:, 0, 0]
-
-    def evaluate(
-        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
-    ) -> Mapping[str, float]:
-        return {}
 
 
 def stress_incidence(share: float, user_rate: float, per_user: int | None = None) -> Incidence:
@@ -195,17 +189,15 @@ def measure(
     rng = np.random.default_rng(rounds_seed)
     on = "a stress corpus" if incidence is None else "the corpus"
     if incidence is None:
-        incidence = stress_incidence(
-            plan.clips.share, plan.sampling.user_rate, plan.sampling.per_user
-        )
+        rates = plan.sampling
+        incidence = stress_incidence(plan.clips.share, rates.user_rate, rates.per_user)
     noiseless = replace(plan.profile, noise=0.0)  # type: ignore[type-var]
     silent = replace(plan, profile=noiseless).on(incidence).seeded(rounds_seed)
     task = AdversarialTask(incidence.sentences, _WIDTH, _tokens(plan, incidence))
-    method = build_method(silent, incidence, LinearModel(_WIDTH), task, nullcontext)
+    method = build_method(silent, incidence, LinearModel(_WIDTH), task)
     draws = [_participants(silent, incidence, number) for number in range(scanned)]
-    broken = []
-    if issubclass(plan.method, ClippedMethod):
-        broken = _selection_faults(silent, incidence, draws)
+    clipped = issubclass(plan.method, ClippedMethod)
+    broken = _selection_faults(silent, incidence, draws) if clipped else []
     shifts: dict[Target, Shift] = {}
     played = _most_revealing(incidence, draws, rounds)
     with progress.stage("measuring rounds", len(played), "rounds") as meter:
@@ -418,7 +410,7 @@ def relative_noise(plan: Plan, seed: int | None = None) -> tuple[float, float]:
     incidence = Incidence.build(np.arange(8), nothing, nothing, 8, 0)
     fresh = plan.on(incidence).seeded(seed)
     task = AdversarialTask(incidence.sentences, _VALUES, 1)
-    gradient = build_method(fresh, incidence, LinearModel(_VALUES), task, nullcontext).round(0)
+    gradient = build_method(fresh, incidence, LinearModel(_VALUES), task).round(0)
     values: Floats = torch.cat([v.flatten() for v in gradient.values]).double().numpy()
     planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_users
     if not planned:

@@ -153,15 +153,14 @@ class Threat(NamedTuple):
 
 
 P = TypeVar("P", bound=PrivacyEvent)
-_THREATS: dict[type, Callable[[Any, Sampling], Iterator[Threat]]] = {}
+Threats = Callable[[P, Sampling], Iterator[Threat]]
+_THREATS: dict[type, Threats[Any]] = {}
 
 
-def worst_case_worlds(
-    profile: type[P],
-) -> Callable[[Callable[[P, Sampling], Iterator[Threat]]], Callable[[P, Sampling], Any]]:
+def worst_case_worlds(profile: type[P]) -> Callable[[Threats[P]], Threats[P]]:
     """Register what a function yields as the threats to a type of profile."""
 
-    def register(build: Callable[[P, Sampling], Iterator[Threat]]) -> Callable[[P, Sampling], Any]:
+    def register(build: Threats[P]) -> Threats[P]:
         _THREATS[profile] = build
         return build
 

@@ -323,7 +323,7 @@ def audit_extract(
     """
     from uedp.audit.extraction import extract
     from uedp.audit.secrets import load_secrets
-    from uedp.report.extraction_plots import extraction_figure
+    from uedp.report.audit_plots import extraction_figure
 
     _check_outputs(out, plot)
     if len(set(runs)) < len(runs):
