@@ -75,7 +75,7 @@ def differ(one, other) -> bool:
     return all(a != b for a, b in zip(one, other, strict=True))
 
 
-def test_without_a_seed_no_two_rounds_share_anything():
+def test_without_a_seed_rounds_share_no_randomness():
     found = plan()
     runs = []
     for _ in range(2):  # two processes, alike in all else
@@ -87,7 +87,7 @@ def test_without_a_seed_no_two_rounds_share_anything():
         assert all(differ(one, other) for other in runs[:place])
 
 
-def test_with_a_seed_a_round_depends_on_it_and_its_number_alone():
+def test_with_a_seed_a_round_depends_on_seed_and_number_only():
     found = plan(privacy__seed=5)
     torch.manual_seed(0)
     one = seen(Randomness(found.config.privacy.seed), 3)
@@ -100,7 +100,7 @@ def test_with_a_seed_a_round_depends_on_it_and_its_number_alone():
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_the_callers_random_numbers_are_left_alone(seed):
+def test_the_callers_generators_are_left_unchanged(seed):
     before = torch.get_rng_state()
     seen(Randomness(seed), 0)
     with pytest.raises(ZeroDivisionError), Randomness(None).of_round(0, CPU):
@@ -108,7 +108,7 @@ def test_the_callers_random_numbers_are_left_alone(seed):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_source_of_noise_is_the_one_that_is_certified():
+def test_the_noise_source_matches_the_certificate():
     for seed, name in ((None, "cipher"), (1, "fixed seed")):
         found = plan(privacy__seed=seed)
         with Randomness(found.config.privacy.seed).of_round(0, CPU) as (_, _, noise):
@@ -144,7 +144,7 @@ def projected(vector, bound: float):
 
 
 @pytest.mark.parametrize("method", ["rotation", "user-level"])
-def test_a_clipped_round_is_the_sum_by_hand(method):
+def test_a_clipped_round_matches_a_sum_by_hand(method):
     found = plan(
         method,
         privacy__noise=0.0,
@@ -179,7 +179,7 @@ def test_a_clipped_round_is_the_sum_by_hand(method):
     assert gradient.stats.users == len(who.users)
 
 
-def test_what_is_lent_stays_for_a_period_and_depends_on_seed_and_number(monkeypatch):
+def test_lending_is_constant_for_a_period_and_depends_on_the_seed(monkeypatch):
     mentions, period = len(worlds.incidence().sentence_entities.values), 3
     monkeypatch.setattr(rotation, "_MENTIONS_PER_ROUND", mentions // (period - 1))
     one, other = (
@@ -193,14 +193,14 @@ def test_what_is_lent_stays_for_a_period_and_depends_on_seed_and_number(monkeypa
         assert (other.usable(number * period) == seen[number]).all()
 
 
-def test_without_a_seed_lending_is_drawn_afresh():
+def test_without_a_seed_lending_is_redrawn():
     seen = {LendingSchedule(lend, worlds.incidence(), None).usable(0).tobytes() for _ in range(20)}
     assert len(seen) > 1
 
 
 @pytest.mark.parametrize("estimator", ["f_E", "f_E+"])
 @pytest.mark.parametrize("literal", [False, True])
-def test_a_round_of_the_paper_is_the_sum_by_hand(estimator, literal):
+def test_a_uedp_alg_round_matches_a_sum_by_hand(estimator, literal):
     found = plan(
         "uedp-alg",
         privacy__noise=0.0,
@@ -238,7 +238,7 @@ def test_a_round_of_the_paper_is_the_sum_by_hand(estimator, literal):
 
 
 @pytest.mark.parametrize("room", [None, 40])
-def test_a_plain_round_is_the_mean_by_hand(room):
+def test_a_noiseless_round_matches_a_mean_by_hand(room):
     found = plan("noiseless", privacy__seed=1, privacy__user_rate=0.2, run__tokens_at_once=room)
     gradient = made(found).round(2)
     with Randomness(found.config.privacy.seed).of_round(2, CPU) as (generator, key, _):
@@ -254,7 +254,7 @@ def test_a_plain_round_is_the_mean_by_hand(room):
 
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("method", PRIVATE)
-def test_the_noise_is_as_large_as_was_planned(method, seed):
+def test_the_noise_has_the_planned_deviation(method, seed):
     """All texts are empty, so that a round is noise and nothing else."""
     found = plan(method, privacy__noise=1.5, privacy__update_clip=0.4, privacy__seed=seed)
     gradient = made(found, [""] * 120).round(0)
@@ -271,7 +271,7 @@ def test_the_noise_is_as_large_as_was_planned(method, seed):
 
 
 @pytest.mark.parametrize("method", PRIVATE)
-def test_a_round_without_users_is_noise_like_any_other(method, monkeypatch):
+def test_a_round_without_users_still_adds_noise(method, monkeypatch):
     for module in ("sampling", "estimators"):
         monkeypatch.setattr(f"uedp.mechanism.{module}.draw_users", lambda *_: np.zeros(0, int))
     gradient = made(plan(method, privacy__noise=1.5)).round(0)
@@ -283,7 +283,7 @@ def test_a_round_without_users_is_noise_like_any_other(method, monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["rotation", "user-level"])
-def test_emptying_a_user_and_an_entity_moves_the_sum_as_far_as_was_accounted_for(method):
+def test_emptying_a_user_and_an_entity_moves_the_sum_within_the_bound(method):
     share = 0.3
     found = plan(method, privacy__noise=0.0, privacy__seed=2, privacy__entity_share=share)
     full, rounds = made(found), range(4)
@@ -307,7 +307,7 @@ def test_emptying_a_user_and_an_entity_moves_the_sum_as_far_as_was_accounted_for
         assert max(entity) > 1  # of entities that many mention, user-level protects nothing
 
 
-def test_emptying_everything_is_a_round_of_nothing():
+def test_an_emptied_corpus_gives_a_zero_sum():
     for method in METHODS:
         found = plan(method, **({"privacy__noise": 0.0} if method in PRIVATE else {}))
         values = flat(made(found, [""] * 120).round(0).values)
@@ -318,7 +318,7 @@ def test_emptying_everything_is_a_round_of_nothing():
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_the_paper_trains_users_side_by_side(kind, caplog):
+def test_uedp_alg_trains_users_in_parallel(kind, caplog):
     """Causal models are handed no mask, which could not be batched."""
     model = getattr(tiny, kind)().train()
     model.config.pad_token_id, model.config.use_cache = None, False
@@ -330,7 +330,7 @@ def test_the_paper_trains_users_side_by_side(kind, caplog):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_parameters_are_those_that_are_trained_in_order(method):
+def test_parameters_are_the_trained_ones_in_order(method):
     model = make_trainable(gpt2(), "last:1")
     one = made(plan(method), model=model)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -357,7 +357,7 @@ def test_a_model_that_mixes_sentences_is_refused():
         made(plan(), texts, model=Mixing())
 
 
-def test_a_model_that_sees_padding_is_refused():
+def test_a_model_that_depends_on_row_width_is_refused():
     """The sentences it is tried with differ in length."""
 
     class Padded(torch.nn.Module):
@@ -375,7 +375,7 @@ def test_a_model_that_sees_padding_is_refused():
         made(plan(), texts, model=Padded())
 
 
-def test_a_model_that_looks_at_padding_is_refused():
+def test_a_model_that_attends_to_padding_is_refused():
     config = transformers.FNetConfig(
         vocab_size=tiny.WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2
     )
@@ -389,7 +389,7 @@ def test_a_model_that_looks_at_padding_is_refused():
     refuse_mixing(tiny.bert(), task)
 
 
-def test_what_is_computed_again_is_computed_as_precisely(monkeypatch, tmp_path):
+def test_recomputed_losses_use_the_same_precision(monkeypatch, tmp_path):
     """Else a text that is not finite would move everybody in its chunk by a common rounding."""
     seen = []
 

@@ -14,15 +14,14 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
 from uedp.files import require_new_file, scratch_dir
-from uedp.sample import words
-from uedp.sample.grammar import RULES, TOPICS
+from uedp.sample.words import FIRST_NAMES, LAST_NAMES, NAMES, RULES, TOPICS
 
 T = TypeVar("T")
 
@@ -146,14 +145,7 @@ def _require_people(people: int, least: int) -> None:
 
 
 def _line(sentence: Sentence) -> str:
-    return json.dumps(
-        {
-            "user": sentence.user,
-            "text": sentence.text,
-            "label": sentence.label,
-            "marks": [mark._asdict() for mark in sentence.marks],
-        }
-    )
+    return json.dumps({**asdict(sentence), "marks": [mark._asdict() for mark in sentence.marks]})
 
 
 def _write(path: Path, lines: Sequence[str]) -> int:
@@ -161,9 +153,8 @@ def _write(path: Path, lines: Sequence[str]) -> int:
     # gzip writes the time into its header by default.
     data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
     with scratch_dir(path) as folder:
-        draft = folder / "draft"
-        draft.write_bytes(data)
-        draft.replace(path)
+        (folder / "draft").write_bytes(data)
+        (folder / "draft").replace(path)
     return len(lines)
 
 
@@ -195,8 +186,8 @@ class _Registry:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        names = list(itertools.product(words.FIRST_NAMES, words.LAST_NAMES))
-        phones = [f"{area}55501{line:02d}" for area in words.AREA_CODES for line in range(100)]
+        names = list(itertools.product(FIRST_NAMES, LAST_NAMES))
+        phones = [f"{area}55501{line:02d}" for area in NAMES["area_codes"] for line in range(100)]
         self.names = itertools.cycle(_shuffled(rng, names))
         self.phones = itertools.cycle(_shuffled(rng, phones))
 
@@ -227,17 +218,14 @@ class _Registry:
 def _world(rng: random.Random, people: int) -> Iterator[Writer]:
     """The writers, each with the entities they know."""
     registry = _Registry(rng)
-    cities: list[Card] = [{"city": name} for name in _shuffled(rng, words.CITIES)]
-    employers = [registry.organisation(name) for name in _shuffled(rng, words.EMPLOYERS)]
-    trades = _shuffled(rng, list(itertools.product(words.CLIENT_STEMS, words.CLIENT_TRADES)))
+    cities: list[Card] = [{"city": name} for name in _shuffled(rng, NAMES["cities"])]
+    employers = [registry.organisation(name) for name in _shuffled(rng, NAMES["employers"])]
+    trades = _shuffled(rng, list(itertools.product(NAMES["client_stems"], NAMES["client_trades"])))
     clients = [registry.organisation(" ".join(pair)) for pair in trades[: 20 + people // 2]]
-    pools = {
-        "CARRIER": words.CARRIERS,
-        "HOTEL": words.HOTELS,
-        "VENDOR": words.VENDORS,
-        "AGENCY": words.AGENCIES,
+    pools = {"CARRIER": "carriers", "HOTEL": "hotels", "VENDOR": "vendors", "AGENCY": "agencies"}
+    common = {
+        kind: [registry.organisation(name) for name in NAMES[pool]] for kind, pool in pools.items()
     }
-    common = {kind: [registry.organisation(name) for name in pool] for kind, pool in pools.items()}
 
     staff: dict[str, list[Card]] = {employer["org"]: [] for employer in employers}
     everyone: list[Card] = []
@@ -256,7 +244,8 @@ def _world(rng: random.Random, people: int) -> Iterator[Writer]:
         own = []
         for _ in range(rng.randint(3, 6)):
             client = _zipf(rng, clients, 0.4)
-            domain = rng.choice(words.MAILBOXES) if rng.random() < 0.3 else _domain(client["org"])
+            private = rng.random() < 0.3
+            domain = rng.choice(NAMES["mailboxes"]) if private else _domain(client["org"])
             own.append(registry.person(client, rng.choice(cities), domain))
         shared = _several(rng, outsiders[-40:], rng.choice((0, 0, 1, 1, 2)), 0.0)
         outsiders += own

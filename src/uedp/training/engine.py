@@ -1,6 +1,6 @@
-"""The privacy engine: guards, ledgers and private rounds, for any training loop.
+"""The privacy engine: guards, ledgers and private rounds for any training loop.
 
-`uedp.train` uses it with a config; a loop of one's own attaches a model:
+`uedp.train` uses it with a config; a custom loop attaches a model:
 
     engine = uedp.PrivacyEngine(corpus, target_epsilon=8, rounds=200, run_dir="run")
     private = engine.attach(model, tokenizer)
@@ -55,7 +55,7 @@ class Step:
 
 
 class PrivacyEngine:
-    """Trains a model of yours on a corpus, under a stated guarantee.
+    """Trains a model on a corpus under a stated guarantee.
 
     Args:
         corpus: a corpus with its incidence, or its folder.
@@ -131,7 +131,7 @@ class PrivacyEngine:
     ) -> None:
         self.config, self.out = config, out
         self._data, self._resume, self._progress, self._say = data, resume, progress, say
-        self._held = ExitStack()  # locks and the ledger, until the run ends
+        self._held = ExitStack()  # locks and ledgers, released when the run ends
         self._run: PrivateRun | None = None
 
     def __enter__(self) -> Self:
@@ -146,9 +146,9 @@ class PrivacyEngine:
         self._held.close()
 
     def certificate(self) -> Certificate:
-        """What the run guarantees, for all rounds that it planned.
+        """The guarantee of the run, for all planned rounds.
 
-        The certificate of a run that is not finished names no model.
+        The certificate of an unfinished run certifies no model.
         """
         if self._run is not None and not self._run.finished:
             self._run.certify()
@@ -157,11 +157,11 @@ class PrivacyEngine:
     def attach(
         self, model: nn.Module | None = None, tokenizer: Any = None, *, watch: Watch | None = None
     ) -> "PrivateRun":
-        """Guard the model, state the guarantee, reserve the rounds, and open the ledger.
+        """Check the model, state the guarantee, reserve the rounds and open the ledger.
 
         Args:
-            model: as it is to be trained, its frozen parameters without `requires_grad`. Left out,
-                the model that the config names is loaded.
+            model: the model to train; frozen parameters have no `requires_grad`. By default the
+                model that the config names is loaded.
         """
         attached = None
         if model is not None:
@@ -229,13 +229,13 @@ class PrivacyEngine:
                 plan.vocabulary,
                 ledger,
             )
-            lineage.write_lineage(words, ancestors)  # whoever copies the words takes it along
+            lineage.write_lineage(words, ancestors)  # a copy of the tokenizer keeps it
             assembly = assembled(str(words))
         checkpoint.remove_scratch(out)
         return PrivateRun(assembly, out, name, ancestors, ledger, corpus, self._held, say)
 
 
-# The runs that models in memory have been through: their files do not say so.
+# The runs that models in memory went through: no file records these.
 _TRAINED: WeakKeyDictionary[nn.Module, tuple[lineage.Ancestor, ...]] = WeakKeyDictionary()
 
 
@@ -258,7 +258,7 @@ class FinishedRunError(UserError):
     """The run directory holds a finished run."""
 
     def __init__(self, out: Path) -> None:
-        super().__init__(f"{out}: this run is finished; nothing is left to do")
+        super().__init__(f"{out}: this run is finished; there is nothing to do")
 
 
 def _budget(config: Config) -> Budget | None:
@@ -299,10 +299,10 @@ class PrivateRun:
         return self.assembly.method.parameters
 
     def rounds(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Step]:
-        """Spend the rounds that are left, one per iteration; finish the run after the last.
+        """Spend the remaining rounds, one per iteration; finish the run after the last.
 
-        Before the body of the loop runs, every trained parameter has its noisy gradient in `.grad`.
-        With `optimizer`, its state is part of the checkpoints from which a run is resumed.
+        In the body of the loop, every trained parameter has its noisy gradient in `.grad`. With
+        `optimizer`, checkpoints include its state.
         """
         if self._next is None:
             self._next, state, _ = self.restore()
@@ -327,7 +327,7 @@ class PrivateRun:
             self._held.close()
 
     def round(self, number: int) -> Gradient:
-        """Spend one round, and give its noisy gradient."""
+        """Spend one round, and return its noisy gradient."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if [id(p) for p in trained] != [id(p) for p in self.parameters]:
             raise UserError(
@@ -349,7 +349,7 @@ class PrivateRun:
             self._corpus.close(self.name, self.plan.rounds)
             return None
         written = self._save_model()
-        # only what was written: `verify` must find files that others put beside them
+        # only files written here: `verify` must report any other file
         files = model_files(self.out).items()
         self._ledger.record_saved({name: digest for name, digest in files if name in written})
         self._corpus.close(self.name, self._ledger.spent, self._ledger.vocabulary_spent)
@@ -377,7 +377,7 @@ class PrivateRun:
         checkpoint.write_checkpoint(self.out, done, {**tensors, **method, **optimiser}, info or {})
 
     def restore(self) -> tuple[int, dict[str, Tensor], Mapping[str, Any] | None]:
-        """Take up the newest checkpoint.
+        """Restore the newest checkpoint.
 
         Returns:
             The rounds done, which are those that the ledger has; the optimiser's state; and what
@@ -387,14 +387,14 @@ class PrivateRun:
         spent = self._ledger.spent if self._ledger is not None else 0
         if newest is None:
             if spent:
-                self._say(f"{spent} rounds were spent, but no checkpoint is left: they are lost")
+                self._say(f"{spent} rounds were spent, but there is no checkpoint: they are lost")
             return spent, {}, None
         tensors, info = newest
         done = int(info["done"])
         if self._ledger is not None and spent < done:
             raise UserError(
                 f"{self.out}: {done} rounds were done, but its ledger has {spent}; restore the "
-                "ledger from a copy, or begin a new run"
+                "ledger from a copy, or start a new run"
             )
         try:
             self.set_weights([tensors[name] for name in trained_names(self.model)])

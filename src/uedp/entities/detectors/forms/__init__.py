@@ -26,10 +26,7 @@ DIGITS = re.compile(r"[0-9]+")
 
 
 def finder(
-    pattern: str,
-    judge: Callable[[re.Match[str]], Extent | None] = re.Match.span,
-    *,
-    gate: str,
+    pattern: str, judge: Callable[[re.Match[str]], Extent | None] = re.Match.span, *, gate: str
 ) -> Finder:
     """A finder of the matches of a verbose pattern; `judge` narrows or rejects each.
 
