@@ -40,13 +40,13 @@ from uedp.audit.secrets import (
     plant,
     sample_mask,
     save_secrets,
-    write_sentences,
 )
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
 from uedp.report.audit_plots import extraction_figure
+from uedp.sample.generate import write_sentences
 from uedp.training.config import parse_config
 from uedp.training.loop import run
 

@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -341,7 +341,7 @@ def test_a_result_is_repeatable_and_can_be_saved():
     """Guarantee of audit."""
     twice = [audit(USER, "user", 5, DELTA, runs=500, seed=7) for _ in range(2)]
     assert twice[0] == twice[1]
-    found = json.loads(twice[0].to_json())
+    found = json.loads(json.dumps(asdict(twice[0]), allow_nan=False))
     assert found["method"] == "UserLevelProfile"
     assert found["parameters"] == {"noise": 1.0, "user_rate": 0.5}
     assert found["curve"]["epsilon"] <= found["proven"]

@@ -63,9 +63,9 @@ class Point:
     right: float
     wrong: float
 
-    def merit(self, merit: Callable[[Floats, Floats], Floats]) -> float:
+    def merit(self, merit: Merit) -> float:
         """What its rates come to."""
-        return float(merit(np.array([self.right]), np.array([self.wrong]))[0])
+        return float(merit(np.array([self.right]), np.array([self.wrong]), self.full)[0])
 
 
 def at_least(hits: Ints, trials: int, alpha: float) -> Floats:
@@ -212,7 +212,7 @@ class Curve:
 
 
 def largest_noise(
-    trial: Trial, curve_of: Callable[[float], Curve], claimed: float
+    trial: Trial, curve_of: Callable[[float], Curve], claimed: float, precision: float = 0.002
 ) -> tuple[float, Point]:
     """A bound on the noise of a mechanism whose curve is one of a family, more noise allowing less.
 
@@ -231,7 +231,7 @@ def largest_noise(
                 return math.inf
         while not allowed(curve_of(low)) and low > claimed / 4096:
             low, high = low / 2, low
-        while high - low > 0.002 * high:
+        while high - low > precision * high:
             middle = math.sqrt(low * high)
             low, high = (middle, high) if allowed(curve_of(middle)) else (low, middle)
         return high
@@ -239,6 +239,4 @@ def largest_noise(
     # the threshold that refutes least noise is chosen first, on the part for choosing
     chosen = bisected(lambda curve: trial.most(curve.excess) <= 0)
     point = trial.test(curve_of(min(chosen, 64 * claimed)).excess)
-    return bisected(
-        lambda curve: point.merit(lambda r, w: curve.excess(r, w, point.full)) <= 0
-    ), point
+    return bisected(lambda curve: point.merit(curve.excess) <= 0), point

@@ -273,12 +273,16 @@ def extract(
             scorer, secrets, alternatives=alternatives, beams=beams, seed=seed, progress=progress
         )
     else:
-        ranked = rank_entities(
-            scorer,
-            _gaps(run, config, held_out, entities, others, seed),
-            None if reference is None else _scorer(load_model(reference)),
-            progress,
-        )
+        other = held_out or config.data.evaluate
+        if other is None:
+            raise UserError(
+                f"{run / CONFIG}: data.evaluate names no corpus; give one of other users by "
+                "`held_out=...`, or planted secrets by `secrets=...`"
+            )
+        corpora = Corpus(config.data.train), Corpus(other)
+        gaps = entity_gaps(*corpora, most=entities, others=others, seed=seed)
+        before = None if reference is None else _scorer(load_model(reference))
+        ranked = rank_entities(scorer, gaps, before, progress)
     return Extraction(
         str(run),
         "entities" if secrets is None else "secrets",
@@ -287,19 +291,6 @@ def extract(
         read_result(run / RESULT)["after"].get("perplexity"),
         ranked,
     )
-
-
-def _gaps(
-    run: Path, config: Config, held_out: Path | None, most: int, others: int, seed: int
-) -> list[Gap]:
-    other = held_out or config.data.evaluate
-    if other is None:
-        raise UserError(
-            f"{run / CONFIG}: data.evaluate names no corpus; give one of other users by "
-            "`held_out=...`, or planted secrets by `secrets=...`"
-        )
-    train, held = Corpus(config.data.train), Corpus(other)
-    return entity_gaps(train, held, most=most, others=others, seed=seed)
 
 
 def _scorer(loaded: LoadedModel) -> Scorer:

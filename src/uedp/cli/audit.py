@@ -424,9 +424,10 @@ def audit_plant(
     seed: Annotated[int, typer.Option(help="The seed of the secrets.")] = 0,
 ) -> None:
     """Plant random phone numbers in a text before detection, to search for after training."""
-    from uedp.audit.secrets import plant, save_secrets, write_sentences
+    from uedp.audit.secrets import plant, save_secrets
     from uedp.corpus.readers import read_sentences
     from uedp.corpus.records import Columns
+    from uedp.sample.generate import write_sentences
 
     for path in (out, secrets):
         require_new_file(path)

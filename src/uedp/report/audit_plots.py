@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from uedp.audit.ranks import Ranked, chance_exposure, roc
-from uedp.report.plots import new_figure, save
+from uedp.report.plots import label_axes, new_figure, save
 
 if TYPE_CHECKING:  # they import PyTorch
     from matplotlib.axes import Axes
@@ -89,9 +90,7 @@ def _panel(axes: "Axes", finding: "Finding") -> None:
         if cut is not None:
             axes.axvline(cut, color=_CUT, linestyle=":", linewidth=1)
     axes.set_title(f"{finding.kind}, {finding.score}: epsilon above {finding.epsilon:.2f}")
-    axes.set_xlabel("score")
-    axes.set_ylabel("canaries")
-    axes.spines[["top", "right"]].set_visible(False)
+    label_axes(axes, "score", "canaries")
 
 
 def extraction_figure(found: Mapping[str, Sequence[Ranked]], path: Path) -> None:
@@ -102,8 +101,8 @@ def extraction_figure(found: Mapping[str, Sequence[Ranked]], path: Path) -> None
     for panel in panels[len(found) + 1 :]:
         panel.set_axis_off()
     top = max(math.log2(item.among) for items in found.values() for item in items)
-    for number, (name, items) in enumerate(found.items()):
-        _histogram(panels[number], name, items, _colour(number), top)
+    for panel, (name, items), colour in zip(panels, found.items(), cycle(_COLOURS), strict=False):
+        _histogram(panel, name, items, colour, top)
     _curves(panels[len(found)], found)
     save(figure, path)
 
@@ -121,15 +120,13 @@ def _histogram(axes: "Axes", name: str, items: Sequence[Ranked], colour: str, to
     chance = chance_exposure(max(item.among for item in items))
     axes.axvline(chance, color="black", linestyle=":", linewidth=1, label="mean by chance")
     axes.set_title(name, fontsize=10)
-    axes.set_xlabel("exposure, bits")
-    axes.set_ylabel("share")
-    axes.spines[["top", "right"]].set_visible(False)
+    label_axes(axes, "exposure, bits", "share")
     axes.legend(frameon=False, fontsize=8)
 
 
 def _curves(axes: "Axes", found: Mapping[str, Sequence[Ranked]]) -> None:
     least = 1.0
-    for number, (name, items) in enumerate(found.items()):
+    for (name, items), colour in zip(found.items(), cycle(_COLOURS), strict=False):
         curve = roc(items)
         false, true = curve.curve()
         least = min(least, 1 / len(curve.others), 1 / len(curve.members))
@@ -137,7 +134,7 @@ def _curves(axes: "Axes", found: Mapping[str, Sequence[Ranked]]) -> None:
             np.maximum(false, 0.5 / len(curve.others)),  # where a log axis can show no false ones
             true,
             where="post",
-            color=_colour(number),
+            color=colour,
             label=f"{name} ({curve.area():.2f})",
         )
     axes.plot([least / 2, 1], [least / 2, 1], color="black", linestyle=":", linewidth=1)
@@ -145,11 +142,5 @@ def _curves(axes: "Axes", found: Mapping[str, Sequence[Ranked]]) -> None:
     axes.set_yscale("log")
     axes.set_xlim(least / 2, 1.0)
     axes.set_ylim(least / 2, 1.1)
-    axes.set_xlabel("false positive rate")
-    axes.set_ylabel("true positive rate")
-    axes.spines[["top", "right"]].set_visible(False)
+    label_axes(axes, "false positive rate", "true positive rate")
     axes.legend(frameon=False, fontsize=8, title="run (area)", title_fontsize=8)
-
-
-def _colour(number: int) -> str:
-    return _COLOURS[number % len(_COLOURS)]

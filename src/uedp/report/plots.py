@@ -19,10 +19,10 @@ def incidence_histograms(incidence: Incidence, path: Path) -> None:
     """The paper's histogram of sentences per user, and beside it that of holders per entity."""
     figure, (left, right) = new_figure(path, 1, 2)
     _by_width(left, incidence.user_sentences.counts)
-    _label(left, "sentences per user", "users")
+    label_axes(left, "sentences per user", "users")
     if incidence.entities:
         _by_ratio(right, incidence.holders.counts)
-    _label(right, "users who mention an entity", "entities")
+    label_axes(right, "users who mention an entity", "entities")
     save(figure, path)
 
 
@@ -31,7 +31,7 @@ def epsilon_curves(curves: dict[str, list[tuple[int, float]]], delta: float, pat
     figure, axes = new_figure(path, 1, 1)
     for (name, points), colour in zip(curves.items(), (_BLUE, "#c0504d", "#6a9a3b"), strict=False):
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, color=colour)
-    _label(axes, "rounds", f"epsilon at delta {delta:g}")
+    label_axes(axes, "rounds", f"epsilon at delta {delta:g}")
     axes.legend(frameon=False)
     save(figure, path)
 
@@ -65,7 +65,7 @@ def _by_ratio(axes: "Axes", counts: npt.NDArray[Any]) -> None:
     axes.set_yscale("log")
 
 
-def _label(axes: "Axes", over: str, of: str) -> None:
+def label_axes(axes: "Axes", over: str, of: str) -> None:
     axes.set_xlabel(over)
     axes.set_ylabel(of)
     axes.spines[["top", "right"]].set_visible(False)
