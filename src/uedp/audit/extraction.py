@@ -225,9 +225,6 @@ def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
     return (items[i : i + _TOGETHER] for i in range(0, len(items), _TOGETHER))
 
 
-# --- a finished run ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Extraction:
     """What was extracted from the model of one run; `kind` is `secrets` or `entities`."""

@@ -4,8 +4,7 @@ The target is a run's plan. Its rates, limits, clips and weights, the lending, t
 the randomness of a round are those that training takes from the same plan, by the same code. Many
 runs are simulated at once by replicating a world's incidence side by side: replicas share no user,
 sentence or entity, so one draw gives one round of all of them, and one call of the noise gives each
-its own. The two projections are computed on numbers. How far one round of training's own code moves
-is measured in `uedp.audit.sensitivity`.
+its own. The two projections are computed on numbers.
 """
 
 import itertools

@@ -212,11 +212,9 @@ class Scorer:
     def continuations(self, prompts: Sequence[str], tokens: int, beams: int = 1) -> list[list[str]]:
         """For each prompt its likeliest continuations by beam search; one beam is greedy."""
         rows = self.tokens(prompts)
-        by_length: dict[int, list[int]] = {}
-        for number, row in enumerate(rows):
-            by_length.setdefault(len(row), []).append(number)
         texts: list[list[str]] = [[] for _ in rows]
-        for length, numbers in by_length.items():  # of one length, so that nothing is padded
+        for length in {len(row) for row in rows}:  # of one length, so that nothing is padded
+            numbers = [number for number, row in enumerate(rows) if len(row) == length]
             each = max(1, self._max_tokens // ((length + tokens) * beams))
             for some in (numbers[i : i + each] for i in range(0, len(numbers), each)):
                 ids = torch.tensor([rows[i] for i in some], device=self._device)

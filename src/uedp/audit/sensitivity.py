@@ -1,15 +1,9 @@
 """Measure how far one round of training's own code moves when a protected part is emptied.
 
-A proof bounds the shift of a round's sum with all its randomness fixed (Theorem 1): by the update
-clip where the user was drawn, by the share where the entity was used, by nothing anywhere else.
-That can be measured without statistics. A round of the plan's own method is played on a corpus and
-on one with a user, an entity or both emptied, with the same seed and without noise: draws, lending,
-coins and masks are the same, and the difference of the sums is the shift. The adversary chooses
-the content after it has seen the draws.
-
-Beside the shifts, three rules that no single shift shows: what is selected for a user, and how its
-clips are divided, is the same whoever else was drawn and however coins fall; an emptied corpus
-gives nothing; and the noise that rounds add is as large as planned.
+Theorem 1 bounds the shift of a round's sum with all its randomness fixed. That can be measured
+without statistics: a round of the plan's own method is played on a corpus and on one with a user,
+an entity or both emptied, with the same seed and without noise. Selection, an emptied corpus and
+the size of the noise are checked too (`docs/audit.md`, "How far rounds move").
 """
 
 import itertools
@@ -90,10 +84,8 @@ class AdversarialTask:
 def stress_incidence(share: float, user_rate: float, per_user: int | None = None) -> Incidence:
     """An incidence with everything that makes a round difficult, many times over.
 
-    A user with more sentences than are selected or fit in memory at a time; one who names the same
-    entity in so many that they could turn its update around; an entity that a dozen users name,
-    some of them beside others; sentences of several entities and of none; users with one sentence.
-    There are enough users for a round to draw a few.
+    In each block, `large` has more sentences than are selected or fit in memory at a time, and
+    `insistent` names an entity so `often` that it could turn its update around.
     """
     rng = np.random.default_rng(0)
     owners: list[int] = []

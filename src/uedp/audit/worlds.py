@@ -27,6 +27,7 @@ from uedp.incidence import Incidence, Ints
 from uedp.mechanism.lending import Mask
 from uedp.mechanism.sampling import Sampling
 
+Rest = Literal["towards", "against", "half way", "nothing else"]
 Target = Literal["user", "entity", "user and entity", "missed mention"]
 TARGETS: tuple[Target, ...] = ("user", "entity", "user and entity")
 
@@ -174,11 +175,6 @@ def threats(profile: PrivacyEvent, sampling: Sampling) -> list[Threat]:
     """
     build = _THREATS.get(type(profile))
     return [] if build is None else list(build(profile, sampling))
-
-
-# --- rotation and user-level privacy -------------------------------------------------------------
-
-Rest = Literal["towards", "against", "half way", "nothing else"]
 
 
 @worst_case_worlds(UserLevelProfile)
