@@ -74,8 +74,8 @@ def by_engine(replicas, draw, clips, multiplier, noise, layers: int = 1):
 
     who = draw.participants
     lengths = np.ones(len(who.sentences.values), int)
-    found = release(Engine(model), who, losses, lengths, clips, noise, multiplier, max_tokens=512)
-    return torch.stack([table[:, 0] for table in found.sums]).sum(0) / math.sqrt(layers)
+    sums, _ = release(Engine(model), who, losses, lengths, clips, noise, multiplier, max_tokens=512)
+    return torch.stack([table[:, 0] for table in sums]).sum(0) / math.sqrt(layers)
 
 
 def random_replicas(profile, kind, seed: int) -> Replicas:

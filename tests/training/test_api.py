@@ -251,7 +251,7 @@ def test_impossible_evaluation_and_generation_are_refused(run, corpora, tmp_path
     assert "not a run" in refused(api.evaluate, tmp_path)
     (tmp_path / "config.yaml").write_text((run.folder / "config.yaml").read_text())
     assert "not finished" in refused(api.evaluate, tmp_path)
-    assert "exceed the model" in refused(api.generate, run.folder, "x", tokens=2000)
+    assert "too many for the model" in refused(api.generate, run.folder, "x", tokens=2000)
     assert "at least 1" in refused(api.generate, run.folder, "x", count=0)
     assert "negative" in refused(api.generate, run.folder, "x", temperature=-1.0)
     bare = train(corpora, tmp_path / "bare", privacy={**PRIVACY, "rounds": 1})

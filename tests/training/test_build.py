@@ -5,6 +5,8 @@ import pytest
 import torch
 import transformers
 
+from tests.methods.rounds import gpt2, method_on, plan
+from tests.models import tiny
 from tests.training import worlds
 from tests.training.runs import (
     PRIVATE,
@@ -14,9 +16,10 @@ from uedp.errors import UserError
 from uedp.models.load import load_model
 from uedp.training import build as building
 from uedp.training import tasks, vectors
-from uedp.training.build import _autocast, device_of, precision_of
+from uedp.training.build import _autocast, device_of, precision_of, refuse_mixing
 from uedp.training.config import parse_config
 from uedp.training.datasets import Texts
+from uedp.training.tasks import Classification
 
 
 def test_a_classifier_learns_and_loads(train, saved, tmp_path):
@@ -174,3 +177,51 @@ def test_private_runs_use_float32_by_default(device, method, asked, found, monke
     values = {"privacy": {"method": method, **budget}, "data": {"train": "c"}}
     config = parse_config({**values, "model": {"name": "m"}, "run": {"precision": asked}})
     assert precision_of(config) == found
+
+
+def test_a_model_that_depends_on_row_width_is_refused():
+    """The sentences it is tried with differ in length."""
+
+    class Padded(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = gpt2()
+
+        def forward(self, input_ids):
+            output = self.inner(input_ids=input_ids)
+            output.logits = output.logits * (1 + 0.1 * input_ids.shape[1])
+            return output
+
+    texts = worlds.texts()[:60] + [text + " and more" for text in worlds.texts()[60:]]
+    with pytest.raises(UserError, match="changes with the sentences beside it"):
+        method_on(plan(), texts, model=Padded())
+
+
+def test_a_model_that_attends_to_padding_is_refused():
+    config = transformers.FNetConfig(
+        vocab_size=tiny.WORDS, hidden_size=32, intermediate_size=48, num_hidden_layers=2
+    )
+    torch.manual_seed(0)
+    model = transformers.FNetForSequenceClassification(config)
+    texts = [10 * "a" * (1 + place // 4) for place in range(12)]
+    words = tiny.tokenizer(pad_token="<|end|>")
+    task = Classification(texts, ["x", "y"] * 6, ["x", "y"], words, 60)
+    with pytest.raises(UserError, match="FNetForSequenceClassification mixes"):
+        refuse_mixing(model, task)
+    refuse_mixing(tiny.bert(), task)
+
+
+def test_a_model_that_mixes_sentences_is_refused():
+    class Mixing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = gpt2()
+
+        def forward(self, input_ids):
+            output = self.inner(input_ids=input_ids)
+            output.logits = output.logits - output.logits.mean(0, keepdim=True)
+            return output
+
+    texts = [f"{number} and so on" for number in range(120)]
+    with pytest.raises(UserError, match="changes with the sentences beside it"):
+        method_on(plan(), texts, model=Mixing())

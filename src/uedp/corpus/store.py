@@ -202,10 +202,6 @@ class Corpus:
         return table
 
     @cached_property
-    def _texts(self) -> pa.ChunkedArray:
-        return self.sentences["text"]
-
-    @cached_property
     def user_names(self) -> pa.ChunkedArray:
         path = self.folder / "users.arrow"
         names = self._table(path, USERS, "users")["name"]
@@ -222,7 +218,7 @@ class Corpus:
         path = self.folder / "mentions.arrow"
         table = self._table(path, MENTIONS, "mentions")
         lengths = np.concatenate(
-            [pc.utf8_length(chunk).to_numpy() for chunk in self._texts.chunks]
+            [pc.utf8_length(chunk).to_numpy() for chunk in self.sentences["text"].chunks]
             or [np.zeros(0, dtype=np.int32)]
         )
         last = 0
@@ -250,7 +246,7 @@ class Corpus:
     def texts(self, sentences: npt.ArrayLike) -> list[str]:
         """The texts of the given sentences, in that order."""
         numbers = np.asarray(sentences, dtype=np.int64)
-        chunks = self._texts.chunks
+        chunks = self.sentences["text"].chunks
         ends = np.cumsum([len(chunk) for chunk in chunks])
         # chunk by chunk: Arrow's own `take` over chunks would first copy the whole column
         chunk_of = np.searchsorted(ends, numbers, side="right")

@@ -93,7 +93,7 @@ class ClippedMethod(Method):
         settings, device = self.settings, self.parameters[0].device
         with Randomness(settings.seed).of_round(number, device) as (uniforms, key, noise):
             drawn = self._draw(number, uniforms, key)
-            released = release(
+            sums, stats = release(
                 self._engine,
                 drawn,
                 self._losses,
@@ -105,6 +105,6 @@ class ClippedMethod(Method):
                 self.packing,
             )
         scale = 1 / settings.expected_users
-        torch._foreach_mul_(released.sums, scale)
+        torch._foreach_mul_(sums, scale)
         deviation = settings.noise * settings.clips.unit_of_noise * scale
-        return Gradient(released.sums, deviation, released.stats)
+        return Gradient(sums, deviation, stats)

@@ -13,7 +13,6 @@ from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import add_once_
 from uedp.mechanism.release import ClipStats, max_tokens_on
-from uedp.mechanism.sampling import Floats
 from uedp.methods.base import (
     Autocast,
     Count,
@@ -101,7 +100,7 @@ class UedpAlg(Method):
         device = self.parameters[0].device
         with Randomness(self.settings.seed).of_round(number, device) as (uniforms, _, noise):
             drawn = estimator.draw(self.incidence, uniforms)
-            sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
+            sums = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
             norms = np.zeros(len(drawn.users))
             if len(drawn.sentences.values):
                 with self.autocast():  # outside: vmap and autocast clash inside
@@ -117,15 +116,5 @@ class UedpAlg(Method):
             margin = 1 + clips.margin  # rounding depends on the batch
             add_once_(noise, sums, estimator.deviation_of_sum * margin)
         torch._foreach_mul_(sums, -1 / estimator.denominator)
-        stats = _stats(len(drawn.sentences.values), norms)
+        stats = ClipStats.of(np.zeros(len(drawn.sentences.values), dtype=np.bool_), norms)
         return Gradient(sums, estimator.deviation * margin, stats)
-
-
-def _stats(sentences: int, norms: Floats) -> ClipStats:
-    return ClipStats(
-        users=len(norms),
-        sentences=sentences,
-        sentences_clipped=0.0,
-        users_clipped=float((norms > 1).mean()) if len(norms) else 0.0,
-        mean_update=float(np.minimum(norms, 1).mean()) if len(norms) else 0.0,
-    )

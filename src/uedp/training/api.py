@@ -150,8 +150,8 @@ def generate(
     ]
     if len(ids) + tokens > loaded.max_tokens:
         raise UserError(
-            f"generate: a prompt of {len(ids)} tokens and {tokens} more exceed the model's "
-            f"{loaded.max_tokens}; ask for fewer"
+            f"generate: a prompt of {len(ids)} tokens and {tokens} more are too many for the "
+            f"model, which takes {loaded.max_tokens}; ask for fewer"
         )
     prompts = torch.tensor([ids] * (count if temperature > 0 else 1))
     sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

@@ -63,10 +63,6 @@ class _Plain(dict[int, int]):
             plain = ord("0") + digit
         elif 0xFF01 <= code <= 0xFF5E:  # full-width ASCII
             plain = code - 0xFEE0
-        elif character in "‐‑‒–−":
-            plain = ord("-")
-        elif character == "’":
-            plain = ord("'")
         elif unicodedata.category(character) == "Zs":
             plain = ord(" ")
         else:
@@ -75,7 +71,7 @@ class _Plain(dict[int, int]):
         return plain
 
 
-_PLAIN = _Plain()
+_PLAIN = _Plain(str.maketrans("‐‑‒–−’", "-----'"))
 
 
 def plain(text: str) -> str:
