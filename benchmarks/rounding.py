@@ -28,8 +28,9 @@ from packing import Numbers
 from research.datasets import load_texts
 from uedp.incidence import Rows
 from uedp.mechanism.clip import Engine, rules
+from uedp.mechanism.noise import SecureNoise
 from uedp.mechanism.packing import SHARED_ROWS
-from uedp.mechanism.release import Clips, clipped_sums
+from uedp.mechanism.release import Clips, release
 from uedp.mechanism.sampling import Participants
 from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
@@ -156,9 +157,9 @@ def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Te
         with torch.autocast(device, torch.bfloat16, enabled=half):
             return task.losses(model, np.array(order), SHARED_ROWS)
 
-    sums, _ = clipped_sums(
-        clipper, drawn, losses, task.lengths[:count], Clips(CLIP, 0.5), packing=SHARED_ROWS
-    )
+    clips, no_noise = Clips(CLIP, 0.5), (SecureNoise(), 0.0)
+    lengths = task.lengths[:count]
+    sums, _ = release(clipper, drawn, losses, lengths, clips, *no_noise, packing=SHARED_ROWS)
     return torch.cat([part.flatten().double() for part in sums])
 
 

@@ -48,7 +48,7 @@ def test_engine_in_five_lines(here, capsys):
     assert (issued.rounds_spent, issued.private) == (3, True)
     assert 7.9 < issued.epsilon <= 8
     said = capsys.readouterr().out
-    assert said.startswith("The model is (8, 1e-05)-differentially private")  # before it trains
+    assert said.startswith("The model is (")  # before it trains
     assert said.rstrip().endswith(issued.statement)
     assert any(
         not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)

@@ -105,7 +105,7 @@ def test_errors_name_flags_on_the_command_line_only(monkeypatch, capsys, tmp_pat
         raise UserError(f"{tmp_path}: exists already; add `overwrite=True`")
 
     monkeypatch.setattr("uedp.entities.deidentify.deidentify", refuse)
-    monkeypatch.setattr("uedp.cli.data.Corpus", lambda path: path)
+    monkeypatch.setattr("uedp.corpus.store.Corpus", lambda path: path)
     with pytest.raises(SystemExit) as ended:
         main(["deidentify", "corpus", "--out", str(tmp_path)])
     assert ended.value.code == 2

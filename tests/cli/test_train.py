@@ -147,7 +147,7 @@ def test_a_dry_run_trains_nothing(here, run):
 def test_resume_takes_the_config_of_the_run_and_does_nothing_if_it_is_finished(here, run):
     found = run("train", "--resume", "--out", "run")
     assert found.code == 0
-    assert "nothing is left to do" in found.out
+    assert "there is nothing to do" in found.out
     assert "certificate: run/certificate.json" in found.out
 
 

@@ -12,8 +12,8 @@ from tests.models import tiny
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Rows
 from uedp.mechanism.clip import Engine
-from uedp.mechanism.noise import SeededNoise
-from uedp.mechanism.release import Clips, clipped_sums, release
+from uedp.mechanism.noise import SecureNoise, SeededNoise
+from uedp.mechanism.release import Clips, release
 from uedp.mechanism.sampling import Participants, Sampling, draw, draw_whole
 from uedp.training.plan import rounding_margin
 from uedp.training.tasks import NextWord
@@ -42,15 +42,12 @@ def participants(counts: list[int], crowding: int = 1) -> Participants:
     return Participants(np.arange(len(counts)), rows, np.full(total, crowding))
 
 
+NO_NOISE = (SecureNoise(), 0.0)
+
+
 def summed(task: Task, who: Participants, clips: Clips, max_tokens=None) -> Tensor:
-    sums, _ = clipped_sums(
-        task.engine,
-        who,
-        task.losses,
-        task.lengths[who.sentences.values],
-        clips,
-        max_tokens,
-    )
+    lengths = task.lengths[who.sentences.values]
+    sums, _ = release(task.engine, who, task.losses, lengths, clips, *NO_NOISE, max_tokens)
     return torch.cat([s.flatten() for s in sums])
 
 
@@ -112,7 +109,7 @@ EMPTY = {
 @pytest.mark.parametrize("who", EMPTY.values(), ids=EMPTY)
 def test_empty_rounds_are_noised_like_any_other(who):
     task = Task()
-    found = release(
+    sums, stats = release(
         task.engine,
         who,
         task.losses,
@@ -121,18 +118,18 @@ def test_empty_rounds_are_noised_like_any_other(who):
         SeededNoise(1),
         3.0,
     )
-    values = torch.cat([s.flatten() for s in found.sums])
+    values = torch.cat([s.flatten() for s in sums])
     assert values.numel() == sum(p.numel() for p in task.engine.parameters)
     # standard deviation 1.5: its estimate from n values has relative deviation 1/sqrt(2n)
     assert float(values.std()) == pytest.approx(1.5, rel=6 / np.sqrt(2 * values.numel()))
-    assert found.stats.sentences == 0
+    assert stats.sentences == 0
 
 
 def test_a_parameter_no_gradient_reaches_is_noised():
     task = Task()
     task.model.unused = nn.Linear(5, 5)
     task.engine = Engine(task.model)
-    found = release(
+    sums, _ = release(
         task.engine,
         participants([2, 1]),
         task.losses,
@@ -141,7 +138,7 @@ def test_a_parameter_no_gradient_reaches_is_noised():
         SeededNoise(1),
         1.0,
     )
-    assert all(bool((s != 0).all()) for s in found.sums)
+    assert all(bool((s != 0).all()) for s in sums)
 
 
 def trained(how: str) -> nn.Module:
@@ -170,7 +167,7 @@ def test_a_step_changes_what_is_trained_and_nothing_else(how):
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     names = {p: name for name, p in model.named_parameters()}
     for _ in range(2):  # a LoRA adapter's first factor moves once its second is not zero
-        found = release(
+        sums, _ = release(
             task.engine,
             participants([3, 2]),
             task.losses,
@@ -180,7 +177,7 @@ def test_a_step_changes_what_is_trained_and_nothing_else(how):
             1e-12,
         )
         with torch.no_grad():
-            for parameter, total in zip(task.engine.parameters, found.sums, strict=True):
+            for parameter, total in zip(task.engine.parameters, sums, strict=True):
                 parameter.sub_(total)
     meant = {names[p] for p in task.engine.parameters}
     moved = {
@@ -199,12 +196,9 @@ def test_clips_out_of_range(clips, why):
 
 def test_stats_say_how_often_clipping_took_effect():
     task = Task()
-    _, tight = clipped_sums(
-        task.engine, participants([2, 0, 1]), task.losses, task.lengths[:3], Clips(1e-4, 2.0)
-    )
-    _, loose = clipped_sums(
-        task.engine, participants([2, 0, 1]), task.losses, task.lengths[:3], Clips(1e4, 2.0)
-    )
+    round_ = (task.engine, participants([2, 0, 1]), task.losses, task.lengths[:3])
+    _, tight = release(*round_, Clips(1e-4, 2.0), *NO_NOISE)
+    _, loose = release(*round_, Clips(1e4, 2.0), *NO_NOISE)
     assert (tight.users, tight.sentences) == (3, 3)
     assert tight.sentences_clipped == 1.0
     assert tight.users_clipped == pytest.approx(2 / 3)
@@ -290,9 +284,8 @@ def others(texts: list[str], half: bool) -> torch.Tensor:
     crowding = np.ones(count, int)
     crowding[0] = 1 << 60  # clipped to nothing
     who = Participants(np.arange(count), Rows(np.arange(count + 1), np.arange(count)), crowding)
-    sums, _ = clipped_sums(
-        engine, who, losses, task.lengths, Clips(MARGIN_CLIP, 0.5), packing=packing
-    )
+    clips = Clips(MARGIN_CLIP, 0.5)
+    sums, _ = release(engine, who, losses, task.lengths, clips, *NO_NOISE, packing=packing)
     return torch.cat([part.flatten().double() for part in sums])
 
 

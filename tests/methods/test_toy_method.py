@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from tests.training import worlds
-from tests.training.test_loop import stopping_after
+from tests.training.runs import stopping_after
+from uedp.accounting import profile
 from uedp.accounting.certificate import verify
 from uedp.accounting.divergence import DominatingPair
 from uedp.accounting.profile import Profile, register_profile
@@ -23,6 +24,7 @@ from uedp.methods import (
     MethodOptions,
     PrivacySettings,
     RoundSettings,
+    base,
     register_method,
 )
 from uedp.methods.base import Draw
@@ -30,7 +32,6 @@ from uedp.training import loop
 from uedp.training.plan import build_plan
 
 
-@register_profile
 @dataclass(frozen=True)
 class FewSentencesProfile(Profile):
     """Users as in user-level DP-SGD."""
@@ -52,7 +53,6 @@ class FewSentencesOptions(MethodOptions):
     sentences: int = 2
 
 
-@register_method
 class FewSentences(ClippedMethod):
     """User-level privacy with a few sentences per user, and a state that must survive."""
 
@@ -84,6 +84,16 @@ class FewSentences(ClippedMethod):
         self.rounds_made = int(state["rounds"])
 
 
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    """For this file only: other tests ask the registries for what the package has."""
+    register_profile(FewSentencesProfile)
+    register_method(FewSentences)
+    yield
+    base._METHODS.pop(FewSentences.name)
+    profile._PROFILES.pop(FewSentences.name)
+
+
 @pytest.fixture
 def config(tmp_path: Path):
     return worlds.config(
@@ -93,7 +103,7 @@ def config(tmp_path: Path):
     )
 
 
-def test_it_trains_and_is_certified(config, tmp_path):
+def test_a_toy_method_trains_and_is_certified(config, tmp_path):
     outcome = loop.run(config, tmp_path / "run", data=worlds.training_data(tmp_path / "corpus"))
     assert outcome.finished
     certificate = verify(tmp_path / "run", corpus=tmp_path / "corpus")
@@ -102,7 +112,7 @@ def test_it_trains_and_is_certified(config, tmp_path):
     assert "of whom at most a few sentences" in certificate.statement
 
 
-def test_it_resumes_with_its_state(config, tmp_path):
+def test_a_toy_method_resumes_with_its_state(config, tmp_path):
     data, made = worlds.training_data(tmp_path / "corpus"), []
 
     def watch(assembly):
@@ -115,7 +125,7 @@ def test_it_resumes_with_its_state(config, tmp_path):
     assert [method.rounds_made for method in made] == [2, 4]
 
 
-def test_its_options_are_validated(tmp_path):
+def test_the_options_of_a_toy_method_are_validated(tmp_path):
     for fields, complaint in (
         ({"method_options__sentences": "many"}, "method_options.sentences 'many'"),
         ({"method_options__sentence": 1}, "method_options.sentence: no such field"),
@@ -127,7 +137,7 @@ def test_its_options_are_validated(tmp_path):
 SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
 
 
-def test_its_rounds_are_audited(config, monkeypatch):
+def test_the_rounds_of_a_toy_method_are_audited(config, monkeypatch):
     plan = build_plan(config, worlds.incidence())
     assert sensitivity.measure(plan, **SMALL).broken == []
     # rounds that clip at twice the norm they are accounted for are found out
@@ -141,7 +151,7 @@ def test_its_rounds_are_audited(config, monkeypatch):
     assert sensitivity.measure(plan, **SMALL).broken
 
 
-def test_a_training_run_is_audited(config, tmp_path):
+def test_a_training_run_of_a_toy_method_is_audited(config, tmp_path):
     counts = {"users": 20, "entities": 0, "references": 16, "seed": 0}
     data = worlds.training_data(tmp_path / "corpus", held_out=False)
     audited = audit(config, tmp_path / "audit", data=data, **counts)

@@ -14,18 +14,17 @@ import pytest
 
 from uedp.errors import UserError
 from uedp.sample import generate as sample
-from uedp.sample import grammar as sample_grammar
-from uedp.sample import words as sample_words
+from uedp.sample.words import FIRST_NAMES, LAST_NAMES, NAMES, RULES, TOPICS
 
 HOUSES = {
-    *sample_words.EMPLOYERS,
-    *sample_words.CARRIERS,
-    *sample_words.HOTELS,
-    *sample_words.VENDORS,
-    *sample_words.AGENCIES,
+    *NAMES["employers"],
+    *NAMES["carriers"],
+    *NAMES["hotels"],
+    *NAMES["vendors"],
+    *NAMES["agencies"],
 }
 ORGANISATIONS = HOUSES | {
-    *map(" ".join, itertools.product(sample_words.CLIENT_STEMS, sample_words.CLIENT_TRADES)),
+    *map(" ".join, itertools.product(NAMES["client_stems"], NAMES["client_trades"])),
 }
 MONTH = "(January|February|March|April|May|June|July|August|September|October|November|December)"
 WEEKDAY = "(Monday|Tuesday|Wednesday|Thursday|Friday)"
@@ -75,12 +74,12 @@ def test_each_mark_covers_exactly_an_entity_of_its_label(corpus):
             seen[label] += 1
             if label == "PERSON":
                 first, *last = surface.split(" ")
-                assert first in sample_words.FIRST_NAMES
-                assert last == [] or (len(last) == 1 and last[0] in sample_words.LAST_NAMES)
+                assert first in FIRST_NAMES
+                assert last == [] or (len(last) == 1 and last[0] in LAST_NAMES)
             elif label == "ORG":
                 assert surface in ORGANISATIONS
             elif label == "GPE":
-                assert surface in sample_words.CITIES
+                assert surface in NAMES["cities"]
             else:
                 assert re.fullmatch(PATTERNS[label], surface), (label, surface)
     assert set(seen) == {"PERSON", "ORG", "GPE", "DATE", "PHONE", "EMAIL", "ACCOUNT"}
@@ -100,10 +99,10 @@ def test_marks_are_in_order_and_apart(corpus):
 
 def test_no_name_is_left_unmarked(corpus):
     names = {
-        *sample_words.FIRST_NAMES,
-        *sample_words.LAST_NAMES,
-        *sample_words.CITIES,
-        *sample_words.CLIENT_STEMS,
+        *FIRST_NAMES,
+        *LAST_NAMES,
+        *NAMES["cities"],
+        *NAMES["client_stems"],
         *HOUSES,
     }
     loose = re.compile(r"\b(" + "|".join(map(re.escape, sorted(names))) + r")\b")
@@ -129,7 +128,7 @@ def test_no_number_address_or_date_is_left_unmarked(corpus):
 
 def test_unmarked_capitals_are_only_sentence_starts(corpus):
     """Catches a proper name that the lists above do not know."""
-    common = set(re.findall(r"\b[a-z]+", " ".join(itertools.chain(*sample_grammar.RULES.values()))))
+    common = set(re.findall(r"\b[a-z]+", " ".join(itertools.chain(*RULES.values()))))
     for sentence in corpus:
         text = unmarked(sentence)
         for match in re.finditer(r"\b[A-Z]\w*", text):
@@ -140,11 +139,11 @@ def test_unmarked_capitals_are_only_sentence_starts(corpus):
 
 def test_name_lists_do_not_overlap():
     lists = [
-        set(sample_words.FIRST_NAMES),
-        set(sample_words.LAST_NAMES),
-        set(sample_words.CITIES),
-        set(sample_words.CLIENT_STEMS),
-        {name.split()[0] for name in sample_words.EMPLOYERS},
+        set(FIRST_NAMES),
+        set(LAST_NAMES),
+        set(NAMES["cities"]),
+        set(NAMES["client_stems"]),
+        {name.split()[0] for name in NAMES["employers"]},
     ]
     for one, other in itertools.combinations(lists, 2):
         assert not one & other
@@ -208,14 +207,14 @@ def test_everyone_writes_eight_to_twenty_messages(corpus):
 
 def test_topics_are_balanced(corpus):
     counts = collections.Counter(sentence.label for sentence in corpus)
-    assert set(counts) == set(sample_grammar.TOPICS)
+    assert set(counts) == set(TOPICS)
     assert max(counts.values()) < 2 * min(counts.values())
 
 
 def test_every_topic_has_many_templates():
-    for topic in sample_grammar.TOPICS:
-        assert len(sample_grammar.RULES[f"{topic}_named"]) >= 25
-        assert len(sample_grammar.RULES[f"{topic}_plain"]) >= 15
+    for topic in TOPICS:
+        assert len(RULES[f"{topic}_named"]) >= 25
+        assert len(RULES[f"{topic}_plain"]) >= 15
 
 
 def test_entities_have_a_long_tail(corpus):

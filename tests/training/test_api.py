@@ -61,7 +61,7 @@ def run(corpora, tmp_path_factory):
 # --- train ---------------------------------------------------------------------------------------
 
 
-def test_the_model_the_certificate_and_what_was_measured(run):
+def test_train_returns_model_certificate_and_measures(run):
     assert run.finished
     assert run.after.keys() == run.before.keys()
     assert run.after["perplexity"] != run.before["perplexity"]
@@ -73,7 +73,7 @@ def test_the_model_the_certificate_and_what_was_measured(run):
     assert torch.allclose(run.model(ids).logits, saved(ids).logits, atol=1e-6)
 
 
-def test_the_config_in_the_folder_is_all_that_was_asked(run, corpora):
+def test_train_writes_the_resolved_config(run, corpora):
     config = load_config(run.folder / "config.yaml")
     assert config.privacy.rounds == 3
     assert config.optimiser.rate == 0.03
@@ -82,7 +82,7 @@ def test_the_config_in_the_folder_is_all_that_was_asked(run, corpora):
     assert isinstance(config, uedp.Config)
 
 
-def test_a_corpus_that_is_open(corpora, tmp_path):
+def test_train_takes_an_open_corpus(corpora, tmp_path):
     said = []
     outcome = uedp.train(
         uedp.Corpus(corpora / "train"),
@@ -97,7 +97,7 @@ def test_a_corpus_that_is_open(corpora, tmp_path):
     assert outcome.after["perplexity"] < outcome.before["perplexity"]
 
 
-def test_a_saved_model_by_its_folder(corpora, tmp_path):
+def test_train_takes_a_model_folder(corpora, tmp_path):
     folder = worlds.model(tmp_path, "gpt2")
     outcome = train(corpora, tmp_path / "run", model=folder)
     assert (outcome.folder / "adapter").is_dir()  # the default
@@ -133,7 +133,7 @@ def test_resuming_a_finished_run_does_nothing(run, corpora):
         ({"data": {"train": "other"}}, "data.train: given twice"),
     ],
 )
-def test_what_cannot_be_is_refused_and_leaves_nothing(corpora, tmp_path, options, said):
+def test_invalid_arguments_are_refused_without_a_trace(corpora, tmp_path, options, said):
     with pytest.raises(UserError) as caught:
         train(corpora, tmp_path / "run", **options)
     assert said in str(caught.value)
@@ -191,14 +191,14 @@ def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):
 # --- evaluate and generate -----------------------------------------------------------------------
 
 
-def test_evaluate_finds_what_training_found(run, corpora):
+def test_evaluate_repeats_the_measures_of_training(run, corpora):
     found = api.evaluate(run.folder)
     assert found == pytest.approx(run.after, rel=1e-5)
     every = api.evaluate(run.folder, corpora / "held-out")
     assert every["tokens"] > found["tokens"]
 
 
-def test_a_classifier(corpora, tmp_path):
+def test_a_classifier_is_evaluated_and_cannot_generate(corpora, tmp_path):
     every = list(sample_sentences(2, 30))
     uedp.detect(every, tmp_path / "labelled", uedp.Detection(("labels",)))
     uedp.detect(list(sample_sentences(3, 30)), tmp_path / "others", uedp.Detection(("labels",)))
@@ -212,11 +212,11 @@ def test_a_classifier(corpora, tmp_path):
         task={"kind": "classification"},
     )
     assert api.evaluate(tmp_path / "run") == pytest.approx(outcome.after, rel=1e-5)
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot generate text"):
         api.generate(tmp_path / "run", "hello")
 
 
-def test_what_is_written_begins_with_the_prompt(run):
+def test_generated_texts_start_with_the_prompt(run):
     texts = api.generate(run.folder, "Hi <eos>", tokens=5, count=3, seed=4)
     assert len(texts) == 3
     assert all(text.startswith("Hi <eos>") for text in texts)
@@ -227,14 +227,14 @@ def test_what_is_written_begins_with_the_prompt(run):
     assert likeliest == api.generate(run.folder, "", tokens=5, count=2, temperature=0)
 
 
-def test_temperature_is_how_bold_it_is(run):
+def test_temperature_controls_sampling(run):
     cold = set(api.generate(run.folder, "", tokens=3, count=20, temperature=1e-5, seed=1))
     warm = set(api.generate(run.folder, "", tokens=3, count=20, temperature=2.0, seed=1))
     assert cold == set(api.generate(run.folder, "", tokens=3, temperature=0))
     assert len(warm) > 10
 
 
-def test_writing_leaves_the_caller_s_random_numbers_alone(run):
+def test_generation_leaves_the_callers_generators_unchanged(run):
     torch.manual_seed(1)
     expected = torch.rand(2)
     torch.manual_seed(1)
@@ -242,7 +242,7 @@ def test_writing_leaves_the_caller_s_random_numbers_alone(run):
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_what_cannot_be_measured_or_written(run, corpora, tmp_path):
+def test_impossible_evaluation_and_generation_are_refused(run, corpora, tmp_path):
     def refused(call, *arguments, **options):
         with pytest.raises(UserError) as caught:
             call(*arguments, **options)
@@ -261,7 +261,7 @@ def test_what_cannot_be_measured_or_written(run, corpora, tmp_path):
 # --- the guide -----------------------------------------------------------------------------------
 
 
-def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch, capsys):
+def test_the_loop_in_the_guide_runs(corpora, tmp_path, monkeypatch, capsys):
     text = GUIDE.read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text[text.index("Your own loop") :], re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -276,7 +276,7 @@ def test_the_loop_in_the_guide_runs_as_it_stands(corpora, tmp_path, monkeypatch,
     assert json.loads((tmp_path / "my-run" / "certificate.json").read_text())["private"]
 
 
-def test_the_configs_in_the_pages_are_ones(tmp_path):
+def test_configs_in_the_documentation_are_valid(tmp_path):
     whole, part, words = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     (tmp_path / "whole.yaml").write_text(whole)
     assert load_config(tmp_path / "whole.yaml").privacy.epsilon == 8
@@ -295,7 +295,7 @@ def test_the_configs_in_the_pages_are_ones(tmp_path):
     load_config(GUIDE.with_name("demo.yaml"))
 
 
-def test_no_network_is_asked(corpora, tmp_path):
+def test_no_network_is_used(corpora, tmp_path):
     with tiny.no_network() as attempts:
         train(corpora, tmp_path / "run", privacy={**PRIVACY, "rounds": 1})
     assert not attempts

@@ -8,6 +8,9 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from tests.training.runs import (
+    spent,
+)
 from uedp.errors import UserError
 from uedp.training import checkpoint
 
@@ -20,7 +23,7 @@ def folders(run: Path) -> list[str]:
     return sorted(path.name for path in (run / checkpoint.FOLDER).iterdir())
 
 
-def test_what_is_read_is_what_was_written(tmp_path):
+def test_a_checkpoint_survives_writing_and_loading(tmp_path):
     assert checkpoint.load_newest_checkpoint(tmp_path) is None
     checkpoint.write_checkpoint(tmp_path, 3, tensors(0.1), {"before": {"perplexity": 7.5}})
     found, info = checkpoint.load_newest_checkpoint(tmp_path)
@@ -29,20 +32,20 @@ def test_what_is_read_is_what_was_written(tmp_path):
     assert all(torch.equal(found[name], tensor) for name, tensor in tensors(0.1).items())
 
 
-def test_the_newest_counts_and_older_ones_go(tmp_path):
+def test_the_newest_checkpoint_is_loaded_and_older_ones_are_removed(tmp_path):
     for done in (0, 9, 10, 100):
         checkpoint.write_checkpoint(tmp_path, done, tensors(done), {})
     assert folders(tmp_path) == ["00000100"]
     assert checkpoint.load_newest_checkpoint(tmp_path)[1]["done"] == 100
 
 
-def test_one_that_is_there_is_not_written_again(tmp_path):
+def test_an_existing_checkpoint_is_not_rewritten(tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     checkpoint.write_checkpoint(tmp_path, 1, tensors(2), {})
     assert float(checkpoint.load_newest_checkpoint(tmp_path)[0]["optimiser.steps"]) == 1
 
 
-def test_tied_overlapping_and_strided_tensors(tmp_path):
+def test_tied_overlapping_and_strided_tensors_are_saved(tmp_path):
     whole = torch.arange(12.0).view(3, 4)
     made = {
         "one": whole,
@@ -66,7 +69,7 @@ class DeathError(Exception):
 
 
 @pytest.mark.parametrize("where", ["save_file", "json.dumps", "fsync_tree", "shutil.rmtree"])
-def test_one_is_there_in_full_or_not_at_all(where, tmp_path, monkeypatch):
+def test_a_checkpoint_is_complete_or_absent(where, tmp_path, monkeypatch):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     owner, _, name = where.rpartition(".")
     module = getattr(checkpoint, owner) if owner else checkpoint
@@ -88,7 +91,7 @@ def test_one_is_there_in_full_or_not_at_all(where, tmp_path, monkeypatch):
     assert folders(tmp_path) == ["00000003"]
 
 
-def test_what_a_killed_process_left_is_cleared_and_nothing_else(tmp_path):
+def test_only_scratch_directories_are_removed(tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     left = [
         tmp_path / checkpoint.FOLDER / ".00000002.0123456789ab" / "new",
@@ -118,7 +121,7 @@ def test_ctrl_c_waits_for_the_checkpoint(tmp_path, monkeypatch):
     assert checkpoint.load_newest_checkpoint(tmp_path)[1]["done"] == 1
 
 
-def test_no_room_on_the_disk(tmp_path, monkeypatch):
+def test_a_full_disk_is_reported(tmp_path, monkeypatch):
     """Safetensors has an error of its own for it."""
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
 
@@ -132,7 +135,7 @@ def test_no_room_on_the_disk(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.INFO])
-def test_a_damaged_one_is_refused_by_name(file, tmp_path):
+def test_a_damaged_checkpoint_is_refused_by_name(file, tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     path = tmp_path / checkpoint.FOLDER / "00000001" / file
     path.write_bytes(path.read_bytes()[:10])
@@ -154,7 +157,7 @@ def rewritten(run: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("file", [checkpoint.STATE, checkpoint.INFO])
-def test_files_that_were_changed_are_refused_by_name(file, tmp_path):
+def test_changed_files_are_refused_by_name(file, tmp_path):
     """Weights of another round, or of another hand, still are weights."""
     checkpoint.write_checkpoint(tmp_path / "a", 1, tensors(1), {"before": {"perplexity": 5.0}})
     checkpoint.write_checkpoint(tmp_path / "b", 1, tensors(2), {"before": {"perplexity": 6.0}})
@@ -165,7 +168,7 @@ def test_files_that_were_changed_are_refused_by_name(file, tmp_path):
 
 
 @pytest.mark.parametrize("digests", [b"", b"{", b"[]", b"{}", b"\xff", b"[" * 100_000, None])
-def test_digests_that_are_none(digests, tmp_path):
+def test_invalid_digests_are_refused(digests, tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     path = tmp_path / checkpoint.FOLDER / "00000001" / checkpoint.DIGESTS
     path.unlink() if digests is None else path.write_bytes(digests)
@@ -189,7 +192,7 @@ def test_digests_that_are_none(digests, tmp_path):
         "[" * 100_000,
     ],
 )
-def test_info_that_makes_no_sense(text, tmp_path):
+def test_invalid_info_is_refused(text, tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {"before": {}})
     rewritten(tmp_path, text)
     with pytest.raises(UserError, match="00000001: damaged") as refused:
@@ -197,7 +200,7 @@ def test_info_that_makes_no_sense(text, tmp_path):
     assert "\n" not in str(refused.value)
 
 
-def test_only_the_owner_can_read_it(tmp_path):
+def test_only_the_owner_can_read_a_checkpoint(tmp_path):
     before = os.umask(0)
     try:
         checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
@@ -208,7 +211,7 @@ def test_only_the_owner_can_read_it(tmp_path):
     assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
 
 
-def test_folders_that_are_no_rounds_are_passed_over(tmp_path):
+def test_other_folders_are_ignored(tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {})
     (tmp_path / checkpoint.FOLDER / "\u00b2").mkdir()  # a digit, but no number
     assert checkpoint.load_newest_checkpoint(tmp_path)[1]["done"] == 1
@@ -219,3 +222,20 @@ def test_the_info_is_json(tmp_path):
     checkpoint.write_checkpoint(tmp_path, 1, tensors(1), {"before": {}})
     text = (tmp_path / checkpoint.FOLDER / "00000001" / checkpoint.INFO).read_text()
     assert json.loads(text) == {"before": {}, "done": 1}
+
+
+def test_a_run_resumes_after_a_full_disk(train, tmp_path, monkeypatch):
+    save, calls = checkpoint.save_file, []
+
+    def full(*arguments):
+        calls.append(1)
+        if len(calls) == 3:
+            raise SafetensorError("No space left on device")
+        return save(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(UserError, match=r"cannot be written .No space left.*`resume=True`"):
+            train(run__checkpoint_seconds=0)
+    assert train(resume=True).finished
+    assert spent(tmp_path / "run") == [(n, 1) for n in range(4)]

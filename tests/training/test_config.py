@@ -109,7 +109,7 @@ def test_a_bad_field_is_named_with_its_value(changes, complaint):
     assert refusal(changed(**changes)).startswith(f"my.yaml: {complaint}")
 
 
-def test_what_is_missing_is_named():
+def test_a_missing_field_is_named():
     assert refusal({"privacy": {"epsilon": 8}, "data": {"train": "c"}}) == (
         "my.yaml: model: is missing"
     )
@@ -118,7 +118,7 @@ def test_what_is_missing_is_named():
     assert "no such field" in refusal({**BASE, "more": {}})
 
 
-def test_changes_on_the_command_line():
+def test_changes_override_fields():
     changes = ["privacy.epsilon=4", "optimiser.rate=1e-4", "model.targets=[a, b]", "run.device=cpu"]
     config = parse_config(BASE, "my.yaml", changes)
     assert config.privacy.epsilon == 4
@@ -181,17 +181,17 @@ def test_hostile_files_are_refused_in_one_line(case, tmp_path):
     assert "\n" not in message
 
 
-def test_a_value_to_set_is_read_as_strictly(tmp_path):
+def test_changed_values_are_parsed_strictly(tmp_path):
     for text in ("{a: 1, a: 2}", "[" * 1000, "&x [*x]", "2001-02-31"):
         with pytest.raises(UserError, match=r"change '.*': the value cannot be read"):
             parse_config({}, changes=[f"privacy.epsilon={text}"])
 
 
-def test_files_that_are_no_config(tmp_path):
+def test_files_that_are_not_configs_are_refused(tmp_path):
     path = tmp_path / "my.yaml"
     for text, complaint in [
-        ("", "must hold sections"),
-        ("- a\n- b", "must hold sections"),
+        ("", "must have sections"),
+        ("- a\n- b", "must have sections"),
         ("privacy: [", "not YAML"),
         ("1: 2", "my.yaml: "),
     ]:
@@ -217,7 +217,7 @@ def test_numbers_can_be_labels():
 
 
 @pytest.mark.parametrize("path", sorted(config.PRESETS.glob("*.yaml")), ids=lambda p: p.stem)
-def test_presets_lack_nothing_but_data(path):
+def test_presets_need_only_data(path):
     """The paper's settings: clip .1, users .05, entities .5, extended 1."""
     assert config.preset_path(path.stem) == path
     found = config.load_config(path, ["data.train=corpus"])
@@ -227,7 +227,7 @@ def test_presets_lack_nothing_but_data(path):
     assert config.preset_path("no such preset") is None
 
 
-def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
+def test_probes_have_their_own_defaults():
     probe = {"name": "bert", "train": "probe"}
     values = {
         "privacy": {"epsilon": 8},
@@ -247,7 +247,7 @@ def test_a_probe_begins_with_what_suits_it_unless_told_otherwise():
     assert again == suited
 
 
-def test_adapters_begin_with_longer_and_equal_steps_under_noise():
+def test_noisy_adapters_have_their_own_defaults():
     values = {"privacy": {"epsilon": 8}, "data": {"train": "a"}, "model": {"name": "gpt2"}}
     for method in ("rotation", "user-level"):
         found = parse_config({**values, "privacy": {"epsilon": 8, "method": method}}).optimiser

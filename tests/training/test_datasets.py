@@ -44,7 +44,7 @@ def test_sentences_labels_and_incidence_are_those_of_the_corpus(corpora):
     assert found.label_names() == ["call", "mail"]
 
 
-def test_held_out_users_are_another_corpus(corpora):
+def test_the_held_out_set_is_another_corpus(corpora):
     elsewhere = str(corpora / "held out")
     found = read_training_data(config(corpora, evaluate=elsewhere)).held_out
     assert (found.texts, found.labels) == (["one", "two", "x"], ["mail", "call", None])
@@ -62,7 +62,7 @@ def test_deidentified_texts_have_no_names_and_the_same_order(corpora):
     assert found.held_out.texts == ["Zoe left", "so did Max"]  # measured as they are
 
 
-def test_what_is_trained_on_is_not_what_is_measured_on(corpora, tmp_path):
+def test_evaluating_on_the_training_corpus_is_refused(corpora, tmp_path):
     (tmp_path / "link").symlink_to(corpora / "train")
     detect(TRAIN, tmp_path / "anew", Detection(("labels",)))
     detect(TRAIN, tmp_path / "otherwise", Detection(("labels",), frozenset({"org"})))
@@ -86,7 +86,7 @@ def changed(folder, **columns):
     return config(folder)
 
 
-def test_texts_that_were_changed_since_are_refused(corpora):
+def test_texts_changed_since_detection_are_refused(corpora):
     """Shuffled among users, they have the same incidence and the same digest of it."""
     texts = [sentence.text for sentence in TRAIN]
     before = read_training_data(config(corpora)).incidence.digest
@@ -96,7 +96,7 @@ def test_texts_that_were_changed_since_are_refused(corpora):
         read_training_data(settings)
 
 
-def test_labels_that_were_changed_since_are_refused(corpora):
+def test_labels_changed_since_detection_are_refused(corpora):
     with pytest.raises(UserError, match=r"sentences\.arrow: changed since detection"):
         read_training_data(changed(corpora, label=["call", "mail", None]))
 
@@ -106,13 +106,13 @@ def test_users_other_than_those_of_the_incidence_are_refused(corpora):
         read_training_data(changed(corpora, user=[1, 0, 0]))
 
 
-def test_held_out_texts_are_checked_as_well(corpora):
+def test_held_out_texts_changed_since_detection_are_refused(corpora):
     rewrite(corpora / "held out" / "sentences.arrow", text=["two", "one", "x"])
     with pytest.raises(UserError, match=r"held out/sentences\.arrow: changed since detection"):
         read_training_data(config(corpora, evaluate=str(corpora / "held out")))
 
 
-def test_the_digest_of_texts(corpora):
+def test_the_text_digest_depends_on_texts_and_their_order(corpora):
     found = read_training_data(config(corpora))
     assert found.text_digest == Corpus(corpora / "train").text_digest
     by_hand = TrainingData(found.train, found.incidence, corpora)
@@ -122,17 +122,17 @@ def test_the_digest_of_texts(corpora):
     assert read_training_data(config(corpora, "deidentified")).text_digest != found.text_digest
 
 
-def test_texts_of_another_incidence_are_refused(tmp_path):
+def test_texts_that_do_not_match_the_incidence_are_refused(tmp_path):
     with pytest.raises(UserError, match="2 texts, but 120 sentences in the incidence"):
         TrainingData(Texts(["a", "b"], [None, None]), worlds.incidence(), tmp_path)
 
 
-def test_what_is_no_corpus_is_refused(corpora):
+def test_a_folder_that_is_not_a_corpus_is_refused(corpora):
     with pytest.raises(UserError, match=r"nowhere: not a corpus"):
         read_training_data(config(corpora, train=str(corpora / "nowhere")))
 
 
-def test_labels_are_needed_to_classify(tmp_path):
+def test_classification_needs_two_labels(tmp_path):
     found = worlds.training_data(tmp_path, train=Texts(worlds.texts(), [None] * 120))
     with pytest.raises(UserError, match="at least two labels, found 0; detect it again"):
         found.label_names()

@@ -50,7 +50,7 @@ def finished(config, out: Path, corpus: Path) -> Outcome:
 
 
 @pytest.mark.parametrize("point", victim.POINTS)
-def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
+def test_a_run_killed_at_any_point_resumes(point, saved, tmp_path, monkeypatch):
     monkeypatch.setattr(
         "uedp.accounting.statement.MISSED_CASES", ()
     )  # in this process: it is the last
@@ -71,7 +71,7 @@ def test_killed_at_a_certain_point(point, saved, tmp_path, monkeypatch):
     check(out, corpus, 3)
 
 
-def test_the_checkpoint_before_a_kill_is_what_is_gone_on_from(saved, tmp_path, monkeypatch):
+def test_a_killed_run_resumes_from_its_last_checkpoint(saved, tmp_path, monkeypatch):
     """With a seed: killed between a checkpoint and the next round, a run ends as if it had not."""
     monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
     config = worlds.config(saved(), privacy__rounds=3, privacy__seed=1, run__checkpoint_seconds=0)
@@ -84,7 +84,7 @@ def test_the_checkpoint_before_a_kill_is_what_is_gone_on_from(saved, tmp_path, m
     assert all(torch.equal(found[n], t) for n, t in broken.model.state_dict().items())
 
 
-def test_a_living_process_is_left_alone(saved, tmp_path):
+def test_a_run_in_use_by_another_process_is_refused(saved, tmp_path):
     config = worlds.config(saved(), privacy__rounds=10_000)
     out, corpus = tmp_path / "run", tmp_path / "corpus"
     living = victim.process(config, out, corpus, False)
@@ -123,7 +123,7 @@ def killed_at_random(times: int, config, folder: Path, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.2])
-def test_killed_twice(seconds, saved, tmp_path):
+def test_a_run_killed_twice_resumes(seconds, saved, tmp_path):
     config = worlds.config(saved(), privacy__rounds=40, run__checkpoint_seconds=seconds)
     killed_at_random(2, config, tmp_path, seed=1)
 
@@ -131,6 +131,6 @@ def test_killed_twice(seconds, saved, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("seconds", [0, 0.2])
-def test_killed_ten_times(seconds, seed, saved, tmp_path):
+def test_a_run_killed_ten_times_resumes(seconds, seed, saved, tmp_path):
     config = worlds.config(saved(), privacy__rounds=400, run__checkpoint_seconds=seconds)
     killed_at_random(10, config, tmp_path, seed)

@@ -17,7 +17,7 @@ from uedp.training.lineage import FILE, Ancestor, model_ancestors
 
 
 @pytest.fixture
-def train(tmp_path, saved, monkeypatch):
+def train_round(tmp_path, saved, monkeypatch):
     """One round into a folder; of other users' text if asked for."""
     monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
@@ -37,27 +37,27 @@ def train(tmp_path, saved, monkeypatch):
 
 @pytest.mark.parametrize("before", ["noiseless", "deidentified", "rotation"])
 @pytest.mark.parametrize("method", ["rotation", "user-level", "uedp-alg"])
-def test_a_private_run_does_not_begin_with_its_own_corpus(train, tmp_path, before, method):
-    first = train("first", before)
+def test_a_model_that_learned_from_the_corpus_is_refused(train_round, tmp_path, before, method):
+    first = train_round("first", before)
     (learned,) = model_ancestors(str(first.folder))
     assert (learned.method, learned.incidence) == (before, worlds.incidence().digest)
     with pytest.raises(UserError, match=rf"has learned from this corpus already.*{before}"):
-        train("second", method, begin_with=first)
+        train_round("second", method, begin_with=first)
     assert not (tmp_path / "second").exists()
 
 
-def test_nor_through_a_run_between(train):
-    first = train("first", "noiseless")
-    between = train("between", "rotation", begin_with=first, others=True)
+def test_an_indirect_ancestor_on_the_same_corpus_is_refused(train_round):
+    first = train_round("first", "noiseless")
+    between = train_round("between", "rotation", begin_with=first, others=True)
     assert [one.method for one in model_ancestors(str(between.folder))] == ["noiseless", "rotation"]
     with pytest.raises(UserError, match="has learned from this corpus already"):
-        train("third", "rotation", begin_with=between)
+        train_round("third", "rotation", begin_with=between)
 
 
-def test_what_was_learned_from_other_text_is_a_caveat(train, tmp_path):
-    first = train("first", "noiseless", others=True)
-    plain = train("plain", "rotation").certificate
-    after = train("after", "rotation", begin_with=first).certificate
+def test_training_on_another_corpus_is_a_caveat(train_round, tmp_path):
+    first = train_round("first", "noiseless", others=True)
+    plain = train_round("plain", "rotation").certificate
+    after = train_round("after", "rotation", begin_with=first).certificate
     assert plain.setup.earlier_runs == "none known"
     assert after.setup.earlier_runs == "on other corpora"
     assert any("other runs before" in caveat for caveat in after.caveats)
@@ -67,9 +67,9 @@ def test_what_was_learned_from_other_text_is_a_caveat(train, tmp_path):
     assert after.epsilon == plain.epsilon
 
 
-def test_without_noise_anything_goes(train):
-    first = train("first", "noiseless")
-    assert train("second", "noiseless", begin_with=first).finished
+def test_runs_without_noise_may_reuse_a_corpus(train_round):
+    first = train_round("first", "noiseless")
+    assert train_round("second", "noiseless", begin_with=first).finished
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def word_model(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("where", ["", "/tokenizer.json", "/vocabulary"])
 @pytest.mark.parametrize("field", ["model__tokenizer", "vocabulary__path"])
-def test_words_of_the_same_corpus_do_not_pass_as_public(word_model, tmp_path, where, field):
+def test_a_vocabulary_of_the_same_corpus_is_not_public(word_model, tmp_path, where, field):
     word_model("first", vocabulary__source="corpus")
     taken = {field: f"{tmp_path / 'first'}{where}"}
     if field == "vocabulary__path":
@@ -106,13 +106,13 @@ def test_words_of_the_same_corpus_do_not_pass_as_public(word_model, tmp_path, wh
     assert certificates.verify(tmp_path / "second") == found
 
 
-def test_words_that_were_copied_out_of_a_run_keep_their_lineage(word_model, tmp_path):
+def test_a_copied_vocabulary_keeps_its_lineage(word_model, tmp_path):
     word_model("first", vocabulary__source="corpus")
     shutil.copytree(tmp_path / "first" / "vocabulary", tmp_path / "words")
     assert not word_model("second", model__tokenizer=str(tmp_path / "words")).private
 
 
-def test_a_link_to_words_keeps_their_lineage(word_model, tmp_path):
+def test_a_linked_vocabulary_keeps_its_lineage(word_model, tmp_path):
     word_model("first", vocabulary__source="corpus")
     (tmp_path / "links").mkdir()
     link = tmp_path / "links" / "tokenizer.json"
@@ -120,15 +120,15 @@ def test_a_link_to_words_keeps_their_lineage(word_model, tmp_path):
     assert not word_model("second", model__tokenizer=str(link)).private
 
 
-def test_words_that_come_with_a_model_are_not_called_public(word_model, train, tmp_path):
+def test_the_vocabulary_of_a_trained_model_is_not_public(word_model, train_round, tmp_path):
     word_model("first", vocabulary__source="corpus")
     first = SimpleNamespace(folder=tmp_path / "first")
-    found = train("second", "rotation", first, others=True).certificate
+    found = train_round("second", "rotation", first, others=True).certificate
     assert found.setup.vocabulary == "from another corpus, not covered"
     assert any("made from another corpus" in caveat for caveat in found.caveats)
 
 
-def test_nor_through_a_run_on_another_corpus(word_model, tmp_path):
+def test_a_vocabulary_keeps_its_lineage_through_another_corpus(word_model, tmp_path):
     word_model("first", vocabulary__source="corpus")
     between = word_model("between", others=True, model__tokenizer=str(tmp_path / "first"))
     assert between.private
@@ -145,7 +145,7 @@ def test_a_public_tokenizer_stays_public_through_a_run(word_model, tmp_path):
     assert found.setup.vocabulary == "public"
 
 
-def test_private_words_of_another_run_are_not_charged_here(word_model, tmp_path):
+def test_a_private_vocabulary_of_another_run_is_not_private_here(word_model, tmp_path):
     changes = {"privacy__noise": None, "privacy__epsilon": 50.0}
     word_model(
         "first",
@@ -159,7 +159,7 @@ def test_private_words_of_another_run_are_not_charged_here(word_model, tmp_path)
     assert not found.private
 
 
-def test_the_same_texts_detected_otherwise_are_known_in_their_folder(tmp_path, saved, monkeypatch):
+def test_texts_detected_again_are_recognised_in_their_folder(tmp_path, saved, monkeypatch):
     """By the digest under the corpus's key, which outlives a new detection."""
     monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
     config = worlds.config(saved(), privacy__method="noiseless", privacy__rounds=1)
@@ -171,7 +171,7 @@ def test_the_same_texts_detected_otherwise_are_known_in_their_folder(tmp_path, s
         loop.run(worlds.config(tmp_path / "first"), tmp_path / "second", data=again)
 
 
-def test_a_list_that_cannot_be_read_is_not_taken_for_none(tmp_path):
+def test_an_unreadable_lineage_is_not_taken_for_none(tmp_path):
     assert model_ancestors("gpt2") == model_ancestors(str(tmp_path)) == ()
     entry = {"run": "a", "method": "noiseless", "incidence": "b"}
     (tmp_path / FILE).write_text(json.dumps([entry]))
@@ -180,3 +180,35 @@ def test_a_list_that_cannot_be_read_is_not_taken_for_none(tmp_path):
         (tmp_path / FILE).write_text(damaged)
         with pytest.raises(UserError, match="damaged"):
             model_ancestors(str(tmp_path))
+
+
+DEEP = b"[" * 100_000
+
+
+def refused(action) -> str:
+    with pytest.raises(UserError) as caught:
+        action()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("content", [b"{", b"7", b"[7]", b'[{"run": 1}]', b"\xff", DEEP, b'["a"]'])
+def test_a_damaged_lineage_is_refused(content, tmp_path):
+    (tmp_path / FILE).write_bytes(content)
+    assert "lineage.json: damaged" in refused(lambda: model_ancestors(str(tmp_path)))
+
+
+def test_a_lineage_with_wrong_types_is_refused(tmp_path):
+    entry = {"run": "a", "method": "noiseless", "incidence": ["0" * 64]}
+    (tmp_path / FILE).write_text(json.dumps([entry]))
+    assert "lineage.json: damaged" in refused(lambda: model_ancestors(str(tmp_path)))
+
+
+def test_the_ledger_also_records_the_lineage(train):
+    """`lineage.json` is emptied; the ledger beside the weights still names the corpus."""
+    sizes = {"hidden_size": 6, "embedding_size": 4, "num_hidden_layers": 1}
+    first = train("first", model="awd-lstm", model__sizes=sizes, model__tokenizer="bytes")
+    (first.folder / "lineage.json").write_text("[]")
+    with pytest.raises(UserError, match="has learned from this corpus already"):
+        train("second", model=str(first.folder))

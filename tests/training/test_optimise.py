@@ -38,13 +38,13 @@ def same(found, expected, **tolerance) -> bool:
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_momentum_is_that_of_pytorch(momentum):
+def test_momentum_matches_pytorch(momentum):
     values = parameters()
     found = stepped(Momentum(values, momentum), values)
     assert same(found, torch_stepped(torch.optim.SGD, momentum=momentum), rtol=1e-12)
 
 
-def test_adam_is_that_of_pytorch():
+def test_adam_matches_pytorch():
     values = parameters()
     found = stepped(Adam(values, 0.9, 0.99, subtract_noise=False), values)
     expected = torch_stepped(torch.optim.Adam, betas=(0.9, 0.99), eps=1e-12)
@@ -52,7 +52,7 @@ def test_adam_is_that_of_pytorch():
     assert not same(found, torch_stepped(torch.optim.Adam, betas=(0.9, 0.9)), rtol=1e-3)
 
 
-def test_adam_less_the_noise_is_that_of_tang():
+def test_noise_subtraction_matches_tang_et_al():
     """Tang et al. 2023: `m / sqrt(max(v - deviation^2, floor))`, both moments corrected first."""
     deviation, first, second = 0.8, 0.9, 0.99
     values = parameters()
@@ -82,7 +82,7 @@ def test_without_noise_there_is_nothing_to_subtract():
     assert same(one, other, rtol=0, atol=0)
 
 
-def test_noise_alone_is_mostly_taken_off():
+def test_most_of_pure_noise_is_subtracted():
     """The second moment of pure noise is its variance: what is left of it is near the floor."""
     made = torch.Generator().manual_seed(0)
     zeros = [torch.zeros(20_000)]
@@ -96,7 +96,7 @@ def test_noise_alone_is_mostly_taken_off():
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adam"])
-def test_a_restored_optimiser_goes_on_as_the_old_one(name):
+def test_a_restored_optimiser_continues_identically(name):
     settings = Settings(name=name)
     whole, first = parameters(), parameters()
     one, old = build_optimiser(settings, whole), build_optimiser(settings, first)
@@ -113,7 +113,7 @@ def test_a_restored_optimiser_goes_on_as_the_old_one(name):
     assert all(isinstance(tensor, torch.Tensor) for tensor in new.state().values())
 
 
-def test_sgd_has_no_momentum_whatever_is_set():
+def test_sgd_ignores_momentum():
     values = parameters()
     stepped(build_optimiser(Settings(name="sgd", momentum=0.9), values), values)
     assert same(values, torch_stepped(torch.optim.SGD), rtol=1e-12)
@@ -126,7 +126,7 @@ def rates(**settings):
     return [learning_rate(Settings(rate=2.0, **settings), done, 100) for done in range(100)]
 
 
-def test_warm_up_rises_to_the_rate():
+def test_warm_up_rises_to_the_learning_rate():
     found = rates(warm_up=0.1, decay="none")
     assert all(a < b for a, b in pairwise(found[:11]))
     assert 0 < found[0] < 0.3
@@ -134,7 +134,7 @@ def test_warm_up_rises_to_the_rate():
 
 
 @pytest.mark.parametrize("decay", ["linear", "cosine"])
-def test_decay_falls_from_the_rate_to_almost_nothing(decay):
+def test_decay_falls_to_a_hundredth(decay):
     found = rates(warm_up=0.1, decay=decay)
     assert max(found) == found[10] == 2.0
     assert all(a >= b for a, b in pairwise(found[10:]))
@@ -143,7 +143,7 @@ def test_decay_falls_from_the_rate_to_almost_nothing(decay):
     assert half == pytest.approx(1.0)
 
 
-def test_one_round_has_a_rate():
+def test_a_single_round_has_a_positive_rate():
     assert all(
         0 < learning_rate(Settings(warm_up=warm, decay=decay), 0, 1) <= 1e-3
         for warm in (0.0, 0.05, 0.9)
@@ -154,7 +154,7 @@ def test_one_round_has_a_rate():
 # --- averaging -----------------------------------------------------------------------------------
 
 
-def test_the_average_is_exponential_and_forgets_where_it_began():
+def test_the_average_is_exponential_and_forgets_its_start():
     value = [torch.tensor([100.0], dtype=torch.float64)]
     average = Average(value, 0.9)
     expected = 100.0
@@ -169,7 +169,7 @@ def test_the_average_is_exponential_and_forgets_where_it_began():
     assert float(value[0]) == math.sin(199)  # what is averaged is left alone
 
 
-def test_a_restored_average_goes_on():
+def test_a_restored_average_continues_identically():
     value = [torch.ones(3)]
     average = Average(value, 0.5)
     value[0].fill_(5.0)

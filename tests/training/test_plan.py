@@ -20,7 +20,7 @@ def plan(incidence=None, **changes):
 # --- what was planned is what is done ------------------------------------------------------------
 
 
-def test_the_profile_of_rotation_is_that_of_its_rounds():
+def test_the_profile_of_rotation_describes_its_rounds():
     found = plan(
         privacy__noise=1.5,
         privacy__entity_share=0.4,
@@ -47,14 +47,14 @@ def test_the_profile_of_rotation_is_that_of_its_rounds():
     assert found.rounds == 4
 
 
-def test_the_profile_of_user_level_is_that_of_its_rounds():
+def test_the_profile_of_user_level_describes_its_rounds():
     found = plan(privacy__method="user-level", privacy__noise=1.5)
     assert found.profile == UserLevelProfile(1.5, 0.5)
     assert found.sampling.user_rate == 0.5
     assert found.noise == 1.5
 
 
-def test_the_profile_of_the_paper_is_that_of_its_rounds():
+def test_the_profile_of_uedp_alg_describes_its_rounds():
     found = plan(privacy__method="uedp-alg", privacy__noise=0.5)
     assert found.profile == UedpAlgProfile(
         0.5, 0.5, worlds.USERS, 10
@@ -65,7 +65,7 @@ def test_the_profile_of_the_paper_is_that_of_its_rounds():
     assert estimator.noise_in_updates == 0.5 * (0.5 * worlds.USERS + 1)
 
 
-def test_an_entity_that_all_mention_has_all_as_holders():
+def test_an_entity_mentioned_by_all_has_all_as_holders():
     everyone = Incidence.build(np.arange(20), np.arange(20), np.zeros(20, int), 20, 1)
     found = plan(everyone, privacy__method="uedp-alg")
     assert found.profile == UedpAlgProfile(1.0, 0.5, 20, 20)
@@ -78,7 +78,7 @@ def test_a_sentence_without_entities_has_a_holder():
 
 
 @pytest.mark.parametrize("method", ["rotation", "user-level"])
-def test_a_target_is_met(method):
+def test_calibration_meets_the_target(method):
     found = plan(privacy__method=method, privacy__noise=None, privacy__epsilon=3.0)
     assert found.profile is not None
     assert found.epsilon <= 3.0
@@ -88,7 +88,7 @@ def test_a_target_is_met(method):
 
 
 @pytest.mark.parametrize("method", ["noiseless", "deidentified"])
-def test_no_noise_no_guarantee(method):
+def test_without_noise_there_is_no_guarantee(method):
     found = plan(privacy__method=method)
     assert found.profile is None
     assert found.noise == 0
@@ -102,7 +102,7 @@ def test_a_plan_cannot_be_changed():
         plan().epsilon = 0.1  # type: ignore[misc]
 
 
-def test_the_sum_is_divided_by_what_is_expected_not_by_what_came():
+def test_the_divisor_is_the_expected_number_of_users():
     assert plan().expected_users == 0.5 * worlds.USERS
 
 
@@ -125,7 +125,7 @@ def test_a_fixed_seed_is_not_private():
     assert found.setup().noise_source == "fixed seed"
 
 
-def test_the_certificate_is_told_what_it_cannot_know():
+def test_the_setup_records_every_decision():
     found = plan(
         privacy__sentences_per_user=7,
         privacy__chosen_by="me, on other data",
@@ -136,7 +136,7 @@ def test_the_certificate_is_told_what_it_cannot_know():
     assert "not stated" in plan().setup().chosen_by
 
 
-def test_the_shape_is_that_of_the_incidence():
+def test_the_shape_matches_the_incidence():
     shape = plan().shape
     assert shape.digest == worlds.incidence().digest
     assert (shape.users, shape.sentences, shape.entities) == (40, 120, 4)
@@ -146,7 +146,7 @@ def test_the_shape_is_that_of_the_incidence():
 # --- what is refused or doubted ------------------------------------------------------------------
 
 
-def test_too_few_users_to_hide_among():
+def test_too_few_users_are_refused():
     with pytest.raises(UserError, match=r"rate 0.1: of 40 users a round would draw 4, .* 0.12"):
         plan(privacy__user_rate=0.1)
     assert plan(privacy__user_rate=0.125).warnings(10)
@@ -156,20 +156,20 @@ def test_too_few_users_to_hide_among():
 
 
 @pytest.mark.parametrize("delta", [0.025, 0.1, 0.9])
-def test_a_delta_that_lets_a_user_go_is_refused(delta):
+def test_a_delta_that_allows_publishing_a_user_is_refused(delta):
     with pytest.raises(UserError, match=rf"privacy.delta {delta}: must be below .*, 0.025; choose"):
         plan(privacy__delta=delta)
     plan(privacy__delta=delta, privacy__method="noiseless")
     plan(privacy__delta=0.024)
 
 
-def test_an_epsilon_that_says_little_is_doubted_and_a_caveat():
+def test_a_large_epsilon_is_a_warning_and_a_caveat():
     much = plan(privacy__noise=0.2)
     assert much.epsilon > 20
-    assert any("promises little" in line for line in much.warnings(10))
+    assert any("is a weak guarantee" in line for line in much.warnings(10))
     assert "Caveat: an epsilon above 20 says little" in much.statement
     less = plan(privacy__noise=None, privacy__epsilon=19.9)
-    assert not any("promises little" in line for line in less.warnings(10))
+    assert not any("is a weak guarantee" in line for line in less.warnings(10))
     assert "says little" not in less.statement
 
 
@@ -180,26 +180,26 @@ def test_a_corpus_without_users_is_refused():
             plan(nobody, privacy__method=method)
 
 
-def test_few_users_are_doubted():
-    (doubt,) = plan(privacy__user_rate=0.25).warnings(10)
-    assert "draws about 10 users" in doubt
-    assert "raise privacy.user_rate" in doubt
+def test_few_users_are_a_warning():
+    (warning,) = plan(privacy__user_rate=0.25).warnings(10)
+    assert "draws about 10 users" in warning
+    assert "raise privacy.user_rate" in warning
     assert not plan().warnings(10)  # 20 of them
     assert not plan(privacy__method="noiseless", privacy__user_rate=0.25).warnings(10)
 
 
-def test_noise_that_drowns_everything_is_doubted_with_a_figure():
+def test_a_low_signal_to_noise_ratio_is_a_warning():
     found = plan(privacy__noise=None, privacy__epsilon=0.05)
     ratio = found.signal_to_noise(10**8)
     # 20 users, four rounds
     assert ratio == pytest.approx(20 * 2 / (found.noise * 10**4))
-    (doubt,) = found.warnings(10**8)
-    assert f"signal-to-noise ratio is {ratio:.2g}" in doubt
+    (warning,) = found.warnings(10**8)
+    assert f"most {ratio:.2g}, below" in warning
     assert not plan().warnings(1000)
     assert plan(privacy__method="noiseless").signal_to_noise(10**8) == math.inf
 
 
-def test_the_noise_of_the_paper_counts_in_full():
+def test_the_noise_of_uedp_alg_counts_in_full():
     found = plan(privacy__method="uedp-alg", privacy__noise=2.0)
     assert found.signal_to_noise(10**4) == pytest.approx(20 * 2 / (2 * 21 * 100))
 

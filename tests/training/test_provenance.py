@@ -56,7 +56,7 @@ def trained(corpus: Path, out: Path) -> certificates.Certificate:
     return found
 
 
-def test_a_certificate_names_what_was_looked_for(corpus, tmp_path):
+def test_a_certificate_names_the_detected_entities(corpus, tmp_path):
     found = trained(corpus, tmp_path / "run")
     entities = found.setup.entities
     assert entities.detectors["patterns:GB"].startswith("uedp 0.")
@@ -84,7 +84,7 @@ def test_every_detector_has_a_version(tmp_path):
     assert detected_entities(info).names_sought
 
 
-def test_coverage_that_was_measured_is_stated(tmp_path):
+def test_measured_coverage_is_certified(tmp_path):
     made = detect(sentences(), tmp_path / "corpus", Detection(("patterns",)))
     record_coverage(made, coverage(made))
     found = trained(made.folder, tmp_path / "run").setup.entities.coverage
@@ -96,7 +96,7 @@ def test_coverage_that_was_measured_is_stated(tmp_path):
         record_coverage(own, coverage(own))
 
 
-def test_a_corpus_is_compared_with_what_the_run_was_made_on(corpus, tmp_path):
+def test_a_corpus_other_than_the_certified_one_is_refused(corpus, tmp_path):
     found = trained(corpus, tmp_path / "run")
     certificates.verify(tmp_path / "run", corpus=corpus)
     refuse_other_corpus(found, corpus)
@@ -121,7 +121,7 @@ def test_a_corpus_is_compared_with_what_the_run_was_made_on(corpus, tmp_path):
     refuse_other_corpus(found, corpus)
 
 
-def test_people_on_a_certificate_are_not_groups_in_the_corpus(corpus, tmp_path):
+def test_another_user_assignment_is_refused(corpus, tmp_path):
     found = trained(corpus, tmp_path / "run")
     path = corpus / "corpus.json"
     info = json.loads(path.read_text())
@@ -130,7 +130,7 @@ def test_people_on_a_certificate_are_not_groups_in_the_corpus(corpus, tmp_path):
         refuse_other_corpus(found, corpus)
 
 
-def test_users_that_were_assigned_are_not_called_people(tmp_path):
+def test_randomly_assigned_users_are_certified_as_such(tmp_path):
     origin = {"assigned_users": "15,2"}
     made = detect(sentences(), tmp_path / "corpus", Detection(("patterns",)), origin=origin)
     assert user_assignment(made.info) == "assigned at random"
@@ -151,13 +151,13 @@ def test_users_that_were_assigned_are_not_called_people(tmp_path):
         {"coverage": {"marks": "many"}},
     ],
 )
-def test_a_manifest_that_cannot_be_read_is_an_error_in_a_line(corpus, change):
+def test_an_unreadable_manifest_is_a_one_line_error(corpus, change):
     with pytest.raises(UserError, match=r"corpus.json: its detectors, categories") as refused:
         detected_entities({**Corpus(corpus).info, **change})
     assert "\n" not in str(refused.value)
 
 
-def test_what_is_not_said_is_not_made_up():
+def test_missing_information_stays_missing():
     assert detected_entities(None) is None
     assert detected_entities({}) is None
     assert (

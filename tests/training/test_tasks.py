@@ -58,7 +58,7 @@ def gradient(loss, model):
     return [g for g in found if g is not None]
 
 
-def test_a_loss_depends_on_the_sentence_alone(case):
+def test_a_loss_depends_on_its_sentence_only(case):
     """Whatever stands beside it, in whichever order, however much padding that means."""
     model, task = case
     together = task.losses(model, ALL)
@@ -111,7 +111,7 @@ def test_sharing_rows_changes_neither_losses_nor_gradients(kind):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
-def test_no_gradient_goes_from_one_sentence_of_a_row_to_another(kind):
+def test_sentences_in_a_row_share_no_gradient(kind):
     model, task = CASES[kind][0](), words()
     seen = []
     embedding = model.get_input_embeddings()
@@ -127,14 +127,14 @@ def test_no_gradient_goes_from_one_sentence_of_a_row_to_another(kind):
 # --- tokens --------------------------------------------------------------------------------------
 
 
-def test_a_sentence_stands_between_start_and_end():
+def test_a_sentence_has_start_and_end_tokens():
     tokenizer = tiny.tokenizer()
     (ids,), start = token_ids(["the cat"], tokenizer, 64)
     assert ids[0] == start == tokenizer.eos_token_id == ids[-1]
     assert tokenizer.decode(ids[1:-1]) == "the cat"
 
 
-def test_a_long_sentence_is_cut_to_what_was_asked_and_has_no_end():
+def test_a_truncated_sentence_has_no_end_token():
     for most in (2, 3, 7):
         (cut, short), _ = token_ids(["abcdefghijklmnop", "a"], tiny.tokenizer(), most)
         assert len(cut) == most
@@ -142,7 +142,7 @@ def test_a_long_sentence_is_cut_to_what_was_asked_and_has_no_end():
         assert short == [0, cut[1], 0][:most]
 
 
-def test_an_empty_sentence_has_no_tokens_even_if_the_tokenizer_finds_one():
+def test_an_empty_sentence_has_no_tokens():
     def tokenizer(texts, **options):
         return {"input_ids": [[7, 8] for _ in texts]}
 
@@ -150,7 +150,7 @@ def test_an_empty_sentence_has_no_tokens_even_if_the_tokenizer_finds_one():
     assert token_ids(["", " \n", "a"], tokenizer, 8) == ([[], [], [9, 7, 8, 9]], 9)
 
 
-def test_a_tokenizer_without_ends_is_refused():
+def test_a_tokenizer_without_start_and_end_tokens_is_refused():
     with pytest.raises(UserError, match="neither a start nor an end token"):
         token_ids(["a"], tiny.tokenizer(unk_token="a"), 8)
 
@@ -180,7 +180,7 @@ def test_perplexity_is_over_all_tokens_and_words():
         assert found["perplexity per word"] == pytest.approx(math.exp(total / 11), rel=1e-4)
 
 
-def test_words_that_were_cut_off_are_not_counted():
+def test_truncated_words_are_not_counted():
     model, tokenizer = tiny.gpt2(), tiny.tokenizer()
     cut = NextWord(["aaa bbb ccc ddd eee"], tokenizer, 9)  # start, and eight of nineteen letters
     found = cut.evaluate(model, contextlib.nullcontext, 100)
@@ -207,7 +207,7 @@ def test_the_error_rate_is_over_sentences_with_text_and_label():
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
-def test_what_cannot_be_evaluated_is_refused():
+def test_evaluating_nothing_is_refused():
     with pytest.raises(UserError, match="every sentence is empty"):
         NextWord(["", " "], tiny.tokenizer(), 8).evaluate(tiny.gpt2(), contextlib.nullcontext, 9)
     nothing = classes(["", "a"], ["x", None])
@@ -226,7 +226,7 @@ def test_evaluation_leaves_no_graph_and_no_gradient():
 # --- labels --------------------------------------------------------------------------------------
 
 
-def test_labels_are_numbered_as_they_are_named():
+def test_labels_are_numbered_in_the_order_of_names():
     for names in (["x", "y"], ["y", "x"]):
         expected = [names.index(label) for label in LABELS]
         found = classes(names=names).batch(ALL)["labels"].tolist()
@@ -234,7 +234,7 @@ def test_labels_are_numbered_as_they_are_named():
         assert [found[i] for i in EMPTY] == [-100, -100]
 
 
-def test_a_sentence_without_a_label_counts_for_nothing():
+def test_a_sentence_without_a_label_is_ignored():
     """Emptying a sentence takes its label too; that must not stop a run."""
     task, model = classes(["a", "b"], [None, "x"]), tiny.bert()
     losses = task.losses(model, np.arange(2))
@@ -247,7 +247,7 @@ def test_an_unknown_label_is_refused_by_name():
         classes(["a", "b"], ["x", "z"])
 
 
-def test_build_knows_both_tasks():
+def test_build_task_makes_both_kinds():
     tokenizer = tiny.tokenizer(eos_token="<|end|>", pad_token="<|end|>")
     assert isinstance(build_task("next-word", TEXTS, LABELS, [], tokenizer, 8), NextWord)
     assert isinstance(

@@ -13,11 +13,15 @@ from tokenizers import models as kinds
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.training import worlds
+from tests.training.runs import (
+    stopping_after,
+)
 from uedp.accounting.certificate import verify
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.noise import SecureNoise, SeededNoise
+from uedp.models.load import public_tokenizer
 from uedp.training import vocabulary as module
 from uedp.training.loop import run
 from uedp.training.vocabulary import (
@@ -497,3 +501,44 @@ def test_private_words_are_charged_once(tmp_path):
 def test_vocabulary_settings_that_do_not_fit_the_model_are_refused(changes, why):
     with pytest.raises(UserError, match=why):
         worlds.config("x", **{**NEW, **changes})
+
+
+DEEP = b"[" * 100_000
+
+
+def refused(action) -> str:
+    with pytest.raises(UserError) as caught:
+        action()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b'{"model": 7}', DEEP])
+def test_a_damaged_tokenizer_is_refused(content, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    refused(lambda: public_tokenizer(tmp_path))
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    refused(lambda: public_tokenizer(tmp_path))
+
+
+def test_a_changed_private_vocabulary_is_refused(train, tmp_path):
+    """`vocabulary/` of a stopped run holds another word."""
+    options = {
+        "model": "awd-lstm",
+        "model__sizes": NEW["model__sizes"],
+        "privacy__noise": None,
+        "privacy__epsilon": 50.0,
+        "vocabulary__source": "private",
+        "vocabulary__words_per_user": 4,
+        "vocabulary__words_per_sentence": 4,
+    }
+    train(progress=stopping_after(1), **options)
+    path = tmp_path / "run" / "vocabulary" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    last = max(words, key=words.get)
+    words["secretname"] = words.pop(last)
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(UserError, match="changed since this run made it"):
+        train(resume=True, **options)

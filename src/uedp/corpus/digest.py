@@ -29,11 +29,12 @@ class TextDigest:
         self._sentences += len(owners)
         self._users.update(np.ascontiguousarray(owners).data)
         for (lengths, content), column in zip(self._columns, (texts, labels), strict=True):
+            # a text in memory may have lone surrogates
+            parts = [v if v is None else v.encode("utf-8", "surrogatepass") for v in column]
             # -1 for a missing value: no label differs from an empty one
-            parts = [None if value is None else _bytes(value) for value in column]
             sizes = [-1 if part is None else len(part) for part in parts]
             lengths.update(np.array(sizes, dtype="<i8").data)
-            content.update(b"".join(part for part in parts if part))
+            content.update(b"".join(filter(None, parts)))
 
     def hexdigest(self) -> str:
         whole = hashlib.sha256(f"sentences {self._sentences} ".encode())
@@ -53,7 +54,3 @@ def text_digest(
         part = slice(start, start + batch)
         digest.update(owners[part], texts[part], labels[part])
     return digest.hexdigest()
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")  # a text in memory may have lone surrogates

@@ -29,6 +29,10 @@ from uedp.strict import parse_json
 csv.field_size_limit(sys.maxsize)  # the default of 128 KiB is shorter than a long e-mail thread
 _ROWS = 256  # rows of a columnar file held at once; a row may be a whole document
 
+# Arrow's exceptions for damaged data: most are its own, but not all.
+_BROKEN: tuple[type[Exception], ...] = (pa.ArrowException, OSError, ValueError, TypeError)
+_BROKEN += (LookupError, ArithmeticError, MemoryError)
+
 # Called with the error of each invalid record: raises it, or returns to skip the record.
 OnError = Callable[[UserError], None]
 Reader = Callable[[Source, Columns, OnError], Iterator[Sentence]]
@@ -270,13 +274,8 @@ READERS: Mapping[str, Reader] = {
 # Readers whose records never name a user, so that users must be assigned.
 WITHOUT_USERS = frozenset({"ag"})
 
-_BY_SUFFIX = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".tsv": "csv",
-    ".parquet": "parquet",
-}
+_BY_SUFFIX = {f".{name}": name for name in ("jsonl", "csv", "parquet")}
+_BY_SUFFIX |= {".ndjson": "jsonl", ".tsv": "csv"}
 
 
 def choose_reader(name: str, source: Source) -> str:
@@ -388,18 +387,6 @@ def csv_records(
             yield number, dict(zip(names, row, strict=True))
 
 
-# Arrow's exceptions for damaged data: most are its own, but not all.
-_BROKEN = (
-    pa.ArrowException,
-    OSError,
-    ValueError,
-    TypeError,
-    LookupError,
-    ArithmeticError,
-    MemoryError,
-)
-
-
 def _checked_columns(where: str, schema: Any, names: Sequence[str], columns: Columns) -> list[str]:
     """The columns to read, if they hold text, numbers, or lists and objects of them."""
     chosen = columns.require(where, names)
@@ -419,19 +406,9 @@ def _is_plain(kind: Any) -> bool:
         return _is_plain(kind.value_type)
     if types.is_dictionary(kind):
         return not types.is_nested(kind.value_type) and _is_plain(kind.value_type)
-    return any(
-        test(kind)
-        for test in (
-            types.is_null,
-            types.is_boolean,
-            types.is_integer,
-            types.is_floating,
-            types.is_string,
-            types.is_large_string,
-            types.is_binary,
-            types.is_large_binary,
-        )
-    )
+    numbers = (types.is_null, types.is_boolean, types.is_integer, types.is_floating)
+    texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(is_kind(kind) for is_kind in (*numbers, *texts))
 
 
 def _from_batches(

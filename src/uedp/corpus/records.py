@@ -182,18 +182,13 @@ def _marks(where: str, value: Any, text: str) -> tuple[Span, ...]:
     return tuple(sorted(_mark(where, mark, text) for mark in value))
 
 
-_START, _END, _LABEL = (
-    ("start", "start_position"),
-    ("end", "end_position"),
-    ("label", "entity_type"),
-)
+_KEYS = (("start", "start_position"), ("end", "end_position"), ("label", "entity_type"))
 
 
 def _mark(where: str, mark: Any, text: str) -> Span:
     fields = mark if isinstance(mark, dict) else {}
     start, end, label = (
-        next((fields[name] for name in names if name in fields), None)
-        for names in (_START, _END, _LABEL)
+        next((fields[name] for name in names if name in fields), None) for names in _KEYS
     )
     if not (type(start) is type(end) is int and isinstance(label, str) and label):
         raise UserError(

@@ -60,24 +60,13 @@ def _required(**types: pa.DataType) -> list[pa.Field]:
     return [pa.field(name, kind, nullable=False) for name, kind in types.items()]
 
 
-MARK = pa.struct(_required(start=pa.int32(), end=pa.int32(), label=pa.string()))
-SENTENCES = pa.schema(
-    [
-        *_required(user=pa.int32(), text=pa.string()),
-        ("label", pa.string()),
-        *_required(marks=pa.list_(pa.field("item", MARK, nullable=False))),
-    ]
-)
+_SPAN = _required(start=pa.int32(), end=pa.int32(), label=pa.string())
+_MARKS = pa.list_(pa.field("item", pa.struct(_SPAN), nullable=False))
+_TEXT = _required(user=pa.int32(), text=pa.string())
+SENTENCES = pa.schema([*_TEXT, ("label", pa.string()), *_required(marks=_MARKS)])
 USERS = pa.schema(_required(name=pa.string()))
 MENTIONS = pa.schema(
-    _required(
-        sentence=pa.int64(),
-        start=pa.int32(),
-        end=pa.int32(),
-        label=pa.string(),
-        category=pa.int8(),
-        entity=pa.int32(),
-    )
+    [*_required(sentence=pa.int64()), *_SPAN, *_required(category=pa.int8(), entity=pa.int32())]
 )
 ENTITIES = pa.schema(_required(name=pa.string(), surface=pa.string()))
 
@@ -189,10 +178,6 @@ class Corpus:
         """The digest of users, texts and labels when the corpus was written."""
         return str(self.info["text_digest"])
 
-    def computed_text_digest(self) -> str:
-        """The digest of users, texts and labels as they are now."""
-        return _text_digest(self.sentences)
-
     @cached_property
     def incidence(self) -> Incidence:
         """Which users mention which entities; refused if it is not as it was written."""
@@ -217,10 +202,6 @@ class Corpus:
         return table
 
     @cached_property
-    def _texts(self) -> pa.ChunkedArray:
-        return self.sentences["text"]
-
-    @cached_property
     def user_names(self) -> pa.ChunkedArray:
         path = self.folder / "users.arrow"
         names = self._table(path, USERS, "users")["name"]
@@ -237,17 +218,14 @@ class Corpus:
         path = self.folder / "mentions.arrow"
         table = self._table(path, MENTIONS, "mentions")
         lengths = np.concatenate(
-            [pc.utf8_length(chunk).to_numpy() for chunk in self._texts.chunks]
+            [pc.utf8_length(chunk).to_numpy() for chunk in self.sentences["text"].chunks]
             or [np.zeros(0, dtype=np.int32)]
         )
         last = 0
         for batch in table.to_batches():
-            for column, count in (
-                ("sentence", len(self)),
-                ("category", len(CATEGORIES)),
-                ("entity", int(self.info["entities"])),
-            ):
-                _check_ids(path, batch, column, count)
+            _check_ids(path, batch, "sentence", len(self))
+            _check_ids(path, batch, "category", len(CATEGORIES))
+            _check_ids(path, batch, "entity", self.info["entities"])
             sentence = batch.column("sentence").to_numpy()
             if len(sentence) and (sentence[0] < last or (np.diff(sentence) < 0).any()):
                 raise _damaged(path, "mentions are not in the order of sentences")
@@ -268,7 +246,7 @@ class Corpus:
     def texts(self, sentences: npt.ArrayLike) -> list[str]:
         """The texts of the given sentences, in that order."""
         numbers = np.asarray(sentences, dtype=np.int64)
-        chunks = self._texts.chunks
+        chunks = self.sentences["text"].chunks
         ends = np.cumsum([len(chunk) for chunk in chunks])
         # chunk by chunk: Arrow's own `take` over chunks would first copy the whole column
         chunk_of = np.searchsorted(ends, numbers, side="right")

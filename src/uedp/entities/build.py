@@ -4,21 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from uedp.corpus import readers, users
 from uedp.corpus.normalise import splitter
-from uedp.corpus.readers import (
-    WITHOUT_USERS,
-    OnError,
-    SkippedRecords,
-    choose_reader,
-    raise_error,
-    read_sentences,
-)
+from uedp.corpus.readers import OnError, SkippedRecords, raise_error
 from uedp.corpus.records import Columns
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.source import Source, TableSource
 from uedp.corpus.store import Corpus
-from uedp.corpus.users import assign_users as assign
-from uedp.corpus.users import check_groups, random_groups
 from uedp.entities.categories import expand_categories
 from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import read_lists
@@ -76,7 +68,7 @@ def build_corpus(
       - `out` appears complete or not at all (`detect`)
     """
     opened = Source(Path(source)) if isinstance(source, str | Path) else TableSource(source)
-    kind = choose_reader(reader, opened) if isinstance(opened, Source) else str(opened)
+    kind = readers.choose_reader(reader, opened) if isinstance(opened, Source) else str(opened)
     detection = Detection(
         detectors=tuple(detectors),
         categories=expand_categories(categories),
@@ -87,21 +79,21 @@ def build_corpus(
     )
     if marks is None and "labels" in detection.detectors:
         marks = "marks"
-    groups = assign_users or (DEFAULT_GROUPS if kind in WITHOUT_USERS else None)
+    groups = assign_users or (DEFAULT_GROUPS if kind in readers.WITHOUT_USERS else None)
     columns = Columns(None if groups else user, text, label, marks)
     split_record = splitter(split) if split else None
 
     def records(on_error: OnError) -> Iterator[Sentence]:
-        return read_sentences(opened, kind, columns, on_error)
+        return readers.read_sentences(opened, kind, columns, on_error)
 
     skipped = SkippedRecords() if skip_invalid is True else skip_invalid
     sentences: Iterable[Sentence] = records(skipped or raise_error)
     if groups:
-        check_groups(*groups, seed)
+        users.check_groups(*groups, seed)
         if not opened.rereadable:
             raise UserError(f"{opened}: a pipe; users are formed in two readings, give a file")
         count = _count(records(SkippedRecords() if skipped else raise_error), opened, progress)
-        sentences = assign(sentences, random_groups(count, *groups, seed))
+        sentences = users.assign_users(sentences, users.random_groups(count, *groups, seed))
     if split_record:
         sentences = (sentence for record in sentences for sentence in split_record(record))
     return detect(

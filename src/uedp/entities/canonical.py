@@ -69,17 +69,13 @@ def _bare(folded: str) -> str:
     """Without surrounding white space, quotes, brackets and stops, and without a possessive."""
     while True:
         shorter = _POSSESSIVE.sub("", folded.strip().strip(".,;:!?\"'“”‘’«»<>*_"))
-        shorter = _unbracketed(shorter)
+        for opening, closing in ("()", "[]", "{}"):
+            if shorter.startswith(opening) and shorter.endswith(closing):
+                shorter = shorter[1:-1]
+                break
         if shorter == folded or not shorter:
             return shorter or folded
         folded = shorter
-
-
-def _unbracketed(text: str) -> str:
-    for pair in ("()", "[]", "{}"):
-        if text.startswith(pair[0]) and text.endswith(pair[1]):
-            return text[1:-1]
-    return text
 
 
 def _dialled(number: str, region: str) -> str:

@@ -107,17 +107,15 @@ def compare_detectors(
         if record:
             record_coverage(corpus, result)
         detectors, propagate = corpus.info["detectors"], bool(corpus.info["propagated"])
-        return {"detectors": list(detectors), "propagated": propagate, **result}
-    if record:
+    elif record:
         raise UserError("`record=True`: is for the corpus as detected; leave out `detectors=...`")
-    detection = Detection(
-        tuple(detectors), expand_categories(categories), propagate=propagate, workers=workers
-    )
-    with scratch_dir(corpus.folder.resolve()) as folder:
-        detected = detect(
-            corpus, folder / "detected", detection, total=len(corpus), progress=progress
-        )
-        result = coverage(detected, progress)
+    else:
+        chosen = expand_categories(categories)
+        detection = Detection(tuple(detectors), chosen, propagate=propagate, workers=workers)
+        with scratch_dir(corpus.folder.resolve()) as folder:
+            out, total = folder / "detected", len(corpus)
+            detected = detect(corpus, out, detection, total=total, progress=progress)
+            result = coverage(detected, progress)
     return {"detectors": list(detectors), "propagated": propagate, **result}
 
 
@@ -197,11 +195,9 @@ def _compare(text: str, marks: Sequence[Span], found: _Mentions) -> MarkCounts:
     counts = MarkCounts(sentences=1, sentences_found=int(bool(found.ends)))
     for mark in marks:
         # a mark of punctuation has no words; its own extent counts as one
-        inside = [
-            (mark.start + a, mark.start + b) for _, a, b in words(text[mark.start : mark.end])
-        ]
-        inside = inside or [(mark.start, mark.end)]
-        covered = sum(found.any.cover(a, b) for a, b in inside)
+        surface = text[mark.start : mark.end]
+        inside = [(start, end) for _, start, end in words(surface)] or [(0, len(surface))]
+        covered = sum(found.any.cover(mark.start + a, mark.start + b) for a, b in inside)
         counts.marks += 1
         counts.exact += mark[:2] in found.ends
         counts.covered += covered == len(inside)

@@ -16,23 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 import uedp
+from uedp.corpus import store
 from uedp.corpus.folder import new_corpus_folder
 from uedp.corpus.normalise import normalise
 from uedp.corpus.sentence import Sentence, Span
-from uedp.corpus.store import (
-    CATEGORIES,
-    ENTITIES,
-    MENTIONS,
-    SENTENCES,
-    USERS,
-    Corpus,
-    RowWriter,
-    SentenceWriter,
-    grouped_by_sentence,
-    read_arrow,
-    write_manifest,
-    written_sentences,
-)
+from uedp.corpus.store import ENTITIES, MENTIONS, Corpus, RowWriter, SentenceWriter, read_arrow
 from uedp.entities.canonical import Canon, strict_form
 from uedp.entities.categories import BASE, category_of
 from uedp.entities.detectors import detector_version
@@ -43,7 +31,7 @@ from uedp.errors import UserError
 from uedp.incidence import FOLDER, Incidence
 from uedp.progress import SILENT, Meter, Progress
 
-_CATEGORY_NUMBER = {name: number for number, name in enumerate(CATEGORIES)}
+_CATEGORY_NUMBER = {name: number for number, name in enumerate(store.CATEGORIES)}
 _HITS = pa.schema([MENTIONS.field(name) for name in ("sentence", "start", "end", "label")])
 _LINKED = pa.schema([*list(MENTIONS)[:-1], *ENTITIES])
 
@@ -99,7 +87,7 @@ def detect(
             users, entities = _number_and_count(work, meter)
         (work / "hits.arrow").unlink()
         (work / "linked.arrow").unlink()
-        write_manifest(
+        store.write_manifest(
             work,
             {
                 "uedp": uedp.__version__,
@@ -200,7 +188,7 @@ def _second_pass(
     work: Path, count: int, detection: Detection, linker: _Linker, meter: Meter
 ) -> tuple[int, int]:
     """Write every mention with its canonical form; return the numbers of sentences and mentions."""
-    hits = grouped_by_sentence(
+    hits = store.grouped_by_sentence(
         read_arrow(work / "hits.arrow", _HITS), count, ("start", "end", "label"), Span
     )
     writer = None
@@ -209,7 +197,8 @@ def _second_pass(
         writer = SentenceWriter(work / "normalised")
     kept = 0
     with RowWriter(work / "linked.arrow", _LINKED) as rows:
-        for sentence, spans in zip(_metered(written_sentences(work), meter), hits, strict=True):
+        sentences = _metered(store.written_sentences(work), meter)
+        for sentence, spans in zip(sentences, hits, strict=True):
             text = sentence.text
             spans = sorted({*spans, *linker.find(text)})
             names = [linker.canon(text[span.start : span.end]) for span in spans]
@@ -263,9 +252,9 @@ def _number_and_count(work: Path, meter: Meter) -> tuple[int, int]:
             entities.write(batch.select(ENTITIES.names).take(pa.array(new - done)))
             done = here.stop
             meter.advance(batch.num_rows)
-    users = read_arrow(work / "users.arrow", USERS).num_rows
+    users = read_arrow(work / "users.arrow", store.USERS).num_rows
     incidence = Incidence.build(
-        read_arrow(work / "sentences.arrow", SENTENCES)["user"].to_numpy(),
+        read_arrow(work / "sentences.arrow", store.SENTENCES)["user"].to_numpy(),
         linked["sentence"].to_numpy(),
         entity,
         users,

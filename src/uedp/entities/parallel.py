@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import connection
-from typing import NamedTuple
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors import Detector, load_detector, own_loaders, register_detector
@@ -24,14 +23,8 @@ AHEAD = 3  # batches in flight per worker, so that none is idle
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-class Hit(NamedTuple):
-    """A detected span, and whether its detector propagates."""
-
-    span: Span
-    propagates: bool
-
-
-Hits = list[list[Hit]]  # of each sentence in a batch
+# Of each sentence in a batch, the detected spans, each with whether its detector propagates.
+Hits = list[list[tuple[Span, bool]]]
 
 
 def detect_batches(
@@ -82,7 +75,7 @@ def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Hits:
             detector.marks(batch) if isinstance(detector, Labels) else detector.detect(texts)
         )
         for hits, spans in zip(hits_of_batch, spans_of_texts, strict=True):
-            hits.extend(Hit(span, detector.propagates) for span in spans)
+            hits.extend((span, detector.propagates) for span in spans)
     return hits_of_batch
 
 

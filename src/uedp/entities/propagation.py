@@ -24,7 +24,7 @@ class KnownSurfaces:
     def __init__(self) -> None:
         self._labels: dict[tuple[str, ...], Counter[str]] = {}
         self._in_lower_case: set[tuple[str, ...]] = set()
-        self._lengths: dict[str, list[int]] | None = None
+        self._lengths: dict[str, set[int]] = {}  # in words, by first word
         self._literal: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -40,16 +40,15 @@ class KnownSurfaces:
         self._labels.setdefault(key, Counter())[label] += 1
         if always or surface.islower():
             self._in_lower_case.add(key)
-        self._lengths = None
+        self._lengths.setdefault(key[0], set()).add(len(key))
 
     def find(self, text: str) -> list[Span]:
         return [*self._find_words(text), *self._find_literal(text)]
 
     def _find_words(self, text: str) -> Iterator[Span]:
-        lengths = self._lengths_by_first_word()
         tokens = list(words(text))
         for position, (first, start, _) in enumerate(tokens):
-            for length in lengths.get(first, ()):
+            for length in sorted(self._lengths.get(first, ())):
                 window = tokens[position : position + length]
                 key = tuple(word for word, _, _ in window)
                 if len(window) < length or key not in self._labels:
@@ -73,12 +72,3 @@ class KnownSurfaces:
                 if any(a.isalnum() and e.isalnum() for a, e in zip(around, edges, strict=True)):
                     continue
                 yield Span(origins[match.start()], origins[match.end() - 1] + 1, label)
-
-    def _lengths_by_first_word(self) -> dict[str, list[int]]:
-        """By first word, the numbers of words of the surfaces."""
-        if self._lengths is None:
-            lengths: dict[str, set[int]] = {}
-            for key in self._labels:
-                lengths.setdefault(key[0], set()).add(len(key))
-            self._lengths = {first: sorted(counts) for first, counts in lengths.items()}
-        return self._lengths

@@ -1,11 +1,8 @@
 """ChaCha20's key stream in PyTorch's integer operations, on any device.
 
-Noise for sums on an accelerator is made there: the host's cipher would send every value over the
-bus. `noise_kernel` does the same in one kernel, and is tested against this.
-
-The state is that of RFC 8439, but for the counter: it has 64 bits, as in Bernstein's original, so
-that the first of the RFC's three nonce words is its upper half. A key is used for one release, so
-the nonce may be zero.
+`noise_kernel` does the same in one kernel, and is tested against this. The state is that of RFC
+8439, but for the counter: it has 64 bits, as in Bernstein's original, so that the first of the
+RFC's three nonce words is its upper half. A key is used for one release: the nonce may be zero.
 """
 
 import torch

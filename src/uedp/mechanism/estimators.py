@@ -1,8 +1,6 @@
 """UeDP-Alg's sampling, its estimators f_E and f_E+, and the noise the paper adds to them.
 
-`docs/privacy.md` section 2. A round's weighted sum of clipped updates is divided by its expected
-weight, and noise is scaled to the paper's lemma. What that noise proves is another matter:
-`uedp.accounting.proven`.
+`docs/privacy.md` section 2. What that noise proves is another matter: `uedp.accounting.proven`.
 """
 
 from dataclasses import dataclass, replace

@@ -48,10 +48,8 @@ def lend(incidence: Incidence, key: int) -> Mask:
       - a sentence that is not usable mentions an entity that is lent to another user
     """
     usable: Mask = incidence.extended.copy()
-    sentence, entity = (
-        incidence.sentence_entities.row_of_value(),
-        incidence.sentence_entities.values,
-    )
+    mentions = incidence.sentence_entities
+    sentence, entity = mentions.row_of_value(), mentions.values
     order = random_order(np.arange(incidence.sentences), key)
     borrower = np.full(incidence.entities, -1, dtype=np.int32)
     while len(sentence):
@@ -142,11 +140,7 @@ def _refuse_two_borrowers(incidence: Incidence, usable: Mask, key: int) -> None:
 
 
 def _arrays(incidence: Incidence) -> list[bytes]:
-    tables = (
-        incidence.sentence_entities,
-        incidence.user_sentences,
-        incidence.entity_sentences,
-        incidence.holders,
-    )
+    names = ("sentence_entities", "user_sentences", "entity_sentences", "holders")
+    tables = [getattr(incidence, name) for name in names]
     arrays = [array for table in tables for array in (table.offsets, table.values)]
     return [array.tobytes() for array in (incidence.sentence_user, *arrays)]

@@ -4,9 +4,8 @@
 weights, steps through its sentences in batches, and hands in the difference. An update points the
 way the weights moved, so the server *adds* the sum (Alg. 1, line 15).
 
-The same sum is computed in one of two ways. Users one after the other works for any model. Where
-`torch.func.vmap` can transform the model, users take their steps side by side, each with its own
-copy of the trainable weights.
+Where `torch.func.vmap` can transform the model, users take their steps side by side, each with its
+own copy of the trainable weights; elsewhere one after the other.
 """
 
 import logging
@@ -23,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.errors import UserError
 from uedp.incidence import Ints, Rows
+from uedp.mechanism.clip.registry import refuse_mixing
 from uedp.mechanism.clip.rounding import SLICE, squared_norms, sum_error
 from uedp.mechanism.sampling import Uniforms
 
@@ -108,12 +108,7 @@ class LocalUpdate:
         batched: bool = True,
         users_at_once: int | None = None,
     ) -> None:
-        for name, module in model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                # its running averages would carry one user's text to the next, unclipped
-                raise UserError(
-                    f"layer {name} ({type(module).__name__}) mixes sentences; replace it"
-                )
+        refuse_mixing(model)
         self._model, self._losses, self._steps = model, sentence_losses, steps
         self._trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self._trainable:

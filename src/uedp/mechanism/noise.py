@@ -1,14 +1,8 @@
-"""Gaussian noise for a release, from a cipher's key stream.
-
-A private run has one source on every device, `SecureNoise`: a cipher under a fresh 256-bit key
-from the operating system for each release, AES on the host and ChaCha20 on an accelerator. A fixed
-seed (`SeededNoise`) is for tests; it marks a run as not private.
+"""Gaussian noise for a release, from a cipher's key stream (`docs/privacy.md`, section 6).
 
 Floating-point noise leaks through the low bits of a sum, which betray the value the noise was
 added to (Mironov 2012; Holohan and Braghin 2021). Here the sum is rounded to one coarse grid, each
 of whose points either value can reach.
-
-Over several processes a release is noised once: see `add_once_`.
 """
 
 import functools
@@ -42,10 +36,7 @@ class Noise(Protocol):
 
 
 def add_once_(
-    noise: Noise,
-    sums: list[torch.Tensor],
-    deviation: float,
-    group: dist.ProcessGroup | None = None,
+    noise: Noise, sums: list[torch.Tensor], deviation: float, group: dist.ProcessGroup | None = None
 ) -> None:
     """Noise the sums of a process group once, *after* they are summed over its ranks.
 
@@ -94,8 +85,6 @@ class SecureNoise:
         grid: a whole number rounded to fewer digits is a whole number
       - the grid point zero has no sign: it would reveal the value's
       - the Gaussian ends at 9.42 deviations, its pairs where 2^-64 of them lie beyond
-
-    How far 64-bit words and float64 arithmetic are from a Gaussian: `docs/privacy.md`, section 6.
     """
 
     source: Source = "cipher"
@@ -120,7 +109,7 @@ _DOUBLE_PRECISION = ("cuda",)  # accelerators that have it
 
 
 class SeededNoise:
-    """PyTorch's Gaussian noise from a fixed seed, without a grid: for tests only.
+    """PyTorch's Gaussian noise from a fixed seed, without a grid: for tests; a run is not private.
 
     Guarantees:
       - releases can be repeated: they depend on the seed and on how many there were before

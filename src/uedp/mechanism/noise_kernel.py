@@ -81,18 +81,7 @@ def _add(flat, place, inside, steps, per_step, grid):
 
 
 @triton.jit
-def _add_pair(
-    flat,
-    numbers,
-    entries,
-    blocks,
-    block,
-    place: tl.constexpr,
-    r0,
-    r1,
-    a0,
-    a1,
-):
+def _add_pair(flat, numbers, entries, blocks, block, place: tl.constexpr, r0, r1, a0, a1):
     """The two values of a radius and an angle: words `place` and `place + 4` of each block."""
     uniform = tl.abs(_signed(r0, r1) + 0.5) * 1.0842021724855044e-19  # 2^-63
     length = tl.sqrt(tl.log(uniform) * tl.load(numbers))

@@ -35,10 +35,10 @@ SHARED_ROWS = Packing(True)
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Where the tokens of some rows lie in other rows, laid end to end.
+    """Where the tokens of some rows lie in other rows, laid end to end: `places`, (rows, tokens).
 
-    `places` is (rows, tokens); where `real` is false a row has no token, and the place is one of
-    the same sentence's. `sentence` is the sentence of each row, `end` the total number of places.
+    Where `real` is false a row has no token, and the place is one of the same sentence's.
+    `sentence` is the sentence of each row, `end` the total number of places.
     """
 
     places: Tensor
@@ -63,9 +63,9 @@ class TokenRows:
 class PackedLosses:
     """Losses of sentences that share rows, and where each sentence's tokens lie.
 
-    `sentences` has a row per sentence, as wide as the longest. `pieces` has narrower rows: the
-    first piece of every sentence, in order, then the remaining pieces of longer ones. No sentence
-    may see another's tokens (`keeps_apart`). `recompute` gives the same losses, one row each.
+    `sentences` has a row per sentence. `pieces` has narrower rows: the first piece of every
+    sentence, in order, then the remaining pieces of longer ones. No sentence may see another's
+    tokens (`keeps_apart`). `recompute` gives the same losses, one row each.
     """
 
     losses: Tensor
@@ -122,15 +122,13 @@ class SharedRows:
         return self.fill([np.arange(length) for length in self.lengths.tolist()], 0)
 
     def by_sentence(self, device: torch.device) -> TokenRows:
-        """A row per sentence."""
-        return self._cut(int(self.lengths.max()), device)
+        return self._cut(int(self.lengths.max())).to(device)
 
     def by_piece(self, device: torch.device) -> TokenRows:
-        """Narrower rows, with little padding."""
-        return self._cut(piece_width(self.lengths), device)
+        return self._cut(piece_width(self.lengths)).to(device)
 
-    def _cut(self, width: int, device: torch.device) -> TokenRows:
-        return cut_up(self.starts, self.lengths, width, self.rows * self.width).to(device)
+    def _cut(self, width: int) -> TokenRows:
+        return cut_up(self.starts, self.lengths, width, self.rows * self.width)
 
 
 _PIECES = (8, 16, 32, 64, 128, 256)

@@ -70,13 +70,15 @@ class ClipStats:
     mean_update: float
     """In units of the update clip; a drawn user without sentences counts as zero."""
 
+    @classmethod
+    def of(cls, clipped: Mask, updates: Floats) -> "ClipStats":
+        """From which sentences were clipped, and the norms of updates in units of their clip."""
+        means = (_mean(clipped), _mean(updates > 1), _mean(np.minimum(updates, 1)))
+        return cls(len(updates), len(clipped), *means)
 
-@dataclass(frozen=True)
-class Release:
-    """The output of a round: a noisy sum per parameter, in the order of `Engine.parameters`."""
 
-    sums: list[Tensor]
-    stats: ClipStats
+def _mean(values: Floats | Mask) -> float:
+    return float(values.mean()) if len(values) else 0.0
 
 
 def release(
@@ -89,7 +91,7 @@ def release(
     multiplier: float,
     max_tokens: int | None = None,
     packing: Packing = ONE_PER_ROW,
-) -> Release:
+) -> tuple[list[Tensor], ClipStats]:
     """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.unit_of_noise`.
 
     Args:
@@ -98,30 +100,18 @@ def release(
         max_tokens: about how many tokens are computed at once, padding included unless `packing`
             shares rows; fewer where the device runs out of memory.
 
+    Returns:
+        The noisy sum of each parameter, in the order of `Engine.parameters`.
+
     Guarantees:
       - every parameter's sum gets noise, in every round: with no user drawn, with no sentence
         selected, and where no gradient reached the parameter
       - the sum does not depend on `max_tokens`, up to rounding
       - no user moves the sum by more than the update clip
     """
-    sums, stats = clipped_sums(engine, participants, losses, lengths, clips, max_tokens, packing)
-    add_once_(noise, sums, multiplier * clips.unit_of_noise)
-    return Release(sums, stats)
-
-
-def clipped_sums(
-    engine: Engine,
-    participants: Participants,
-    losses: Callable[[Ints], Tensor | PackedLosses],
-    lengths: Ints,
-    clips: Clips,
-    max_tokens: int | None = None,
-    packing: Packing = ONE_PER_ROW,
-) -> tuple[list[Tensor], ClipStats]:
-    """The sums of `release` before noise."""
     device = engine.parameters[0].device
     max_tokens = max_tokens or max_tokens_on(device)
-    sums = [torch.zeros(p.shape, device=device) for p in engine.parameters]
+    sums = [torch.zeros(p.shape, dtype=torch.float32, device=device) for p in engine.parameters]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
     owners = participants.sentences.row_of_value()
     sentence_norms = np.zeros(len(ids))
@@ -179,7 +169,8 @@ def clipped_sums(
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
         for rows in _chunks(participants, lengths, max_tokens, packing):
             add(rows, max_tokens)
-    return sums, _stats(participants, bounds, sentence_norms, update_norms / clips.update)
+    add_once_(noise, sums, multiplier * clips.unit_of_noise)
+    return sums, ClipStats.of(sentence_norms > bounds.numpy(), update_norms / clips.update)
 
 
 def _add(sums: Sequence[Tensor], engine: Engine, chunk: ClippedSum) -> None:
@@ -207,17 +198,3 @@ def _chunks(
         chunk.append(own)
     if chunk:
         yield np.concatenate(chunk)
-
-
-def _stats(participants: Participants, bounds: Tensor, norms: Floats, updates: Floats) -> ClipStats:
-    return ClipStats(
-        users=len(participants.users),
-        sentences=len(norms),
-        sentences_clipped=_mean(norms > bounds.numpy()),
-        users_clipped=_mean(updates > 1),
-        mean_update=_mean(np.minimum(updates, 1)),
-    )
-
-
-def _mean(values: Floats | Mask) -> float:
-    return float(values.mean()) if len(values) else 0.0

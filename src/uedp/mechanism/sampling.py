@@ -1,8 +1,7 @@
 """Who takes part in a round, and with which sentences (`docs/privacy.md`, section 5).
 
-Everything here reads the incidence and nothing else. After lending, the work of a round is
-proportional to what the drawn users touch, not to the corpus: the order in which sentences are
-selected is a hash of their ids, the same whoever else was drawn.
+Everything here reads the incidence and nothing else. The order in which sentences are selected is
+a hash of their ids, the same whoever else was drawn.
 """
 
 from dataclasses import dataclass
@@ -54,11 +53,7 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Participants:
-    """The drawn users of a round and their sentences.
-
-    `sentences[i]` are those of `users[i]`; a drawn user with none has an empty row. `crowding` has
-    one entry per sentence: see `crowding`.
-    """
+    """The drawn users of a round, their sentences (a row each), and each sentence's `crowding`."""
 
     users: Ints
     sentences: Rows
@@ -110,11 +105,7 @@ def supply_of(incidence: Incidence, draws: int = 4) -> Supply:
 
 
 def draw(
-    incidence: Incidence,
-    sampling: Sampling,
-    rng: Uniforms,
-    key: int,
-    usable: Mask | None = None,
+    incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int, usable: Mask | None = None
 ) -> Participants:
     """One round of rotation. `rng` is secret (draws and coins); `key` and `usable` may be public.
 

@@ -1,7 +1,6 @@
 """Secret randomness of a private round, for noise, draws, coins and dropout masks.
 
-All of it starts at `os.urandom`. Nothing here has a seed, and no key is kept. The assumptions on
-the operating system and the ciphers: `docs/privacy.md`, section 6.
+All of it starts at `os.urandom`; no key is kept. Assumptions: `docs/privacy.md`, section 6.
 """
 
 import os
@@ -42,9 +41,7 @@ class KeyStream:
 
 
 class SecretUniforms:
-    """Uniform numbers for draws and coins, from a key stream of their own.
-
-    It has the one method of `numpy.random.Generator` that drawing needs.
+    """Uniform numbers for draws and coins (see `Uniforms`), from a key stream of their own.
 
     Guarantees:
       - numbers are multiples of 2^-53 in [0, 1), each with the same probability

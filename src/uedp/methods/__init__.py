@@ -1,6 +1,6 @@
-"""One module a method, and the registry that everything else asks."""
+"""One module per method, and their registry."""
 
-from uedp.methods import plain, rotation, uedp_alg, user_level  # registered by being imported
+from uedp.methods import plain, rotation, uedp_alg, user_level  # importing registers them
 from uedp.methods.base import (
     Autocast,
     Gradient,

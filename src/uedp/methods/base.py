@@ -1,9 +1,9 @@
-"""What a method is, and the registry that everything else asks.
+"""The method protocol and the registry of methods.
 
-A method is one class. It says what it protects and how its rounds are accounted for (`profile`),
-what it demands of the settings (`check`), how it samples and clips, and what one round does. The
-loop, the ledger, the certificate, the audits and the command line know no method by name; a class
-in anybody's file becomes a method by `@register_method`.
+A method is one class. It defines the unit of privacy and the accounting of a round (`profile`), the
+settings it accepts (`check`), its sampling, its clipping norms and its round. The loop, the ledger,
+the certificate, the audits and the command line know no method by name: `@register_method` makes a
+class a method, in any file.
 """
 
 from abc import ABC, abstractmethod
@@ -30,23 +30,23 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 Draw = Callable[[int, Uniforms, int], Participants]
-"""The participants of a round: by its number, uniform numbers and a key for lending."""
+"""The participants of a round, from its number, uniform numbers and a lending key."""
 
 
 class Section(BaseModel):
-    """A section of a config: frozen, and every field known."""
+    """A section of a config: frozen, and without unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class MethodOptions(Section):
-    """Settings that only one method has; most have none."""
+    """Settings of one method only; most methods have none."""
 
 
 class PrivacySettings(Section):
-    """The `privacy` section of a config: who is protected, and how well.
+    """The `privacy` section of a config: the method and its guarantee.
 
-    Give `epsilon`, and the noise multiplier is calibrated; or `noise`, and epsilon follows.
+    With `epsilon` the noise multiplier is calibrated; with `noise` epsilon is computed.
     """
 
     method: str = "rotation"
@@ -77,21 +77,21 @@ class PrivacySettings(Section):
 
 
 class SentenceTask(Protocol):
-    """The sentences of a corpus with a loss for each: all that a round reads of the data.
+    """The sentences of a corpus and their losses: the only access of a round to the data.
 
     Guarantees:
-      - the loss of a sentence depends on that sentence and the weights alone: it is normalised by
-        the sentence's own tokens, and padding counts for nothing
+      - the loss of a sentence depends on that sentence and the weights only: it is normalised by
+        the sentence's own tokens, and ignores padding
       - an empty sentence has loss zero and gradient zero
     """
 
     lengths: Ints
 
     def packing_for(self, model: nn.Module) -> Packing:
-        """How this model takes sentences: in shared rows, if it keeps them apart."""
+        """How sentences are packed for this model: in shared rows, if it keeps them apart."""
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
-        """These sentences, padded: the input of `sentence_losses`."""
+        """A padded batch of these sentences, as `sentence_losses` takes it."""
 
     def losses(self, model: nn.Module, sentences: Ints, packing: Packing) -> Tensor | PackedLosses:
         """The loss of each of these sentences."""
@@ -102,11 +102,11 @@ class SentenceTask(Protocol):
 
 
 def probe_sentences(task: SentenceTask, quantiles: Sequence[float]) -> Ints:
-    """Sentences to try a model with, at quantiles of length.
+    """Sentences at quantiles of length, to test a model with.
 
     Guarantees:
-      - they differ in content, as far as the task has so many that differ: side by side, equal
-        sentences would not show that a model mixes them
+      - they differ in content, if the task has enough distinct sentences: equal ones would not
+        reveal a model that mixes sentences
     """
     order = np.argsort(task.lengths, kind="stable")
     distinct: dict[bytes, int] = {}
@@ -117,15 +117,15 @@ def probe_sentences(task: SentenceTask, quantiles: Sequence[float]) -> Ints:
     return np.array([chosen[int(quantile * (len(chosen) - 1))] for quantile in quantiles])
 
 
-_PROBED = 1000  # sentences looked at
+_PROBED = 1000  # sentences considered
 
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """The part of a plan that rounds depend on.
+    """The part of a plan that a round depends on.
 
     `noise` is the noise multiplier, in units of the update clip (UeDP-Alg: the paper's `z`).
-    `max_tokens` bounds the tokens computed at once; None: by the device.
+    `max_tokens` bounds the tokens per batch; None: depends on the device.
     """
 
     sampling: Sampling
@@ -139,13 +139,13 @@ class RoundSettings:
 
     @property
     def expected_users(self) -> float:
-        """What a noisy sum is divided by."""
+        """The divisor of a noisy sum."""
         return self.sampling.user_rate * self.users
 
 
 @dataclass(frozen=True)
 class Gradient:
-    """What a round hands to the optimiser, and how far the clips reached (private)."""
+    """The noisy gradient of a round, and clipping statistics, which are private."""
 
     values: list[Tensor]
     deviation: float  # standard deviation of the noise in every entry
@@ -153,7 +153,7 @@ class Gradient:
 
 
 class Rounds(Protocol):
-    """What the loop needs of a method."""
+    """The part of a method that the loop uses."""
 
     parameters: list[nn.Parameter]
 
@@ -165,19 +165,18 @@ class Rounds(Protocol):
 
 
 class Method(ABC):
-    """One way to spend a round.
+    """A training method.
 
-    Class attributes say what kind of method it is. A method without a `profile_type` adds no noise
-    and guarantees nothing.
+    A method without a `profile_type` adds no noise and has no guarantee.
     """
 
     name: ClassVar[str]
     profile_type: ClassVar[type[Profile] | None] = None
     options_type: ClassVar[type[MethodOptions]] = MethodOptions
     deidentifies: ClassVar[bool] = False
-    """Whether it trains on texts with the entities replaced."""
+    """Whether it trains on texts whose entities are replaced."""
     noises_gradients: ClassVar[bool] = False
-    """Whether the optimiser gets a gradient with noise, rather than local updates or none."""
+    """Whether the optimiser gets a noisy gradient, not local updates or an exact gradient."""
 
     parameters: list[nn.Parameter]
 
@@ -198,7 +197,7 @@ class Method(ABC):
 
     @classmethod
     def check(cls, privacy: PrivacySettings) -> None:
-        """Raise ValueError for settings that this method cannot have."""
+        """Raise ValueError for settings that this method does not accept."""
         given = (privacy.epsilon is not None) + (privacy.noise is not None)
         if cls.profile_type is None and given:
             raise ValueError(f"{cls.name} adds no noise; leave out epsilon and noise")
@@ -207,7 +206,7 @@ class Method(ABC):
 
     @classmethod
     def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:
-        """How the accountant sees a round with this noise multiplier."""
+        """The accountant's profile of a round with this noise multiplier."""
         raise NotImplementedError(f"{cls.name} has no guarantee")
 
     @classmethod
@@ -222,7 +221,7 @@ class Method(ABC):
 
     @classmethod
     def clips(cls, privacy: PrivacySettings, margin: float) -> Clips:
-        """The clipping norms; by default a sentence is bounded by its user's update alone."""
+        """The clipping norms; by default only a user's whole update is clipped."""
         return Clips(privacy.update_clip, 2.0, margin)
 
     @classmethod
@@ -234,7 +233,7 @@ class Method(ABC):
     def check_model(cls, model: nn.Module) -> None:
         """Raise UserError for a model that this method cannot train, before any text is read."""
         if not any(p.requires_grad for p in model.parameters()):
-            raise UserError(f"{type(model).__name__}: no parameter has requires_grad; train some")
+            raise UserError(f"{type(model).__name__}: no parameter has requires_grad; set some")
 
     # --- training --------------------------------------------------------------------------------
 
@@ -243,13 +242,13 @@ class Method(ABC):
         """Sample, clip, sum and add noise."""
 
     def state(self) -> dict[str, Tensor]:
-        """What must survive from round to round, for the checkpoint; most methods have nothing."""
+        """The state between rounds, for checkpoints; most methods have none."""
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up the state that `state` gave."""
+        """Restore what `state` returned."""
         if state:
-            raise UserError(f"{self.name}: a checkpoint with another method's state")
+            raise UserError(f"{self.name}: this checkpoint holds another method's state")
 
 
 _METHODS: dict[str, type[Method]] = {}
@@ -257,7 +256,7 @@ _MethodType = TypeVar("_MethodType", bound=type[Method])
 
 
 def register_method(method: _MethodType) -> _MethodType:
-    """Make a class a method, by its `name`."""
+    """Register a method class under its `name`."""
     if method.name in _METHODS:
         raise ValueError(f"method {method.name!r}: registered twice")
     _METHODS[method.name] = method
@@ -272,7 +271,7 @@ def method_named(name: str) -> type[Method]:
     """The class of a method.
 
     Raises:
-        ValueError: there is no such method; names those that there are.
+        ValueError: there is no such method; the message lists all methods.
     """
     if name not in _METHODS:
         raise ValueError(f"no method {name!r}; choose {', '.join(sorted(_METHODS))}")

@@ -1,4 +1,4 @@
-"""The round shared by methods that clip every drawn user's update and add noise to the sum."""
+"""The round of methods that clip each drawn user's update and add noise to the sum."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -29,8 +29,8 @@ _PROBED_LENGTHS = (0.1, 0.4, 0.7, 1.0)  # quantiles: short and long, so that som
 class ClippedMethod(Method):
     """A noisy sum of clipped updates, divided by the expected number of drawn users.
 
-    A subclass says who takes part (`sampler`), with which clipping norms (`clips`), and how the
-    accountant sees it (`profile`).
+    A subclass defines the sampling (`sampler`), the clipping norms (`clips`) and the accountant's
+    profile (`profile`).
     """
 
     noises_gradients = True
@@ -38,7 +38,7 @@ class ClippedMethod(Method):
     @classmethod
     @abstractmethod
     def sampler(cls, settings: RoundSettings, incidence: Incidence) -> Draw:
-        """Who takes part in each round, and with which sentences. No text is read."""
+        """A function that draws the users and sentences of a round, without reading any text."""
 
     @classmethod
     def check_model(cls, model: nn.Module) -> None:
@@ -62,7 +62,7 @@ class ClippedMethod(Method):
         except UserError:
             if self.packing == ONE_PER_ROW:
                 raise
-            self.packing = ONE_PER_ROW  # some layers can be followed only with a row per sentence
+            self.packing = ONE_PER_ROW  # the clip rules of some layers need one row per sentence
             self._check()
 
     def _check(self) -> None:
@@ -82,7 +82,7 @@ class ClippedMethod(Method):
         return replace(losses, recompute=self._in_same_precision(losses.recompute))
 
     def _in_same_precision(self, recompute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        # recomputing a batch in another precision would move everybody in it
+        # recomputing a batch in another precision would move all updates in it
         def recomputed() -> Tensor:
             with self.autocast():
                 return recompute()
@@ -93,7 +93,7 @@ class ClippedMethod(Method):
         settings, device = self.settings, self.parameters[0].device
         with Randomness(settings.seed).of_round(number, device) as (uniforms, key, noise):
             drawn = self._draw(number, uniforms, key)
-            released = release(
+            sums, stats = release(
                 self._engine,
                 drawn,
                 self._losses,
@@ -105,6 +105,6 @@ class ClippedMethod(Method):
                 self.packing,
             )
         scale = 1 / settings.expected_users
-        torch._foreach_mul_(released.sums, scale)
+        torch._foreach_mul_(sums, scale)
         deviation = settings.noise * settings.clips.unit_of_noise * scale
-        return Gradient(released.sums, deviation, released.stats)
+        return Gradient(sums, deviation, stats)

@@ -1,4 +1,4 @@
-"""Methods without a guarantee, to compare with: no clipping, no noise."""
+"""Baselines without a guarantee: no clipping, no noise."""
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ class Noiseless(Method):
         return means
 
     def _batches(self, sentences: Ints) -> list[Ints]:
-        """Batches of about equally many tokens, padding included unless sentences share rows."""
+        """Batches of about equal numbers of tokens, with padding unless sentences share rows."""
         if not len(sentences):
             return []
         max_tokens = self.settings.max_tokens or max_tokens_on(self.parameters[0].device)
@@ -51,7 +51,7 @@ class Noiseless(Method):
 
 @register_method
 class Deidentified(Noiseless):
-    """The same on texts whose entities were replaced."""
+    """Noiseless training on texts whose entities are replaced."""
 
     name = "deidentified"
     deidentifies = True

@@ -13,19 +13,18 @@ from uedp.mechanism.secret import SecretUniforms, secret_masks
 
 
 class Randomness:
-    """Draws, coins, dropout masks and noise of each round: from the operating system, never stored.
+    """Sampling, coins, dropout masks and noise of each round, from the operating system.
 
-    Dropout masks come from PyTorch's own generator, whose initial state is the same in every
-    process. Which mask a sentence gets depends on the lengths of other texts, so the masks must be
-    secret. The lending key may be public (the theorems condition on lending): 62 bits and a hash
-    suffice.
+    Dropout masks come from PyTorch's generator, whose initial state is the same in every process.
+    The mask of a sentence depends on the lengths of other texts, so masks must be secret. The
+    lending key may be public (the theorems condition on lending): 62 bits and a hash suffice.
 
     Guarantees:
       - without a seed, no two rounds share any randomness, across restarts too
-      - without a seed, draws and coins, and the noise of a release, each have a 256-bit key of
-        their own, and masks the whole state of their generators
-      - with a seed, a round's randomness depends on the seed and its number alone
-      - the caller's random number generators are left alone
+      - without a seed, sampling and the noise of a release each have their own 256-bit key, and
+        masks the whole state of their generators
+      - with a seed, a round's randomness depends on the seed and its number only
+      - the caller's random number generators are left unchanged
     """
 
     def __init__(self, seed: int | None) -> None:
@@ -33,7 +32,7 @@ class Randomness:
 
     @contextmanager
     def of_round(self, number: int, device: torch.device) -> Iterator[tuple[Uniforms, int, Noise]]:
-        """Uniform numbers for draws and coins, a key for lending, and noise."""
+        """Uniform numbers for sampling and coins, a lending key, and the noise."""
         if self._seed is None:
             with secret_masks(device):
                 yield SecretUniforms(), secrets.randbits(62), SecureNoise()

@@ -1,4 +1,4 @@
-"""Rotation: each entity is lent to one of its holders at a time, and moves one update only."""
+"""Rotation: each entity is lent to one of its holders at a time, and affects one update only."""
 
 import secrets
 from typing import ClassVar
@@ -6,20 +6,20 @@ from typing import ClassVar
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import RotationProfile
 from uedp.incidence import Incidence
-from uedp.mechanism.lending import LendingRule, Mask, lend
+from uedp.mechanism.lending import LendingRule, Mask, check_lending_rule, lend
 from uedp.mechanism.release import Clips
 from uedp.mechanism.sampling import Participants, Uniforms, draw
 from uedp.methods.base import Draw, PrivacySettings, RoundSettings, register_method
 from uedp.methods.clipped import ClippedMethod
 
-_MENTIONS_PER_ROUND = 750_000  # lending them takes a tenth of a second
+_MENTIONS_PER_ROUND = 750_000  # lending these takes a tenth of a second
 
 
 @register_method
 class Rotation(ClippedMethod):
     """Users and entities together (section 5 of docs/privacy.md, Theorems 1 and 2).
 
-    A subclass may lend by another rule, which `check_lending_rule` must accept.
+    A subclass may use another lending rule; `check_lending_rule` checks it in every round.
     """
 
     name = "rotation"
@@ -52,12 +52,14 @@ class Rotation(ClippedMethod):
 
 
 class LendingSchedule:
-    """The sentences usable in each round; recomputed every few rounds where it takes a second.
+    """The usable sentences of each round; on large corpora recomputed only every few rounds.
 
-    Lending may be public and may stay the same for a while; draws and coins are fresh every round.
+    Lending may be public and may be reused; sampling and coins are fresh in every round.
 
     Guarantees:
-      - with a seed, the usable sentences of a round depend on the seed and its number alone
+      - a rule other than `lend` that lends an entity to two users, or is not a function of the
+        incidence and the key, is refused in the round in which it does
+      - with a seed, the usable sentences of a round depend on the seed and its number only
     """
 
     def __init__(self, rule: LendingRule, incidence: Incidence, seed: int | None) -> None:
@@ -70,5 +72,7 @@ class LendingSchedule:
         period = number // self._rounds
         if period != self._period:
             key = secrets.randbits(62) if self._seed is None else self._seed * 2**31 + period
+            if self._rule is not lend:  # somebody's own: a wrong one would void the guarantee
+                check_lending_rule(self._rule, self._incidence, [key])
             self._period, self._usable = period, self._rule(self._incidence, key)
         return self._usable

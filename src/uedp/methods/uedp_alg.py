@@ -13,7 +13,6 @@ from uedp.mechanism.estimators import Weights, f_e, f_e_plus
 from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import add_once_
 from uedp.mechanism.release import ClipStats, max_tokens_on
-from uedp.mechanism.sampling import Floats
 from uedp.methods.base import (
     Autocast,
     Count,
@@ -30,7 +29,7 @@ from uedp.methods.randomness import Randomness
 
 
 class UedpAlgOptions(MethodOptions):
-    """`literal_line`: local steps as the paper's pseudocode has them, from the round's start."""
+    """`literal_line`: local steps from the round's start, as in the paper's pseudocode."""
 
     estimator: Literal["f_E", "f_E+"] = "f_E+"
     local_rate: Positive = 0.1
@@ -42,7 +41,7 @@ class UedpAlgOptions(MethodOptions):
 
 @register_method
 class UedpAlg(Method):
-    """Each round is a noisy estimate of how far the users moved; minus that is the gradient."""
+    """A round estimates the mean local update with noise; its negative is the gradient."""
 
     name = "uedp-alg"
     profile_type = UedpAlgProfile
@@ -52,7 +51,7 @@ class UedpAlg(Method):
     def check(cls, privacy: PrivacySettings) -> None:
         super().check(privacy)
         if privacy.noise is None:
-            raise ValueError("uedp-alg takes the paper's z as noise; its epsilon follows")
+            raise ValueError("uedp-alg takes the paper's z as noise, and epsilon follows from it")
         if privacy.sentences_per_entity or privacy.sentences_per_user:
             raise ValueError(
                 "uedp-alg uses all sentences it samples; leave out sentences_per_entity and "
@@ -61,7 +60,7 @@ class UedpAlg(Method):
 
     @classmethod
     def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:
-        # a sentence without entities is an entity of its own, which its user holds: at least 1
+        # a sentence without entities counts as an entity that its user holds: at least 1
         holders = int(incidence.holders.counts.max(initial=1))
         return UedpAlgProfile(noise, privacy.user_rate, incidence.users, holders)
 
@@ -101,10 +100,10 @@ class UedpAlg(Method):
         device = self.parameters[0].device
         with Randomness(self.settings.seed).of_round(number, device) as (uniforms, _, noise):
             drawn = estimator.draw(self.incidence, uniforms)
-            sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
+            sums = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
             norms = np.zeros(len(drawn.users))
             if len(drawn.sentences.values):
-                with self.autocast():  # around all of it: vmap and autocast clash inside
+                with self.autocast():  # outside: vmap and autocast clash inside
                     local = self._local.weighted_sum(
                         self.task.batch(drawn.sentences.values),
                         shuffled(drawn.sentences, uniforms),
@@ -113,20 +112,9 @@ class UedpAlg(Method):
                     )
                 sums = [local.updates[p].float() for p in self.parameters]
                 norms = np.nan_to_num(local.norms.cpu().numpy() / clips.update)
-            # the noise of the paper's lemma, on the sum before it is divided
-            margin = 1 + clips.margin  # for rounding that differs with the batch
+            # the noise of the paper's lemma, on the sum before the division
+            margin = 1 + clips.margin  # rounding depends on the batch
             add_once_(noise, sums, estimator.deviation_of_sum * margin)
         torch._foreach_mul_(sums, -1 / estimator.denominator)
-        stats = _stats(len(drawn.sentences.values), norms)
+        stats = ClipStats.of(np.zeros(len(drawn.sentences.values), dtype=np.bool_), norms)
         return Gradient(sums, estimator.deviation * margin, stats)
-
-
-def _stats(sentences: int, norms: Floats) -> ClipStats:
-    some = bool(len(norms))
-    return ClipStats(
-        users=len(norms),
-        sentences=sentences,
-        sentences_clipped=0.0,
-        users_clipped=float((norms > 1).mean()) if some else 0.0,
-        mean_update=float(np.minimum(norms, 1).mean()) if some else 0.0,
-    )

@@ -10,7 +10,7 @@ from uedp.methods.clipped import ClippedMethod
 
 @register_method
 class UserLevel(ClippedMethod):
-    """All sentences of a drawn user count; entities of several users are not protected."""
+    """Uses all sentences of a drawn user; entities of several users are not protected."""
 
     name = "user-level"
     profile_type = UserLevelProfile

@@ -14,15 +14,14 @@ import json
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
 from uedp.files import require_new_file, scratch_dir
-from uedp.sample import words
-from uedp.sample.grammar import RULES, TOPICS
+from uedp.sample.words import FIRST_NAMES, LAST_NAMES, NAMES, RULES, TOPICS
 
 T = TypeVar("T")
 
@@ -122,7 +121,7 @@ def write_sample(path: Path, seed: int = 0, people: int = 300) -> int:
     """
     _require_people(people, 2)
     require_new_file(path)
-    return _write(path, [_line(sentence) for sentence in sample_sentences(seed, people)])
+    return write_sentences(list(sample_sentences(seed, people)), path)
 
 
 def write_sample_split(
@@ -134,10 +133,10 @@ def write_sample_split(
         require_new_file(each)
     if held_out == path:
         raise UserError(f"{path}: named twice; choose another file for the held-out people")
-    parts: tuple[list[str], list[str]] = [], []
+    parts: tuple[list[Sentence], list[Sentence]] = [], []
     for sentence in sample_sentences(seed, people):
-        parts[int(sentence.user[1:]) % 5 == 4].append(_line(sentence))
-    return _write(path, parts[0]), _write(held_out, parts[1])
+        parts[int(sentence.user[1:]) % 5 == 4].append(sentence)
+    return write_sentences(parts[0], path), write_sentences(parts[1], held_out)
 
 
 def _require_people(people: int, least: int) -> None:
@@ -145,26 +144,16 @@ def _require_people(people: int, least: int) -> None:
         raise UserError(f"`people={people}`: at least {least} are needed")
 
 
-def _line(sentence: Sentence) -> str:
-    return json.dumps(
-        {
-            "user": sentence.user,
-            "text": sentence.text,
-            "label": sentence.label,
-            "marks": [mark._asdict() for mark in sentence.marks],
-        }
-    )
-
-
-def _write(path: Path, lines: Sequence[str]) -> int:
-    data = "".join(f"{line}\n" for line in lines).encode()
+def write_sentences(sentences: Sequence[Sentence], path: Path) -> int:
+    """Write JSON lines that corpora are read from, compressed if the name ends in `.gz`."""
+    rows = (asdict(s) | {"marks": [mark._asdict() for mark in s.marks]} for s in sentences)
+    data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
     # gzip writes the time into its header by default.
     data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
     with scratch_dir(path) as folder:
-        draft = folder / "draft"
-        draft.write_bytes(data)
-        draft.replace(path)
-    return len(lines)
+        (folder / "draft").write_bytes(data)
+        (folder / "draft").replace(path)
+    return len(sentences)
 
 
 def _zipf(rng: random.Random, items: Sequence[T], exponent: float = 1.0) -> T:
@@ -195,8 +184,8 @@ class _Registry:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        names = list(itertools.product(words.FIRST_NAMES, words.LAST_NAMES))
-        phones = [f"{area}55501{line:02d}" for area in words.AREA_CODES for line in range(100)]
+        names = list(itertools.product(FIRST_NAMES, LAST_NAMES))
+        phones = [f"{area}55501{line:02d}" for area in NAMES["area_codes"] for line in range(100)]
         self.names = itertools.cycle(_shuffled(rng, names))
         self.phones = itertools.cycle(_shuffled(rng, phones))
 
@@ -227,17 +216,14 @@ class _Registry:
 def _world(rng: random.Random, people: int) -> Iterator[Writer]:
     """The writers, each with the entities they know."""
     registry = _Registry(rng)
-    cities: list[Card] = [{"city": name} for name in _shuffled(rng, words.CITIES)]
-    employers = [registry.organisation(name) for name in _shuffled(rng, words.EMPLOYERS)]
-    trades = _shuffled(rng, list(itertools.product(words.CLIENT_STEMS, words.CLIENT_TRADES)))
+    cities: list[Card] = [{"city": name} for name in _shuffled(rng, NAMES["cities"])]
+    employers = [registry.organisation(name) for name in _shuffled(rng, NAMES["employers"])]
+    trades = _shuffled(rng, list(itertools.product(NAMES["client_stems"], NAMES["client_trades"])))
     clients = [registry.organisation(" ".join(pair)) for pair in trades[: 20 + people // 2]]
-    pools = {
-        "CARRIER": words.CARRIERS,
-        "HOTEL": words.HOTELS,
-        "VENDOR": words.VENDORS,
-        "AGENCY": words.AGENCIES,
+    pools = {"CARRIER": "carriers", "HOTEL": "hotels", "VENDOR": "vendors", "AGENCY": "agencies"}
+    common = {
+        kind: [registry.organisation(name) for name in NAMES[pool]] for kind, pool in pools.items()
     }
-    common = {kind: [registry.organisation(name) for name in pool] for kind, pool in pools.items()}
 
     staff: dict[str, list[Card]] = {employer["org"]: [] for employer in employers}
     everyone: list[Card] = []
@@ -256,7 +242,8 @@ def _world(rng: random.Random, people: int) -> Iterator[Writer]:
         own = []
         for _ in range(rng.randint(3, 6)):
             client = _zipf(rng, clients, 0.4)
-            domain = rng.choice(words.MAILBOXES) if rng.random() < 0.3 else _domain(client["org"])
+            private = rng.random() < 0.3
+            domain = rng.choice(NAMES["mailboxes"]) if private else _domain(client["org"])
             own.append(registry.person(client, rng.choice(cities), domain))
         shared = _several(rng, outsiders[-40:], rng.choice((0, 0, 1, 1, 2)), 0.0)
         outsiders += own

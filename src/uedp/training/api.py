@@ -1,4 +1,4 @@
-"""Training in one call, and what its result is good for: measuring it, letting it write."""
+"""Training, previews, evaluation and generation, one call each."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -40,19 +40,21 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     **sections: Mapping[str, Any],
 ) -> Outcome:
-    """Train a model on a corpus into the folder `out`; gives the model and its certificate.
+    """Train a model on a corpus into the directory `out`.
 
-    `sections` are those of a config: `privacy={"rounds": 100}, optimiser={"rate": 3e-3}`. A model
-    is a name, or the fields of its section. `evaluate` is a corpus of other users to measure on.
+    Args:
+        model: a name, or the fields of the config's model section.
+        evaluate: a corpus of other users to evaluate on.
+        sections: further sections of a config, such as `privacy={"rounds": 100}`.
 
     Guarantees:
-      - those of `loop.run`; the folder holds the resolved `config.yaml`
+      - those of `loop.run`; the directory holds the resolved `config.yaml`
     """
-    values: dict[str, dict[str, Any]] = {name: dict(own) for name, own in sections.items()}
+    values: dict[str, dict[str, Any]] = {name: dict(fields) for name, fields in sections.items()}
 
     def put(section: str, field: str, value: Any) -> None:
         if field in values.setdefault(section, {}):
-            raise UserError(f"{section}.{field}: given twice; leave one out")
+            raise UserError(f"{section}.{field}: given twice; remove one")
         values[section][field] = value
 
     put("data", "train", _folder(corpus))
@@ -72,7 +74,7 @@ def _folder(corpus: "Corpus | str | Path") -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Preview:
-    """What a run would be: its plan, how many parameters it trains, warnings."""
+    """The plan of a run, the number of its trained parameters, and warnings."""
 
     plan: Plan
     parameters: int
@@ -80,10 +82,10 @@ class Preview:
 
 
 def preview(config: Config) -> Preview:
-    """Plan a run, and load its model, without training anything or leaving a trace.
+    """Plan a run and load its model, without training or writing anything.
 
     Guarantees:
-      - whatever training would refuse before its first round is refused
+      - everything that training would refuse before its first round is refused
     """
     data = read_training_data(config)
     plan = plan_run(config, data, CorpusLedger(data.ledger))
@@ -106,10 +108,9 @@ def preview(config: Config) -> Preview:
 def evaluate(
     run: Path, corpus: Path | None = None, progress: Progress = SILENT
 ) -> Mapping[str, float]:
-    """Measure the model of a run on a corpus: the one its config names, or another.
+    """Evaluate the model of a run on a corpus: by default the one that its config names.
 
-    Texts are cut as in training, so that numbers can be compared; they are computed in full
-    precision.
+    Texts are truncated as in training, so that results are comparable. Computes in full precision.
     """
     config, trained = _finished(run)
     limit = config.data.evaluate_sentences if corpus is None else None
@@ -130,10 +131,10 @@ def generate(
     temperature: float = 1.0,
     seed: int | None = None,
 ) -> list[str]:
-    """Texts that begin with the prompt, as the model of a run goes on with it.
+    """Generate texts that continue a prompt, with the model of a run.
 
-    A temperature of 0 gives the likeliest token each time. What is written is covered by the run's
-    guarantee, however much of it there is; what is typed as a prompt is not.
+    At temperature 0 every token is the most likely one. The run's guarantee covers any amount of
+    generated text, but not the prompt.
     """
     if tokens < 1 or count < 1:
         raise UserError("generate: tokens and count must be at least 1")
@@ -141,7 +142,7 @@ def generate(
         raise UserError(f"generate: temperature {temperature:g} must not be negative")
     config, loaded = _finished(run)
     if config.task.kind != "next-word":
-        raise UserError(f"{run}: a model for {config.task.kind} cannot write")
+        raise UserError(f"{run}: a model for {config.task.kind} cannot generate text")
     start = [loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id]
     ids = [
         next(token for token in start if token is not None),
@@ -152,29 +153,29 @@ def generate(
             f"generate: a prompt of {len(ids)} tokens and {tokens} more are too many for the "
             f"model, which takes {loaded.max_tokens}; ask for fewer"
         )
-    copies = torch.tensor([ids] * (count if temperature > 0 else 1))
-    how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+    prompts = torch.tensor([ids] * (count if temperature > 0 else 1))
+    sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.default_generator.manual_seed(seed)
-        found = loaded.model.generate(
-            copies,
-            attention_mask=torch.ones_like(copies),
+        generated = loaded.model.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
             max_new_tokens=tokens,
             pad_token_id=loaded.tokenizer.pad_token_id,
-            **(how if temperature > 0 else {"do_sample": False}),
+            **(sampled if temperature > 0 else {"do_sample": False}),
         )
-    texts: list[str] = loaded.tokenizer.batch_decode(found, skip_special_tokens=True)
+    texts: list[str] = loaded.tokenizer.batch_decode(generated, skip_special_tokens=True)
     return texts if temperature > 0 else texts * count
 
 
 def _finished(run: Path) -> tuple[Config, LoadedModel]:
-    """The config and the model of a run."""
+    """The config and the model of a finished run."""
     if not (run / CONFIG).is_file():
-        raise UserError(f"{run}: not a run; name the run directory of a training")
+        raise UserError(f"{run}: not a run directory")
     config = load_config(run / CONFIG)
     if not (run / "config.json").is_file():
         raise UserError(
-            f"{run}: not finished yet, so it has no model; continue it with `resume=True`"
+            f"{run}: not finished, so it has no model yet; continue it with `resume=True`"
         )
     return config, load_model(run, config.task.kind)

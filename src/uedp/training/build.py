@@ -1,7 +1,7 @@
-"""The one place where a run is put together: its plan, model, tasks and method, with every guard.
+"""The assembly of a run: its plan, model, tasks and method, with every guard.
 
-Training, previews, evaluation, audits and the engine for a loop of one's own all come here, so that
-none of them can leave out a guard or build a run that another would not.
+Training, previews, evaluation, audits and custom loops all assemble their runs here, so that none
+of them can skip a guard.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence
-from uedp.mechanism.packing import loss_values
+from uedp.mechanism.packing import ONE_PER_ROW, loss_values
 from uedp.methods import Autocast, Method, SentenceTask
 from uedp.methods.base import Rounds, probe_sentences
 from uedp.models.load import LoadedModel, load_model
@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Assembly:
-    """Everything a run is made of before its first round; `make_task` is for other texts."""
+    """The parts of a run before its first round; `make_task` makes tasks of other texts."""
 
     plan: Plan
     incidence: Incidence
@@ -48,7 +48,7 @@ class Assembly:
 
 
 Watch = Callable[[Assembly], Rounds]
-"""Sees a run before its first round, and gives the method that makes the rounds."""
+"""Inspects a run before its first round, and returns the method that computes the rounds."""
 
 
 def plan_run(
@@ -57,10 +57,10 @@ def plan_run(
     ledger: CorpusLedger,
     ancestors: Sequence[lineage.Ancestor] = (),
 ) -> Plan:
-    """Plan a run on its data; `ancestors` are runs of the model that no file tells of.
+    """Plan a run on its data; `ancestors` are runs of the model that no file records.
 
     Guarantees:
-      - a private run on a corpus that the model has learned from already is refused
+      - a private run is refused if the model has learned from the corpus already
     """
     known = provenance.gather_provenance(config, data, ledger, precision_of(config), ancestors)
     plan = build_plan(config, data.incidence, known)
@@ -82,12 +82,12 @@ def assemble(
     """Load the model, or take the attached one, and make its tasks and its method.
 
     Args:
-        attached: a model that is ready to train, in place of the one that the config names.
-        tokenizer: of the words that this run has made; until there are any, a stand-in is used.
+        attached: a model that is ready to train, instead of the one that the config names.
+        tokenizer: the tokenizer that this run has made; before that, a placeholder is used.
 
     Guarantees:
-      - a model is refused that has a layer without a clip rule, that mixes sentences, or whose
-        clipped sums are not those of the reference
+      - a model is refused if it has a layer without a clip rule, mixes sentences, or has clipped
+        sums that differ from the reference
     """
     config = plan.config
     names: list[str] = []
@@ -95,11 +95,13 @@ def assemble(
         names = list(config.task.labels) or data.label_names()
         if plan.private and not config.task.labels:
             say(
-                f"labels found in the corpus: {', '.join(names)}; that there are these is not "
-                "protected, unless task.labels names them"
+                f"labels in the corpus: {', '.join(names)}; the set of labels is not protected, "
+                "unless task.labels declares it"
             )
     loaded = attached or _load(config, tokenizer, len(names))
     if names:
+        if not hasattr(getattr(loaded.model, "config", None), "id2label"):
+            raise UserError(f"{type(loaded.model).__name__}: a classifier needs `config.id2label`")
         names = _label_order(loaded.model.config.id2label, names)
         loaded.model.config.id2label = dict(enumerate(names))
         loaded.model.config.label2id = {name: i for i, name in enumerate(names)}
@@ -145,7 +147,7 @@ def build_method(
     task: SentenceTask,
     autocast: Autocast = nullcontext,
 ) -> Method:
-    """The plan's method on a model; for private runs, one that keeps sentences apart."""
+    """The plan's method on a model; for a private run, the model must not mix sentences."""
     if plan.private:
         refuse_mixing(model, task)
     return plan.method(plan.round_settings, incidence, model, task, autocast)
@@ -154,7 +156,7 @@ def build_method(
 def task_of_run(
     config: Config, trained: LoadedModel, texts: Texts, progress: Progress = SILENT
 ) -> tasks.Task:
-    """The task of a finished run on other texts, cut as in training."""
+    """The task of a finished run on other texts, truncated as in training."""
     names: list[str] = []
     if config.task.kind == "classification":
         id2label: Mapping[int, str] = trained.model.config.id2label
@@ -167,23 +169,24 @@ def task_of_run(
 
 @torch.no_grad()
 def refuse_mixing(model: nn.Module, task: SentenceTask) -> None:
-    """Refuse a model in which the loss of a short sentence changes beside a long one."""
+    """Refuse a model if the loss of a sentence depends on other sentences in its batch."""
     sentences = probe_sentences(task, (0.1, 0.3, 0.5, 1.0))
     short = sentences[:-1]
-    packing = task.packing_for(model)
-    with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
-        alone = torch.cat(
-            [loss_values(task.losses(model, short[[i]], packing)) for i in range(len(short))]
-        )
-        beside = loss_values(task.losses(model, sentences, packing))[:-1]
-    if not torch.allclose(alone, beside, rtol=_ROUNDING, atol=_ROUNDING):
-        raise UserError(
-            f"the loss of a sentence changes with the sentences beside it: {type(model).__name__} "
-            "mixes sentences, or attends to padding; choose a model that does neither"
-        )
+    for packing in {ONE_PER_ROW, task.packing_for(model)}:  # shared rows fall back on single ones
+        with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
+            single = torch.cat(
+                [loss_values(task.losses(model, short[[i]], packing)) for i in range(len(short))]
+            )
+            batched = loss_values(task.losses(model, sentences, packing))[:-1]
+        if not torch.allclose(single, batched, rtol=_ROUNDING, atol=_ROUNDING):
+            raise UserError(
+                "the loss of a sentence changes with the sentences beside it: "
+                f"{type(model).__name__} mixes sentences, or attends to padding; choose a model "
+                "that does neither"
+            )
 
 
-_ROUNDING = 1e-4  # rounding is far below, a model that attends to padding above
+_ROUNDING = 1e-4  # far above rounding, far below the effect of attending to padding
 
 
 # --- parts ---------------------------------------------------------------------------------------
@@ -192,7 +195,7 @@ _ROUNDING = 1e-4  # rounding is far below, a model that attends to padding above
 def _load(config: Config, tokenizer: str | None, labels: int) -> LoadedModel:
     settings = config.model
     if tokenizer is None and config.vocabulary.source != "tokenizer":
-        tokenizer = BYTES  # a stand-in, until the words of the run are made
+        tokenizer = BYTES  # a placeholder until the run has made its vocabulary
     return load_model(
         settings.name,
         config.task.kind,
@@ -227,7 +230,7 @@ def _task_maker(
 
 
 def _label_order(saved: Mapping[int, str], names: list[str]) -> list[str]:
-    """The labels as a saved classifier numbers them, if these are its labels."""
+    """The labels in the order of a saved classifier, if it has the same labels."""
     known = [saved[number] for number in sorted(saved)]
     return known if sorted(known) == sorted(names) else names
 
@@ -240,15 +243,15 @@ def device_of(config: Config) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError):
         raise UserError(
-            f"run.device {name!r}: there is no such device here; choose cpu, or auto"
+            f"run.device {name!r}: not available on this machine; choose cpu or auto"
         ) from None
 
 
 def precision_of(config: Config) -> Precision:
     """The precision of forward and backward passes, on the device that the config selects.
 
-    By default a private run takes float32: in half precision, who else was drawn moves everybody's
-    gradients by a percent, which the noise would have to cover.
+    A private run defaults to float32: in half precision, a user's gradient changes by a percent
+    with the other users drawn, which the noise would have to cover.
     """
     if config.run.precision != "auto":
         return config.run.precision
@@ -265,13 +268,18 @@ def _autocast(half: bool, device: torch.device) -> Autocast:
 
 @contextmanager
 def set_up_for_training(model: Any, kind: str) -> Iterator[None]:
-    """Settings of a model that are for training alone, not to be saved with it."""
+    """Model settings for training only, which are not saved with the model.
+
+    Guarantees:
+      - the caller's autocast is off: in half precision, norms and sums would exceed their bounds
+    """
     settings: Any = getattr(model, "config", None)
     cache = getattr(settings, "use_cache", None)
-    with tasks.without_padding_warning(model) if kind == "next-word" else nullcontext():
+    quiet = tasks.without_padding_warning(model) if kind == "next-word" else nullcontext()
+    with quiet, torch.autocast(next(model.parameters()).device.type, enabled=False):
         try:
             if cache:
-                settings.use_cache = False  # keys and values of a generation
+                settings.use_cache = False  # only generation uses it
             yield
         finally:
             if cache:

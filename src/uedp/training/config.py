@@ -1,7 +1,4 @@
-"""What a run is asked to do: one YAML shape, every field checked where it is read.
-
-The unit of privacy comes first, in the file as here.
-"""
+"""The config of a run: one YAML layout, validated when it is read. Privacy comes first."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -34,7 +31,7 @@ class DataSettings(Section):
 
 
 class TaskSettings(Section):
-    """`labels` are those a classifier tells apart; without them, those of the corpus."""
+    """`labels` are the classes of a classifier; by default the labels of the corpus."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
@@ -43,14 +40,14 @@ class TaskSettings(Section):
 
     @field_validator("labels")
     @classmethod
-    def _two_at_least(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
+    def _at_least_two(cls, labels: tuple[str, ...]) -> tuple[str, ...]:
         if labels and (len(labels) < 2 or len(set(labels)) < len(labels)):
             raise ValueError("name at least two labels, each once")
         return labels
 
 
 class ModelSettings(Section):
-    """A saved model by folder or name; or a new one, of a kind, some sizes, a public tokenizer."""
+    """A saved model by folder or name; or a new one: its kind, its sizes, a public tokenizer."""
 
     name: str
     sizes: dict[str, bool | int | float] = Field(default_factory=dict)
@@ -65,24 +62,24 @@ class ModelSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _new_ones_whole(cls, values: Any) -> Any:
+    def _train_new_models_fully(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and values.get("name") in NEW_MODELS:
             return {"train": "full", **values}
         return values
 
     @model_validator(mode="after")
-    def _fits(self) -> "ModelSettings":
+    def _adapts_saved_models(self) -> "ModelSettings":
         if self.name in NEW_MODELS and self.train.startswith(("lora", "probe")):
             raise ValueError(f"{self.name} is new and has nothing to adapt; train it `full`")
         return self
 
 
 class VocabularySettings(Section):
-    """Where a new word-level model gets its words (section 7 of docs/privacy.md).
+    """The vocabulary of a new word-level model (section 7 of docs/privacy.md).
 
-    `tokenizer`: no words of its own, `model.tokenizer` cuts texts. `public`: the words in `path`,
-    a word list or a public tokenizer. `private`: beside those, if any, words that many users gave,
-    for `share` of epsilon. `corpus`: its most frequent words, which no guarantee covers.
+    `tokenizer`: none, `model.tokenizer` is used. `public`: the words in `path`, a word list or a
+    public tokenizer. `private`: these, if any, and words that many users contributed, for `share`
+    of epsilon. `corpus`: the most frequent words of the corpus, which no guarantee covers.
     """
 
     source: Literal["tokenizer", "public", "private", "corpus"] = "tokenizer"
@@ -95,7 +92,7 @@ class VocabularySettings(Section):
 
 
 class OptimiserSettings(Section):
-    """What the server does with a round's noisy sum; all of it is post-processing."""
+    """The server optimiser, which post-processes noisy gradients."""
 
     name: Literal["sgd", "momentum", "adam"] = "adam"
     rate: Positive = 1e-3
@@ -108,7 +105,7 @@ class OptimiserSettings(Section):
 
 
 class RunSettings(Section):
-    """`vectors` is a folder where what `model.train: probe` reads of texts is kept between runs.
+    """`vectors` is a folder in which the sentence vectors of probes are cached between runs.
 
     `precision: auto` is float32 for private methods, half precision on an accelerator for others.
     """
@@ -121,16 +118,16 @@ class RunSettings(Section):
     vectors: Path | None = None
 
 
-# Under noise, equal steps go further than long ones first; an average of the last has less of it.
+# Under noise, a constant rate makes more progress than a decaying one; averaging removes noise.
 CONSTANT_RATE: Mapping[str, Any] = MappingProxyType(
     {"decay": "none", "warm_up": 0.0, "average": 0.95}
 )
-# What next-word adapters begin with under noise, by Adam (`benchmarks/utility.py`).
+# Defaults of next-word adapters trained by Adam under noise (`benchmarks/utility.py`).
 ADAPTER_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"optimiser": {"rate": 3e-3, **CONSTANT_RATE}}
 )
-# What probes begin with. Their gradients are short: a clip below most of them makes all count
-# alike, and few weights bear long steps.
+# Defaults of probes. Their gradients are short: a clip below most of them weights users equally,
+# and few weights tolerate long steps.
 PROBE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "privacy": {"update_clip": 0.1},
@@ -140,7 +137,7 @@ PROBE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 class Config(Section):
-    """A whole run. `method_options` are those of `privacy.method`, if it has any."""
+    """A run. `method_options` are the options of `privacy.method`."""
 
     privacy: PrivacySettings
     data: DataSettings
@@ -154,12 +151,12 @@ class Config(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_defaults(cls, values: Any) -> Any:
-        """Fill in defaults that depend on what is trained and how."""
+        """Fill in defaults that depend on other fields."""
         if not isinstance(values, Mapping):
             return values
         if "alg" in values:
             raise ValueError(
-                "alg: this section is called method_options now; for methods other than uedp-alg "
+                "alg: this section is now called method_options; for methods other than uedp-alg "
                 "remove it"
             )
         defaults = {
@@ -176,10 +173,10 @@ class Config(Section):
             self.model.name not in NEW_MODELS or self.model.tokenizer is not None
         ):
             raise ValueError(
-                f"vocabulary.source {source}: words are for a new model without model.tokenizer"
+                f"vocabulary.source {source}: needs a new model without model.tokenizer"
             )
         if source == "public" and self.vocabulary.path is None:
-            raise ValueError("vocabulary.path: name a word list or a tokenizer")
+            raise ValueError("vocabulary.path: give a word list or a tokenizer")
         if source == "private" and self.privacy.epsilon is None:
             raise ValueError(
                 "vocabulary.source private: needs privacy.epsilon, and a method that is "
@@ -197,7 +194,7 @@ class Config(Section):
 
 
 def _field(values: Mapping[str, Any], section: str, field: str, default: str) -> str:
-    """A field of values that are not validated yet, sections perhaps already being models."""
+    """A field of values before validation; sections may already be models."""
     fields = values.get(section, {})
     read = fields.get if isinstance(fields, Mapping) else partial(getattr, fields)
     return str(read(field, default))
@@ -214,11 +211,11 @@ def _options(values: Mapping[str, Any]) -> Any:
     try:
         return options.model_validate(given or {})
     except ValidationError as error:
-        raise ValueError(f"method_options.{_first(error)}") from None
+        raise ValueError(f"method_options.{_first_error(error)}") from None
 
 
 def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Defaults by what is trained, and whether with noise on every update."""
+    """Defaults that depend on the trained parameters and the noise."""
     field = partial(_field, values)
     train = field("model", "train", "lora")
     if train == "probe":
@@ -244,28 +241,28 @@ def parse_config(
         for section, fields in values.items()
     }
     for change in changes:
-        path, found, text = change.partition("=")
+        path, equals, text = change.partition("=")
         section, dot, field = path.strip().partition(".")
-        if not (found and dot and field):
+        if not (equals and dot and field):
             raise UserError(f"change {change!r}: write section.field=value, as privacy.epsilon=4")
         try:
             value = parse_yaml(text)
         except ValueError as error:
             raise UserError(f"change {change!r}: the value cannot be read ({error})") from None
         fields = nested.setdefault(section, {})
-        if isinstance(fields, dict):  # if not, what is wrong with it is said below
+        if isinstance(fields, dict):  # if not, validation reports it below
             fields[field] = value
     try:
         return Config.model_validate(nested)
     except ValidationError as error:
-        raise UserError(f"{origin}: {_first(error)}") from None
+        raise UserError(f"{origin}: {_first_error(error)}") from None
 
 
 PRESETS = Path(__file__).parent / "presets"
 
 
 def preset_path(name: str) -> Path | None:
-    """The file of a config that comes with the package, such as `paper-gpt2`."""
+    """The file of a config in the package, such as `paper-gpt2`."""
     path = PRESETS / f"{name}.yaml"
     return path if path.is_file() else None
 
@@ -281,12 +278,12 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     except ValueError as error:
         raise UserError(f"{path}: {error}") from None
     if not isinstance(values, dict):
-        raise UserError(f"{path}: must hold sections such as privacy, data and model")
+        raise UserError(f"{path}: must have sections such as privacy, data and model")
     return parse_config(values, str(path), changes)
 
 
-def _first(error: ValidationError) -> str:
-    """The first complaint, with the field and the value."""
+def _first_error(error: ValidationError) -> str:
+    """The first validation error, with its field and value."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"])) or "config"
     if first["type"] == "extra_forbidden":

@@ -1,6 +1,6 @@
-"""The privacy engine: guards, ledgers and private rounds, for any training loop.
+"""The privacy engine: guards, ledgers and private rounds for any training loop.
 
-`uedp.train` uses it with a config; a loop of one's own attaches a model:
+`uedp.train` uses it with a config; a custom loop attaches a model:
 
     engine = uedp.PrivacyEngine(corpus, target_epsilon=8, rounds=200, run_dir="run")
     private = engine.attach(model, tokenizer)
@@ -13,10 +13,9 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +54,7 @@ class Step:
 
 
 class PrivacyEngine:
-    """Trains a model of yours on a corpus, under a stated guarantee.
+    """Trains a model on a corpus under a stated guarantee.
 
     Args:
         corpus: a corpus with its incidence, or its folder.
@@ -92,6 +91,8 @@ class PrivacyEngine:
         say: Say = print,
         **privacy: Any,
     ) -> None:
+        if target_epsilon is not None and "epsilon" in privacy:
+            raise UserError("PrivacyEngine: give either target_epsilon or epsilon")
         folder = corpus if isinstance(corpus, str | Path) else corpus.folder
         config = parse_config(
             {
@@ -131,7 +132,7 @@ class PrivacyEngine:
     ) -> None:
         self.config, self.out = config, out
         self._data, self._resume, self._progress, self._say = data, resume, progress, say
-        self._held = ExitStack()  # locks and the ledger, until the run ends
+        self._held = ExitStack()  # locks and ledgers, released when the run ends
         self._run: PrivateRun | None = None
 
     def __enter__(self) -> Self:
@@ -146,9 +147,9 @@ class PrivacyEngine:
         self._held.close()
 
     def certificate(self) -> Certificate:
-        """What the run guarantees, for all rounds that it planned.
+        """The guarantee of the run, for all planned rounds.
 
-        The certificate of a run that is not finished names no model.
+        The certificate of an unfinished run certifies no model.
         """
         if self._run is not None and not self._run.finished:
             self._run.certify()
@@ -157,15 +158,17 @@ class PrivacyEngine:
     def attach(
         self, model: nn.Module | None = None, tokenizer: Any = None, *, watch: Watch | None = None
     ) -> "PrivateRun":
-        """Guard the model, state the guarantee, reserve the rounds, and open the ledger.
+        """Check the model, state the guarantee, reserve the rounds and open the ledger.
 
         Args:
-            model: as it is to be trained, its frozen parameters without `requires_grad`. Left out,
-                the model that the config names is loaded.
+            model: the model to train; frozen parameters have no `requires_grad`. By default the
+                model that the config names is loaded.
         """
+        if self._run is not None:
+            raise UserError(f"{self.out}: this engine has a model; `close()` it, or make another")
         attached = None
         if model is not None:
-            self.config = _describe(model, self.config)
+            self.config = _describe(model, tokenizer, self.config)
             limit = max_tokens(model, tokenizer, self.config.model.max_tokens)
             attached = LoadedModel(model, tokenizer, limit)
         elif self.config.model.train == "attached":
@@ -187,7 +190,7 @@ class PrivacyEngine:
             raise FinishedRunError(out)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
-        trained_on = () if attached is None else _TRAINED.get(attached.model, ())
+        trained_on = [] if attached is None else _ancestors(attached.model)
         plan = plan_run(config, data, corpus, [one for one in trained_on if one.run != name])
         for line in plan.summary:
             say(line)
@@ -229,26 +232,44 @@ class PrivacyEngine:
                 plan.vocabulary,
                 ledger,
             )
-            lineage.write_lineage(words, ancestors)  # whoever copies the words takes it along
+            lineage.write_lineage(words, ancestors)  # a copy of the tokenizer keeps it
             assembly = assembled(str(words))
         checkpoint.remove_scratch(out)
         return PrivateRun(assembly, out, name, ancestors, ledger, corpus, self._held, say)
 
 
-# The runs that models in memory have been through: their files do not say so.
-_TRAINED: WeakKeyDictionary[nn.Module, tuple[lineage.Ancestor, ...]] = WeakKeyDictionary()
+_RUNS = "_uedp_runs"  # on every module of a trained model, so that wrapped ones and copies have it
 
 
-def _describe(model: nn.Module, config: Config) -> Config:
-    """The config of a run with an attached model: its name, device and precision."""
+def _trained_in(model: nn.Module) -> set[lineage.Ancestor]:
+    """The runs that parts of a model in memory went through."""
+    runs = (run for module in model.modules() for run in getattr(module, _RUNS, ()))
+    return {lineage.Ancestor(**dict(run)) for run in runs}
+
+
+def _ancestors(model: nn.Module) -> list[lineage.Ancestor]:
+    """The same, and the runs that its parts were loaded from."""
+    names = {str(getattr(module, "name_or_path", "")) for module in model.modules()} - {""}
+    loaded = {one for name in names for one in lineage.model_ancestors(name)}
+    return sorted(_trained_in(model) | loaded, key=lambda ancestor: ancestor.run)
+
+
+def _describe(model: nn.Module, tokenizer: Any, config: Config) -> Config:
+    """The config of a run with an attached model: its names, device and precision."""
     parameters = list(model.parameters())
+    if not parameters:
+        raise UserError(f"{type(model).__name__}: has no parameters to train")
     update: dict[str, str] = {"device": parameters[0].device.type}
-    if any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters):
+    if any(p.dtype not in (torch.float32, torch.float64) for p in parameters):  # or quantised
         update["precision"] = "bfloat16"  # whatever was asked for: its passes round more coarsely
-    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    names = {
+        "name": str(getattr(model, "name_or_path", "") or type(model).__name__),
+        # what a tokenizer was made from is recorded beside it
+        "tokenizer": str(getattr(tokenizer, "name_or_path", "")) or None,
+    }
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"name": name}),
+            "model": config.model.model_copy(update=names),
             "run": config.run.model_copy(update=update),
         }
     )
@@ -258,7 +279,7 @@ class FinishedRunError(UserError):
     """The run directory holds a finished run."""
 
     def __init__(self, out: Path) -> None:
-        super().__init__(f"{out}: this run is finished; nothing is left to do")
+        super().__init__(f"{out}: this run is finished; there is nothing to do")
 
 
 def _budget(config: Config) -> Budget | None:
@@ -299,10 +320,10 @@ class PrivateRun:
         return self.assembly.method.parameters
 
     def rounds(self, optimizer: torch.optim.Optimizer | None = None) -> Iterator[Step]:
-        """Spend the rounds that are left, one per iteration; finish the run after the last.
+        """Spend the remaining rounds, one per iteration; finish the run after the last.
 
-        Before the body of the loop runs, every trained parameter has its noisy gradient in `.grad`.
-        With `optimizer`, its state is part of the checkpoints from which a run is resumed.
+        In the body of the loop, every trained parameter has its noisy gradient in `.grad`. With
+        `optimizer`, checkpoints include its state.
         """
         if self._next is None:
             self._next, state, _ = self.restore()
@@ -327,32 +348,43 @@ class PrivateRun:
             self._held.close()
 
     def round(self, number: int) -> Gradient:
-        """Spend one round, and give its noisy gradient."""
+        """Spend one round, and return its noisy gradient."""
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if [id(p) for p in trained] != [id(p) for p in self.parameters]:
             raise UserError(
                 "the trained parameters are not those that were attached: one that was unfrozen "
                 "since would get a gradient without clipping and noise; attach the model again"
             )
+        known = {ancestor.run for ancestor in self._ancestors}
+        if others := sorted({one.run for one in _trained_in(self.model)} - known):
+            raise UserError(
+                f"the model was trained in run {others[0]} since it was attached, which this run's "
+                "epsilon does not cover; attach a model to one run at a time"
+            )
         if self._ledger is not None:
             self._ledger.spend()  # before anything of the round can be seen
-        _TRAINED[self.model] = self._ancestors
+        runs = tuple(tuple(asdict(ancestor).items()) for ancestor in self._ancestors)
+        for module in self.model.modules():
+            setattr(module, _RUNS, runs)
         self.model.train()
         with set_up_for_training(self.model, self.plan.config.task.kind):
             return self.assembly.method.round(number)
 
     def finish(self) -> Certificate | None:
         """Save the model, enter its files in the ledger, close the run, issue the certificate."""
-        self.finished = True
         if self._ledger is None:
             self._save_model()
             self._corpus.close(self.name, self.plan.rounds)
+            self.finished = True
             return None
+        if self._ledger.left:  # before a model is written that nothing certifies
+            raise UserError(f"{self.out}: {self._ledger.left} rounds are left; spend them first")
         written = self._save_model()
-        # only what was written: `verify` must find files that others put beside them
+        # only files written here: `verify` must report any other file
         files = model_files(self.out).items()
         self._ledger.record_saved({name: digest for name, digest in files if name in written})
         self._corpus.close(self.name, self._ledger.spent, self._ledger.vocabulary_spent)
+        self.finished = True
         return self.certify()
 
     def _save_model(self) -> frozenset[str]:
@@ -377,7 +409,7 @@ class PrivateRun:
         checkpoint.write_checkpoint(self.out, done, {**tensors, **method, **optimiser}, info or {})
 
     def restore(self) -> tuple[int, dict[str, Tensor], Mapping[str, Any] | None]:
-        """Take up the newest checkpoint.
+        """Restore the newest checkpoint.
 
         Returns:
             The rounds done, which are those that the ledger has; the optimiser's state; and what
@@ -387,14 +419,14 @@ class PrivateRun:
         spent = self._ledger.spent if self._ledger is not None else 0
         if newest is None:
             if spent:
-                self._say(f"{spent} rounds were spent, but no checkpoint is left: they are lost")
+                self._say(f"{spent} rounds were spent, but there is no checkpoint: they are lost")
             return spent, {}, None
         tensors, info = newest
         done = int(info["done"])
         if self._ledger is not None and spent < done:
             raise UserError(
                 f"{self.out}: {done} rounds were done, but its ledger has {spent}; restore the "
-                "ledger from a copy, or begin a new run"
+                "ledger from a copy, or start a new run"
             )
         try:
             self.set_weights([tensors[name] for name in trained_names(self.model)])

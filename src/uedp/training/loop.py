@@ -1,8 +1,7 @@
 """Training, from a config to a model and a certificate.
 
-Every round is entered in the ledger before its noisy sum is made; a run that was killed resumes
-with the rounds that were not entered. Rounds that were entered but lost stay spent: their noise may
-have been seen.
+Every round is in the ledger before its noisy sum is computed; a killed run resumes with the rounds
+that are not. Rounds in the ledger whose result was lost stay spent: it may have been seen.
 """
 
 import time
@@ -46,8 +45,8 @@ def run(
     change when a run is resumed.
 
     Args:
-        data: stands in for the corpora that the config names.
-        watch: sees the run before its first round, and gives the method that makes the rounds.
+        data: replaces the corpora that the config names.
+        watch: inspects the run before its first round, and returns the method of its rounds.
 
     Guarantees:
       - those of `PrivacyEngine`
@@ -60,7 +59,7 @@ def run(
         try:
             private = engine.attach(watch=watch)
         except FinishedRunError:
-            say("this run is finished; nothing is left to do")
+            say("this run is finished; there is nothing to do")
             return finished_outcome(out, config)
         return _Training(private, progress, say).run()
 
@@ -141,7 +140,7 @@ class _Training:
     def _note(self, stats: ClipStats, done: int, latest: str) -> str:
         parts = [f"{stats.users} users, {stats.sentences} sentences"]
         if self._plan.private:
-            # rounded up to a tenth of the rounds: each takes a moment to compute
+            # rounded up to a tenth of the rounds: it takes a moment to compute
             step = max(1, self._plan.rounds // 10)
             at = min(-(-done // step) * step, self._plan.rounds)
             if at not in self._epsilons:
@@ -151,9 +150,9 @@ class _Training:
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self._stopping:
-            raise SystemExit(128 + number)  # asked twice: at once
+            raise SystemExit(128 + number)  # the second signal: at once
         self._stopping = True
-        self._say("stopping after this round; once more to stop at once")
+        self._say("stopping after this round; interrupt again to stop at once")
 
     def _save(self, done: int, before: Mapping[str, float]) -> None:
         state = self._optimiser.state() | (self._average.state() if self._average else {})

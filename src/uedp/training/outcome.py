@@ -1,4 +1,4 @@
-"""What a run leaves behind, and reading it back."""
+"""The outcome of a run, and its file in the run directory."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from uedp.training.run_dir import RESULT
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run leaves behind."""
+    """The outcome of a run: its model, certificate and measures."""
 
     folder: Path
     model: Any
@@ -31,6 +31,7 @@ class Outcome:
 
 
 def finished_outcome(out: Path, config: Config) -> Outcome:
+    """The outcome of a finished run, read from its directory."""
     result, trained = read_result(out / RESULT), load_model(out, config.task.kind)
     return Outcome(
         folder=out,

@@ -1,7 +1,7 @@
-"""A plan ties sampling, clipping, noise and accounting together, so that they cannot drift apart.
+"""The plan of a run: sampling, clipping, noise and accounting in one object.
 
-Everything in a run that privacy depends on is read from here. The noise multiplier is calibrated
-with the same profile from which the ledger and the certificate are made.
+Everything that privacy depends on is read from the plan. The noise multiplier is calibrated with
+the profile that the ledger and the certificate use.
 """
 
 import math
@@ -23,17 +23,17 @@ from uedp.methods import Method, RoundSettings, method_named
 from uedp.training.config import Config
 from uedp.training.provenance import Provenance
 
-_TOO_FEW, _FEW = 5, 20  # users per round: refused below the one, warned of below the other
+_TOO_FEW, _FEW = 5, 20  # users per round: fewer are refused, or warned about
 _FAINT = 0.05  # signal-to-noise ratio of a whole run below which little is learned
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """One run, fixed before it begins.
+    """A run, fixed before it starts.
 
     Guarantees:
-      - `profile` describes the rounds made with `sampling`, `clips` and `noise`
-      - its epsilon over `rounds` is at most the target of the config, where there is one
+      - `profile` describes a round with `sampling`, `clips` and `noise`
+      - its epsilon over `rounds` is at most the config's target, if there is one
     """
 
     config: Config
@@ -51,7 +51,7 @@ class Plan:
 
     @property
     def vocabulary_events(self) -> tuple[tuple[PrivacyEvent, int], ...]:
-        """What is released in addition to the rounds."""
+        """The release of a private vocabulary, if any."""
         return () if self.vocabulary is None else ((self.vocabulary, 1),)
 
     @property
@@ -65,7 +65,7 @@ class Plan:
 
     @property
     def private(self) -> bool:
-        """Whether there is a guarantee to state."""
+        """Whether the run has a guarantee."""
         return self.profile is not None and self.epsilon < math.inf and self.setup().exposed is None
 
     @property
@@ -87,7 +87,7 @@ class Plan:
 
     @property
     def statement(self) -> str:
-        """The guarantee in one sentence; lines on entities and caveats follow."""
+        """The guarantee in one sentence, then lines on entities and caveats."""
         privacy = self.config.privacy
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
@@ -109,12 +109,12 @@ class Plan:
 
     @property
     def summary(self) -> list[str]:
-        """What is said before the first round, line by line."""
+        """The lines to report before the first round."""
         sentence, *lines = self.statement.splitlines()
         return [line for line in (sentence, self.missed_line, *lines) if line]
 
     def on(self, incidence: Incidence) -> "Plan":
-        """The same rounds on another corpus, if what is proven does not depend on it."""
+        """The same rounds on another corpus, if the profile does not depend on the corpus."""
         if self.profile is not None:
             profile = self.method.profile(self.config.privacy, incidence, self.noise)
             if profile != self.profile:
@@ -122,7 +122,7 @@ class Plan:
         return replace(self, shape=_shape(incidence))
 
     def seeded(self, seed: int | None) -> "Plan":
-        """The same rounds, repeatable; without a seed, fresh."""
+        """The same plan with another seed, or with none."""
         privacy = self.config.privacy.model_copy(update={"seed": seed})
         return replace(self, config=self.config.model_copy(update={"privacy": privacy}))
 
@@ -131,9 +131,9 @@ class Plan:
         return epsilon(self.profile, rounds, self.config.privacy.delta, *self.vocabulary_events)
 
     def signal_to_noise(self, parameters: int) -> float:
-        """Norm of the signal of all rounds at best, over that of their noise.
+        """The largest possible norm of the signal over all rounds, divided by that of the noise.
 
-        At best all users move as far as they may, and the same way in every round.
+        It is reached if all users' updates have full norm and the same direction in every round.
         """
         if not self.noise:
             return math.inf
@@ -141,29 +141,29 @@ class Plan:
         return self.expected_users * math.sqrt(self.rounds) / (noise * math.sqrt(parameters))
 
     def warnings(self, parameters: int) -> list[str]:
-        """Reasons not to start a run with so many trained parameters."""
+        """Warnings about a run with this number of trained parameters."""
         warnings = []
         users = self.expected_users
         if self.profile is not None and users < _FEW:
             warnings.append(
-                f"a round draws about {users:.2g} users: the noise hides one among them, so with "
-                f"fewer than {_FEW} little of what they share is left; raise privacy.user_rate"
+                f"a round draws about {users:.2g} users: the noise hides a single user, so with "
+                f"fewer than {_FEW} it also hides most of what they share; raise privacy.user_rate"
             )
         if statements.LARGE_EPSILON < self.epsilon < math.inf:
             warnings.append(
-                f"epsilon {self.epsilon:.3g} promises little, being above "
+                f"epsilon {self.epsilon:.3g} is a weak guarantee, above "
                 f"{statements.LARGE_EPSILON}; lower privacy.epsilon, or raise privacy.noise"
             )
         if self.provenance.precision == "bfloat16" and self.profile is not None:
             warnings.append(
-                f"half precision raises the noise by {self.clips.margin:.0%}, for rounding that "
-                "depends on who else was drawn; leave out run.precision to compute in float32"
+                f"half precision raises the noise by {self.clips.margin:.0%}, because rounding "
+                "depends on the other users drawn; remove run.precision to compute in float32"
             )
         if (ratio := self.signal_to_noise(parameters)) < _FAINT:
             warnings.append(
-                f"the noise will drown the signal: at best the signal-to-noise ratio is "
-                f"{ratio:.2g} over all rounds, and {_FAINT:g} is low; raise privacy.epsilon or "
-                "privacy.user_rate, or train fewer parameters"
+                f"the noise will drown the signal: the signal-to-noise ratio over all rounds is at "
+                f"most {ratio:.2g}, below {_FAINT:g}; raise privacy.epsilon or privacy.user_rate, "
+                "or train fewer parameters"
             )
         return warnings
 
@@ -182,7 +182,7 @@ class Plan:
         }
 
     def setup(self) -> decisions.Setup:
-        """What is recorded before the first round."""
+        """The decisions that are recorded before the first round."""
         privacy, known = self.config.privacy, self.provenance
         setup = decisions.Setup(
             noise_source="cipher" if privacy.seed is None else "fixed seed",
@@ -201,7 +201,7 @@ class Plan:
         return setup
 
     def planned(self, run: str) -> PlannedRun:
-        """The first line of the ledger of a run by this plan."""
+        """The first record in the ledger of a run with this plan."""
         return PlannedRun(
             run=run,
             profile=self.profile,
@@ -220,20 +220,20 @@ class Plan:
         return "declared" if self.config.task.labels else "from the corpus, not covered"
 
 
-# How far one text can move the updates of others through batch layout and rounding, in update clips
+# How far one text can move other users' updates through batch layout and rounding, in update clips
 # per square root of the number of other users: about twice the largest shift that
-# `benchmarks/rounding.py` measured on one pretrained model. Models with random
-# weights move a hundredth of that: do not set it by them.
+# `benchmarks/rounding.py` measured on a pretrained model. Models with random weights shift by a
+# hundredth of that, so they must not be used to set it.
 _MARGIN: Mapping[decisions.Precision, float] = {"float32": 1e-3, "bfloat16": 3e-2}
 
 
 def rounding_margin(precision: decisions.Precision, users: float) -> float:
-    """The increase of the noise for so many users per round, in units of the update clip."""
+    """The increase of the noise with this number of users per round, in update clips."""
     return _MARGIN[precision] * math.sqrt(max(users, 1.0))
 
 
 def build_plan(config: Config, incidence: Incidence, provenance: Provenance | None = None) -> Plan:
-    """Calibrate, and refuse what cannot work, before anything is loaded or trained."""
+    """Calibrate the noise and refuse impossible settings, before anything is loaded or trained."""
     privacy, method = config.privacy, method_named(config.privacy.method)
     if not incidence.sentences:
         raise UserError(f"{config.data.train}: the corpus has no sentences to train on")
@@ -273,7 +273,7 @@ def _refuse_few_users(config: Config, incidence: Incidence) -> None:
     if incidence.users < _TOO_FEW:
         raise UserError(
             f"{config.data.train}: {incidence.users} users are too few to hide among; at least "
-            f"{_TOO_FEW} are needed, and hundreds make sense"
+            f"{_TOO_FEW} are needed, and hundreds are recommended"
         )
     if incidence.users * privacy.user_rate < _TOO_FEW:
         raise UserError(
@@ -282,7 +282,7 @@ def _refuse_few_users(config: Config, incidence: Incidence) -> None:
             f"least {math.ceil(1e3 * _TOO_FEW / incidence.users) / 1e3:g}"
         )
     if privacy.delta * incidence.users >= 1:
-        # with this delta, publishing one user's text verbatim would count as private
+        # with such a delta, publishing one user's text verbatim would count as private
         raise UserError(
             f"privacy.delta {privacy.delta:g}: must be below one over the number of users, "
             f"{1 / incidence.users:.2g}; choose {0.1 / incidence.users:.1g} or less"

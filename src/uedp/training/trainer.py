@@ -1,4 +1,4 @@
-"""Private rounds with the callbacks of Hugging Face Transformers."""
+"""Private rounds with Hugging Face Transformers callbacks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +14,9 @@ from uedp.training.engine import PrivacyEngine
 class UedpTrainer:
     """Runs the rounds of a `PrivacyEngine`; a step of its callbacks is a round.
 
-    Callbacks see the model, the optimizer, the scheduler and the step, as with
-    `transformers.Trainer`, and may stop training. Nothing that was computed from the data without
-    noise is handed to them: no loss, no number of drawn users.
+    Callbacks get the model, the optimizer, the scheduler and the step, as with
+    `transformers.Trainer`, and may stop training. They get nothing that was computed from the data
+    without noise: no loss, no number of drawn users.
     """
 
     def __init__(
@@ -38,22 +38,24 @@ class UedpTrainer:
         self._callbacks = CallbackHandler(list(callbacks), model, tokenizer, optimizer, scheduler)
 
     def train(self) -> None:
-        """Spend the rounds that are left; the engine then has the certificate."""
+        """Spend the remaining rounds; the engine then has the certificate."""
         private = self.engine.attach(self.model, self.tokenizer)
-        self._tell("on_train_begin")
-        for step in private.rounds(self.optimizer):
-            self._tell("on_step_begin")
-            self._tell("on_pre_optimizer_step")
-            self.optimizer.step()
-            if self.scheduler is not None:
-                self.scheduler.step()
-            self.optimizer.zero_grad()
-            self.state.global_step = step.round
-            self._tell("on_step_end")
-            if self.control.should_training_stop:
-                break
-        self._tell("on_train_end")
-        self.engine.close()
+        try:
+            self._notify("on_train_begin")
+            for step in private.rounds(self.optimizer):
+                self._notify("on_step_begin")
+                self._notify("on_pre_optimizer_step")
+                self.optimizer.step()
+                if self.scheduler is not None:
+                    self.scheduler.step()
+                self.optimizer.zero_grad()
+                self.state.global_step = step.round
+                self._notify("on_step_end")
+                if self.control.should_training_stop:
+                    break
+            self._notify("on_train_end")
+        finally:
+            self.engine.close()
 
-    def _tell(self, event: str) -> None:
+    def _notify(self, event: str) -> None:
         self.control = getattr(self._callbacks, event)(self.args, self.state, self.control)

@@ -9,6 +9,7 @@ import importlib.util
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -101,6 +102,17 @@ def own_loaders(names: Iterable[str]) -> dict[str, Callable[[str | None], Detect
                     "level of a module, or use `workers=1`"
                 ) from None
     return loaders
+
+
+@contextmanager
+def required(asked: str, library: str, extra: str) -> Iterator[None]:
+    """Around the import of a library: without it, an error with the exact install command."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(
+            f"{asked}: {library} cannot be imported ({error}); run `pip install '{extra}'`"
+        ) from error
 
 
 def package_version(name: str) -> str:

@@ -12,17 +12,8 @@ from functools import partial
 import phonenumbers
 
 from uedp.corpus.sentence import Span
-from uedp.entities.detectors import package_version, register_detector
-from uedp.entities.detectors.forms import (
-    BLANK,
-    Finder,
-    amounts,
-    dates,
-    network,
-    numbers,
-    phones,
-    plain,
-)
+from uedp.entities.detectors import forms, package_version, register_detector
+from uedp.entities.detectors.forms import amounts, dates, network, numbers, phones
 from uedp.errors import UserError
 
 _DIGIT = re.compile(r"[0-9]")
@@ -52,7 +43,7 @@ class Patterns:
 
     def find(self, text: str) -> list[Span]:
         """The spans of one text."""
-        page = _Page(plain(text))
+        page = _Page(forms.plain(text))
         page.take("URL", network.link)
         page.take("EMAIL", network.email)
         page.take("URL", network.domain)
@@ -101,14 +92,14 @@ class _Page:
         self.text = text
         self.spans: list[Span] = []
 
-    def take(self, label: str, find: Finder) -> None:
+    def take(self, label: str, find: forms.Finder) -> None:
         extents = list(find(self.text))
         if not extents:
             return
         pieces: list[str] = []
         last = 0
         for start, end in extents:
-            pieces += self.text[last:start], BLANK * (end - start)
+            pieces += self.text[last:start], forms.BLANK * (end - start)
             last = end
             self.spans.append(Span(start, end, label))
         self.text = "".join(pieces) + self.text[last:]

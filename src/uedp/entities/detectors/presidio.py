@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from uedp.corpus.sentence import Span
 from uedp.entities.categories import category_of
-from uedp.entities.detectors import package_version, register_detector
+from uedp.entities.detectors import package_version, register_detector, required
 from uedp.entities.detectors.spacy import checked_lengths, load_pipeline, pipeline_version
-from uedp.errors import UserError
 
 if TYPE_CHECKING:
     from spacy.language import Language
@@ -88,13 +87,8 @@ def _version(argument: str | None) -> str:
 
 @register_detector("presidio", version=_version)
 def load_presidio(argument: str | None = None) -> Presidio:
-    try:
+    with required("detector 'presidio'", "Presidio", "uedp[presidio]"):
         import presidio_analyzer  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"detector 'presidio': Presidio cannot be imported ({error}); "
-            "run `pip install 'uedp[presidio]'`"
-        ) from error
     return Presidio(load_pipeline(argument or DEFAULT_PIPELINE, kind="presidio"))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uedp.corpus.sentence import Span
-from uedp.entities.detectors import package_version, register_detector
+from uedp.entities.detectors import package_version, register_detector, required
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,13 +84,8 @@ def load_pipeline(name: str, kind: str) -> "Language":
     `kind` is the detector, for errors and the install command. Nothing is downloaded.
     """
     asked = f"detector '{kind}:{name}'"
-    try:
+    with required(asked, "spaCy", f"uedp[{kind}]"):
         import spacy
-    except ImportError as error:
-        raise UserError(
-            f"{asked}: spaCy cannot be imported ({error}); run `pip install 'uedp[{kind}]'`"
-        ) from error
-
     folder = Path(name).expanduser()
     is_path = "/" in name or os.sep in name or folder != Path(name) or name.startswith(".")
     if is_path or (folder.is_dir() and not spacy.util.is_package(name)):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from uedp.corpus.sentence import Span
-from uedp.entities.detectors import package_version, register_detector
+from uedp.entities.detectors import package_version, register_detector, required
 from uedp.errors import UserError
 
 # Texts per batch; beyond this, memory grows and speed does not.
@@ -42,13 +42,9 @@ def load_stanza(argument: str | None) -> Stanza:
     asked = f"detector 'stanza:{argument}'"
     if not re.fullmatch(r"[A-Za-z]+([-_][A-Za-z]+)*", argument):
         raise UserError(f"{asked}: not a language code; write e.g. `stanza:en`")
-    try:
+    with required(asked, "Stanza", "uedp[stanza]"):
         import stanza
         from stanza.pipeline.core import UnsupportedProcessorError
-    except ImportError as error:
-        raise UserError(
-            f"{asked}: Stanza cannot be imported ({error}); run `pip install 'uedp[stanza]'`"
-        ) from error
     download = f"""`python -c "import stanza; stanza.download('{argument}')"`"""
     try:
         pipeline = stanza.Pipeline(

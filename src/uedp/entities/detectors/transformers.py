@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uedp.corpus.sentence import Span
-from uedp.entities.detectors import package_version, register_detector
+from uedp.entities.detectors import package_version, register_detector, required
 from uedp.entities.words import UNSPACED
 from uedp.errors import UserError
 from uedp.hf_hub import max_tokens, read_saved
@@ -165,12 +165,8 @@ def load_transformers(argument: str | None) -> Transformers:
             "write e.g. `transformers:dslim/bert-base-NER`"
         )
     asked = f"detector 'transformers:{argument}'"
-    try:
+    with required(asked, "Transformers", "uedp"):
         import transformers  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"{asked}: Transformers cannot be imported ({error}); run `pip install 'uedp'`"
-        ) from error
     return read_saved(argument, asked, partial(_read, asked))
 
 

@@ -70,10 +70,9 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
             if way == "explicit":
                 products = _products(stack, in_pieces=True)
                 products.explicit(explicit, stack[0][0].record.by_sentence)
-            elif way == "by user":
-                rules.append(_products(stack, ProductsByUser))
             else:
-                rules.append(_products(stack))
+                rule = ProductsByUser if way == "by user" else MatrixProducts
+                rules.append(_products(stack, rule))
     return [*rules, explicit]
 
 
@@ -84,9 +83,7 @@ def _signature(group: Readers) -> tuple[Any, ...]:
 
 
 def _products(
-    stack: Sequence[Readers],
-    rule: type[MatrixProducts] = MatrixProducts,
-    in_pieces: bool = False,
+    stack: Sequence[Readers], rule: type[MatrixProducts] = MatrixProducts, in_pieces: bool = False
 ) -> MatrixProducts:
     first = [group[0].record.unpacked(True, in_pieces) for group in stack]
     weights = []

@@ -1,7 +1,7 @@
 """A model in training mode with its randomness held fixed, and checks that it keeps no state.
 
-Some layers mix sentences only in training mode. To see that, the same sentences must be computed
-together and one by one, which dropout would make differ by chance.
+Some layers mix sentences only in training mode. That shows when the same sentences are computed
+together and one by one, unless dropout makes them differ by chance.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -2,10 +2,8 @@
 
 Hooks record every trainable layer's input and output gradient; ordinary weight gradients are never
 formed. From the records come, layer by layer, the inner products between the gradients of each
-user's sentences. These give all norms: the diagonal those of sentences, and with the sentences'
-clip factors on both sides those of users. One weighted product per layer then gives the sum.
-
-Factors divide by upper bounds of the norms, which `rounding` derives.
+user's sentences (`Grams`), which give all norms. Factors divide by upper bounds of these, from
+`rounding`. One weighted product per layer then gives the sum.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -82,11 +80,7 @@ class Engine:
         return held_masks(self._model)
 
     def clipped_sum(
-        self,
-        losses: Losses,
-        owners: Sequence[int],
-        sentence_clips: Tensor,
-        update_clip: float,
+        self, losses: Losses, owners: Sequence[int], sentence_clips: Tensor, update_clip: float
     ) -> ClippedSum:
         """The clipped sum of one chunk.
 
@@ -107,6 +101,7 @@ class Engine:
         by_number = torch.argsort(torch.tensor(layout.users, device=device))
         recorded = self._pass(losses, layout)
 
+        @exact_float32()
         @torch.no_grad()
         def summed(records: Mapping[str, Record]) -> ClippedSum:
             parts = (
@@ -134,20 +129,17 @@ class Engine:
             norms, user_norms = sentence_squares.sqrt().float(), squares.sqrt().float()
             return ClippedSum(total, norms[place], user_norms[by_number], allowances[by_number])
 
-        with exact_float32():
-            result = summed(recorded.records)
+        result = summed(recorded.records)
         broken = ~torch.isfinite(result.sentence_norms)[order]
         if recorded.packed is not None and broken.any():
             # attention multiplies by zero whatever it masks, and zero times infinity is not zero:
             # the row's other sentences must not suffer for it
             recompute = recorded.packed.recompute
             recorded = self._pass(lambda _: recompute(), layout)
-            with exact_float32():
-                result = summed(recorded.records)
+            result = summed(recorded.records)
             broken = ~torch.isfinite(result.sentence_norms)[order]
         if broken.any():  # rare: take these sentences out and start over
-            with exact_float32():
-                result = summed({n: r.without(broken) for n, r in recorded.records.items()})
+            result = summed({n: r.without(broken) for n, r in recorded.records.items()})
         return result
 
     def check(self, losses: Losses, sentences: int, half: bool = False) -> None:
@@ -160,6 +152,7 @@ class Engine:
           - a loss of one sentence that depends on others is refused
           - a model in which a sentence's gradient is taken for another's is refused
           - a model in which a weight is also used outside its layer is refused, by its name
+          - a model that trains a tensor which is not among its parameters is refused
           - a model that skips layers by chance, draws random numbers that sentences share, or
             keeps something of what it has read is refused
         """
@@ -188,6 +181,7 @@ class Engine:
             again, many = computed(range(sentences)), computed([*range(sentences)] * _CROWD)
         self._refuse_changes(versions)
         refuse_changed_values(self._model, held)
+        self._refuse_other_leaves(together, each[0])
         true_norms = torch.stack([self._norm(loss) for loss in each])
         single = torch.cat(each).detach()
         if not torch.allclose(again, together, rtol=1e-3, atol=1e-3):
@@ -204,7 +198,7 @@ class Engine:
         if fixed is not None:
             fixed.refuse_shared(sentences, sentences * _CROWD)
             fixed.start_pass(sentences)
-        gradients = torch.autograd.grad(together.sum(), self.parameters, allow_unused=True)
+        gradients = torch.autograd.grad(together.sum(), self.parameters, materialize_grads=True)
         unclipped = torch.full((sentences,), torch.inf)
         clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf)
         self._compare(gradients, clipped)
@@ -215,17 +209,25 @@ class Engine:
                 "layer does not compute sentence by sentence; freeze it (requires_grad_(False))"
             )
 
-    def _compare(self, gradients: Sequence[Tensor | None], clipped: ClippedSum) -> None:
+    def _compare(self, gradients: Sequence[Tensor], clipped: ClippedSum) -> None:
         names = {parameter: name for name, parameter in self._model.named_parameters()}
-        scale = torch.stack([g.norm() for g in gradients if g is not None]).norm()
-        for parameter, gradient in zip(self.parameters, gradients, strict=True):
-            zero = torch.zeros_like(parameter)
-            true = zero if gradient is None else gradient
-            ours = clipped.gradients.get(parameter, zero)
+        scale = torch.stack([gradient.norm() for gradient in gradients]).norm()
+        for parameter, true in zip(self.parameters, gradients, strict=True):
+            ours = clipped.gradients.get(parameter, torch.zeros_like(parameter))
             if (ours - true).norm() > 0.05 * true.norm() + 0.002 * scale:
                 raise UserError(
                     f"the gradient of {names[parameter]} is not what its layer's rule gives; it is "
                     "used in a way no rule covers: freeze it (requires_grad_(False))"
+                )
+
+    def _refuse_other_leaves(self, *losses: Tensor) -> None:
+        """A tensor outside the model that trains would get a gradient without noise."""
+        known = {id(parameter) for parameter in self.parameters}
+        for tensor in set.intersection(*(_leaves(loss) for loss in losses)):
+            if id(tensor) not in known:
+                raise UserError(
+                    f"a tensor of shape {tuple(tensor.shape)} gets gradients but is no parameter "
+                    "of the model; register it, or freeze it (requires_grad_(False))"
                 )
 
     def _versions(self) -> dict[str, tuple[int, int]]:
@@ -241,22 +243,20 @@ class Engine:
 
     def _norm(self, loss: Tensor) -> Tensor:
         """The norm of a loss's gradient, by ordinary means."""
-        gradients = torch.autograd.grad(loss.sum(), self.parameters, allow_unused=True)
-        parts = [g.detach().float().norm() for g in gradients if g is not None]
-        return torch.stack(parts).norm() if parts else torch.zeros((), device=loss.device)
+        gradients = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
+        norm: Tensor = torch.stack([gradient.float().norm() for gradient in gradients]).norm()
+        return norm
 
     def _pass(self, losses: Losses, layout: Layout) -> Recording:
         """Forward and backward, once; twice if the model turns out to overwrite outputs."""
         before = self._versions()
         try:
-            with recording(
-                self._layers, self.parameters, layout.sentences, self._hooked
-            ) as recorded:
+            hooks = recording(self._layers, self.parameters, layout.sentences, self._hooked)
+            with hooks as recorded:
                 with exact_float32():  # coarser products differ more from batch to batch
                     result = losses(layout.order)
                 per_sentence = loss_values(result)
-                if isinstance(result, PackedLosses):
-                    recorded.packed = result
+                recorded.packed = result if isinstance(result, PackedLosses) else None
                 if per_sentence.shape != (layout.sentences,):
                     raise UserError(
                         f"the loss has shape {tuple(per_sentence.shape)} where one value per "
@@ -275,3 +275,16 @@ def _factors(norms: Tensor, clips: Tensor | float) -> Tensor:
     """Projection onto a ball: `min(1, clip / norm)`; zero where the norm is not finite."""
     factors = (clips / norms.clamp(min=1e-300)).clamp(max=1.0)
     return torch.where(torch.isfinite(norms), factors, 0.0)
+
+
+def _leaves(loss: Tensor) -> set[Tensor]:
+    """The tensors that a backward pass of a loss would add gradients to."""
+    nodes, seen, leaves = [loss.grad_fn], set(), set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+            if isinstance(tensor := getattr(node, "variable", None), Tensor):
+                leaves.add(tensor)
+    return leaves

@@ -26,10 +26,10 @@ def _bias(layer: nn.Module, record: Record) -> Iterator[Contribution]:
 
 
 @clip_rule(nn.Linear, casts_input=True)
-def linear(layer: nn.Linear, record: Record) -> Iterator[Contribution]:
+def linear(layer: nn.Module, record: Record, inputs_first: bool = False) -> Iterator[Contribution]:
     yield from _bias(layer, record)
     if _trains(layer.weight):
-        yield MatrixWeight(layer.weight, record)
+        yield MatrixWeight(layer.weight, record, inputs_first)
 
 
 @clip_rule(nn.Embedding)
@@ -40,17 +40,12 @@ def embedding(layer: nn.Embedding, record: Record) -> Iterator[Contribution]:
 
 
 @clip_rule(nn.LayerNorm)
-def layer_norm(layer: nn.LayerNorm, record: Record) -> Iterator[Contribution]:
+def layer_norm(layer: nn.Module, record: Record, centred: bool = True) -> Iterator[Contribution]:
     yield from _bias(layer, record)
     if _trains(layer.weight):
-        yield _norm_scale(layer, record, centred=True)
-
-
-def _norm_scale(layer: nn.Module, record: Record, centred: bool) -> Contribution:
-    weight, unpacked = layer.weight, record.unpacked()
-    assert isinstance(weight, nn.Parameter)
-    gradients = norm_gradients(unpacked.inputs, unpacked.grads, _epsilon(layer), centred)
-    return SentenceGradients(weight, gradients)
+        unpacked = record.unpacked()
+        gradients = norm_gradients(unpacked.inputs, unpacked.grads, _epsilon(layer), centred)
+        yield SentenceGradients(layer.weight, gradients)
 
 
 def _epsilon(norm: nn.Module) -> float | None:
@@ -71,9 +66,7 @@ def _is_rms_norm(layer: nn.Module) -> bool:
 
 @clip_rule(_is_rms_norm)
 def rms_norm(layer: nn.Module, record: Record) -> Iterator[Contribution]:
-    yield from _bias(layer, record)
-    if _trains(layer.weight):
-        yield _norm_scale(layer, record, centred=False)
+    return layer_norm(layer, record, centred=False)
 
 
 def _is_conv1d(layer: nn.Module) -> bool:
@@ -84,9 +77,7 @@ def _is_conv1d(layer: nn.Module) -> bool:
 
 @clip_rule(_is_conv1d, casts_input=True)
 def conv1d(layer: nn.Module, record: Record) -> Iterator[Contribution]:
-    yield from _bias(layer, record)
-    if _trains(layer.weight):
-        yield MatrixWeight(layer.weight, record, inputs_first=True)
+    return linear(layer, record, inputs_first=True)
 
 
 def _matches_expected_gradient(
@@ -119,13 +110,11 @@ def _has_masked_weight(layer: nn.Module) -> bool:
 @clip_rule(_has_masked_weight)
 def masked(layer: nn.Module, record: Record) -> Iterator[Contribution]:
     weight, mask = layer.weight, layer.clip_mask
-    assert isinstance(weight, nn.Parameter)
     assert isinstance(mask, SharedMask)
-    yield from _bias(layer, record)
-    if not weight.requires_grad:
-        return
     if mask.last is None:
-        yield MatrixWeight(weight, record)
-    else:
+        yield from linear(layer, record)
+        return
+    yield from _bias(layer, record)
+    if _trains(weight):
         unpacked = record.unpacked()
         yield MaskedProduct(weight, unpacked.inputs, unpacked.grads, mask.last)

@@ -192,9 +192,8 @@ class Grams:
 
     def _settle(self) -> None:
         for each in list(self._by_token):
-            for (bucket, total), products in zip(
-                self.sentences(), self._by_token.pop(each), strict=True
-            ):
+            by_token = self._by_token.pop(each)
+            for (bucket, total), products in zip(self.sentences(), by_token, strict=True):
                 blocks = products.view(bucket.bins, bucket.each, each, bucket.each, each)
                 total.add_(block_sums(blocks))
 

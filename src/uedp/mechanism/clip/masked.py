@@ -35,21 +35,15 @@ class MaskedProduct(ClipRule):
     first for sentences, then for users' clipped sums.
 
     Guarantees:
-      - norms and sums are those of the gradients formed one by one, whatever `max_bytes`
-      - at most `max_bytes` of gradients are held, or one row for each sentence of one bin
+      - norms and sums are those of the gradients formed one by one, whatever `_MAX_BYTES`
+      - at most `_MAX_BYTES` of gradients are held, or one row for each sentence of one bin
     """
 
     def __init__(
-        self,
-        parameter: nn.Parameter,
-        inputs: Tensor,
-        grads: Tensor,
-        mask: Tensor,
-        max_bytes: int | None = None,
+        self, parameter: nn.Parameter, inputs: Tensor, grads: Tensor, mask: Tensor
     ) -> None:
         self._parameter, self._inputs, self._grads = parameter, inputs, grads
         self._mask = mask.to(inputs.device, torch.float32)
-        self._max_bytes = max_bytes or _MAX_BYTES
         self._fused = triton is not None and inputs.is_cuda
 
     def add_products(self, grams: Grams) -> None:
@@ -96,8 +90,8 @@ class MaskedProduct(ClipRule):
         """Bins with all rows while that fits, else one bin with some rows."""
         height, width = self._parameter.shape
         row = 4 * each * width  # bytes
-        some_bins = max(1, self._max_bytes // (height * row))
-        some_rows = max(1, min(height, self._max_bytes // row))
+        some_bins = max(1, _MAX_BYTES // (height * row))
+        some_rows = max(1, min(height, _MAX_BYTES // row))
         for first in range(0, bins, some_bins):
             for start in range(0, height, some_rows):
                 yield slice(first, first + some_bins), slice(start, start + some_rows)

@@ -44,7 +44,8 @@ def recording(
     `hooked`.
     """
     recorded = Recording({})
-    casts = _Casts()
+    # only the last few casts, so that nothing is kept alive that training would free
+    casts: _Casts = deque(maxlen=4)
     watches = {name: _Watch(casts, sentences, name in hooked) for name in layers}
     handles = []
     for name, watch in watches.items():
@@ -64,18 +65,22 @@ def recording(
         changed = {name for name, watch in watches.items() if watch.outputs_changed()}
         if changed:
             raise OverwrittenError(changed)
+        packed = recorded.packed
         for name, watch in watches.items():
-            calls = watch.finished()
-            if calls and recorded.packed is None:
-                recorded.records[name] = joined(name, calls, sentences)
-            elif calls and recorded.packed is not None:
-                recorded.records[name] = packed_record(name, calls, recorded.packed)
+            if calls := watch.finished():
+                recorded.records[name] = (
+                    joined(name, calls, sentences)
+                    if packed is None
+                    else packed_record(name, calls, packed)
+                )
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
         for handle in handles:
             handle.remove()
 
+
+_Casts = deque[tuple[Tensor, Tensor]]  # tensors, each with its cast
 
 # An output this many times its input is not kept alive to read its gradient off it.
 _LARGE = 8
@@ -84,7 +89,7 @@ _LARGE = 8
 class _Watch:
     """The calls of one layer."""
 
-    def __init__(self, casts: "_Casts", sentences: int, hooked: bool) -> None:
+    def __init__(self, casts: _Casts, sentences: int, hooked: bool) -> None:
         self._casts, self._sentences, self._hooked = casts, sentences, hooked
         self._calls: list[_Call] = []
 
@@ -94,7 +99,15 @@ class _Watch:
         if not torch.is_autocast_enabled(x.device.type):
             return None
         dtype = torch.get_autocast_dtype(x.device.type)
-        return None if x.dtype == dtype else (self._casts.of(x, dtype), *arguments[1:])
+        return None if x.dtype == dtype else (self._cast(x, dtype), *arguments[1:])
+
+    def _cast(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        for seen, cast in self._casts:
+            if seen is x:
+                return cast
+        cast = x.to(dtype)
+        self._casts.append((x, cast))
+        return cast
 
     def after(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> Tensor:
         x = arguments[0].detach() if arguments[0].requires_grad else arguments[0]
@@ -104,7 +117,7 @@ class _Watch:
             output = output.expand(self._sentences, *output.shape[1:])
         if not output.requires_grad:  # nothing trainable lies before: gradients start here
             output = output.detach().requires_grad_(True).clone()  # a leaf cannot be overwritten
-        call = _Call(x)
+        call = _Call(x, x._version)
         self._calls.append(call)
         if self._hooked or output.numel() > _LARGE * arguments[0].numel():
             output.register_hook(call.receive)  # an output head's, kept alive, would cost memory
@@ -128,37 +141,18 @@ class _Watch:
         return [(inputs, grads) for inputs, grads in pairs if grads is not None]
 
 
+@dataclass(slots=True)
 class _Call:
     """One call of a layer."""
 
-    __slots__ = ("_received", "inputs", "inputs_version", "output", "version")
-
-    def __init__(self, inputs: Tensor) -> None:
-        self.inputs, self.inputs_version = inputs, inputs._version
-        self.output: Tensor | None = None
-        self.version = 0
-        self._received: Tensor | None = None
+    inputs: Tensor
+    inputs_version: int
+    output: Tensor | None = None
+    version: int = 0
+    received: Tensor | None = None
 
     def receive(self, grads: Tensor) -> None:
-        self._received = grads
+        self.received = grads
 
     def grads(self) -> Tensor | None:
-        return self._received if self.output is None else self.output.grad
-
-
-class _Casts:
-    """Casts of the last few tensors, which layers that read one tensor share.
-
-    Only the last few, so that nothing is kept alive that training would free.
-    """
-
-    def __init__(self) -> None:
-        self._recent: deque[tuple[Tensor, Tensor]] = deque(maxlen=4)
-
-    def of(self, x: Tensor, dtype: torch.dtype) -> Tensor:
-        for seen, cast in self._recent:
-            if seen is x:
-                return cast
-        cast = x.to(dtype)
-        self._recent.append((x, cast))
-        return cast
+        return self.received if self.output is None else self.output.grad

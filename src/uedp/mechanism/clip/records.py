@@ -43,8 +43,7 @@ class Record:
 
     def without(self, sentences: Tensor) -> "Record":
         """With the gradients of some sentences set to zero, finite or not."""
-        dropped = sentences[:, None, None]
-        inputs = self.inputs
+        dropped, inputs = sentences[:, None, None], self.inputs
         if inputs.is_floating_point():
             inputs = inputs.masked_fill(dropped, 0)
         return Record(inputs, self.grads.masked_fill(dropped, 0))

@@ -23,14 +23,11 @@ def clipped_sum(
     for user in sorted(set(owners)):
         update = [torch.zeros_like(p) for p in parameters]
         for sentence in (i for i, owner in enumerate(owners) if owner == user):
-            gradient = torch.autograd.grad(loss_of(sentence), parameters, allow_unused=True)
-            filled = [
-                torch.zeros_like(p) if g is None else g
-                for g, p in zip(gradient, parameters, strict=True)
-            ]
-            norms[sentence] = _norm(filled)
+            # materialized: zero where a parameter is not used
+            gradient = torch.autograd.grad(loss_of(sentence), parameters, materialize_grads=True)
+            norms[sentence] = _norm(gradient)
             factor = min(1.0, sentence_clips[sentence] / max(float(norms[sentence]), 1e-300))
-            update = [u + factor * g for u, g in zip(update, filled, strict=True)]
+            update = [u + factor * g for u, g in zip(update, gradient, strict=True)]
         factor = min(1.0, update_clip / max(_norm(update), 1e-300))
         totals = [t + factor * u for t, u in zip(totals, update, strict=True)]
     return totals, norms

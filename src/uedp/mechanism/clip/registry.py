@@ -88,10 +88,9 @@ def trainable_layers(model: nn.Module) -> dict[str, ClippedLayer]:
     Guarantees:
       - a trainable layer without a rule, and a layer that mixes sentences, are refused by name
     """
+    refuse_mixing(model)
     layers: dict[str, ClippedLayer] = {}
     for name, module in model.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise UserError(f"layer {name} ({type(module).__name__}) mixes sentences; replace it")
         if not any(p.requires_grad for p in module.parameters(recurse=False)):
             continue
         registered = find_rule(module)
@@ -105,6 +104,13 @@ def trainable_layers(model: nn.Module) -> dict[str, ClippedLayer]:
         raise UserError("the model has no trainable parameters; unfreeze some")
     _refuse_other_sharing(layers)
     return layers
+
+
+def refuse_mixing(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            # its running averages would also carry one user's text to the next, unclipped
+            raise UserError(f"layer {name} ({type(module).__name__}) mixes sentences; replace it")
 
 
 def _refuse_other_sharing(layers: Mapping[str, ClippedLayer]) -> None:

@@ -1,17 +1,9 @@
 """Bounds on the rounding of computed norms (`docs/privacy.md`, section 8).
 
-A clip bounds the gradient that is really added to a sum, so the norm it divides by must not come
-out too small. Each rule therefore states, for every sentence, a *mass*:
-`sum over tokens of |x_t| |o_t|`, which no rounding can shrink by cancellation, and what fraction of
-it the error may be, of the squared norm (products that cancel) and of the norm itself (values
-rounded again).
-
-The allowance depends on a sentence and its user alone, never on the batch or on how a layer's
-products are computed in it: otherwise who else was drawn would move everybody's clip factor.
-
-Assumed of the processor: adding up `n` products of float32 or half-precision numbers, in any order,
-errs by at most `n` units of the sum of their absolute values. A unit is twice that of rounding
-to nearest, because tensor cores may cut digits off.
+Each rule states, for every sentence, a *mass*: `sum over tokens of |x_t| |o_t|`, which no rounding
+can shrink by cancellation, and what fraction of it the error may be, of the squared norm (products
+that cancel) and of the norm itself (values rounded again). This depends on a sentence and its user
+alone, never on the batch: otherwise who else was drawn would move everybody's clip factor.
 """
 
 from collections.abc import Iterator
@@ -21,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_UNIT = 2.0**-23
+_UNIT = 2.0**-23  # twice that of rounding to nearest: tensor cores may cut digits off
 _SPARE = 8  # operations beside the long sums: casts, products, factors
 SLICE = 256  # terms added up in float32 where a sum may be long
 _TINY = 2.0**-100  # squared, per feature: below it products underflow
+_UP = 1.01
 
 # Relative error of a record times its sentence's weight: in float32, or in two bfloat16 of eight
 # digits each, rounded or cut off.
@@ -45,8 +38,7 @@ def block_sums(products: Tensor) -> Tensor:
 def masses(inputs: Tensor, outputs: Tensor, features: int) -> Tensor:
     """From squared norms of tokens, (..., tokens), to their masses `|x_t| |o_t|`, rounded up.
 
-    Squared norms are sums of positive terms, which err by little; those that underflowed are raised
-    by the most that may have been lost.
+    Squared norms that underflowed are raised by the most that may have been lost.
     """
     tiny = features * _TINY
     return (inputs + tiny).sqrt_().mul_((outputs + tiny).sqrt_()).mul_(_UP)
@@ -64,9 +56,6 @@ def squared_norms(rows: Tensor) -> Tensor:
     if not parts:
         return rows.new_zeros(rows.shape[:-1], dtype=torch.float64)
     return torch.cat(parts, -1).double().square_().sum(-1)
-
-
-_UP = 1.01
 
 
 @contextmanager

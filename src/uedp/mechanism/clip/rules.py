@@ -1,8 +1,6 @@
 """Clip rules: inner products between the gradients of a user's sentences, and one weighted sum.
 
-A layer's recorded inputs and output gradients determine its weight's gradient for every sentence.
-A rule gives two things without forming these gradients one by one where they are large: the inner
-products between the gradients of a user's sentences, and one weighted sum. With the products it
+A rule gives both without forming gradients one by one where they are large. With the products it
 states how far rounding may have taken them from the gradients in the sum.
 """
 
@@ -25,7 +23,6 @@ from uedp.mechanism.clip.rounding import (
 )
 
 Gradients = Mapping[nn.Parameter, Tensor]
-BySentence = Callable[[Tensor], Tensor]  # adds up the rows of each sentence
 
 
 class ClipRule:
@@ -51,10 +48,7 @@ class SentenceGradients(NamedTuple):
 
 
 class MatrixWeight(NamedTuple):
-    """A weight matrix of a linear map, with the record of its layer.
-
-    `inputs_first` if the matrix is stored as (inputs, outputs).
-    """
+    """A linear map's matrix, stored as (inputs, outputs) if `inputs_first`; its layer's record."""
 
     parameter: nn.Parameter
     record: Record
@@ -190,8 +184,11 @@ class MatrixProducts(ClipRule):
             total.update(zip(weight.parameters, formed.unbind(0), strict=True))
         return total
 
-    def explicit(self, into: Explicit, by_sentence: BySentence) -> None:
-        """Form a gradient per sentence instead, for all weights in one product."""
+    def explicit(self, into: Explicit, by_sentence: Callable[[Tensor], Tensor]) -> None:
+        """Form a gradient per sentence instead, for all weights in one product.
+
+        `by_sentence` adds up the rows of each sentence.
+        """
         grads = [weight.grads for weight in self.weights]
         together = grads[0] if len(grads) == 1 else torch.cat(grads, 3)
         layers, rows = together.shape[:2]
@@ -244,9 +241,8 @@ class Lookup(ClipRule):
             same = ids[:, :, None] == ids[:, None, :]
             total.add_(token_gram(bucket.tokens(self.grads)).mul_(same))
         squares = token_squares(self.grads)  # a linear layer that reads unit vectors
-        _allow_products(
-            grams, torch.ones_like(squares), squares, self.grads.shape[-1], self.overlaps
-        )
+        ones, features = torch.ones_like(squares), self.grads.shape[-1]
+        _allow_products(grams, ones, squares, features, self.overlaps)
 
     def weighted(self, weights: Tensor) -> Gradients:
         total = torch.zeros(self.parameter.shape, device=weights.device, dtype=torch.float32)
@@ -276,10 +272,8 @@ class TiedLookup(ClipRule):
             # the head's token t' meets the embedding's token t in the row of t's word
             met = out.gather(2, ids[:, None, :].expand(-1, out.shape[1], -1))
             cross = torch.bmm(hidden, into.transpose(1, 2)).mul_(met)
-            blocks = cross.view(
-                bucket.bins, bucket.each, -1, bucket.each, self._lookup.ids.shape[1]
-            )
-            overlap = block_sums(blocks)
+            shape = (bucket.bins, bucket.each, -1, bucket.each, self._lookup.ids.shape[1])
+            overlap = block_sums(cross.view(shape))
             total.add_(overlap).add_(overlap.transpose(1, 2))
 
     def weighted(self, weights: Tensor) -> Gradients:

@@ -1,9 +1,7 @@
 """Dropout masks that all sentences share, and a round that holds them.
 
-If such masks were drawn for every pass, the chunk of a user would decide its mask, and chunks
-depend on who else was drawn and on the lengths of their texts: one user's text would move the
-updates of others. So a round draws them once (`docs/privacy.md`, section 5: no update depends on
-another user). Masks that each sentence draws for itself need no care.
+Chunks depend on who else was drawn and on the lengths of their texts. So a round draws such masks
+once, not for every chunk: no update may depend on another user (`docs/privacy.md`, section 5).
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +14,7 @@ from uedp.errors import UserError
 
 
 def draw_mask(shape: Sequence[int], rate: float, like: Tensor) -> Tensor:
-    """Zero with probability `rate`, and elsewhere the value that keeps the mean at one.
-
-    Depends on nothing but the shape.
-    """
+    """Zero with probability `rate`, and elsewhere the value that keeps the mean at one."""
     return nn.functional.dropout(torch.ones(shape, dtype=like.dtype, device=like.device), rate)
 
 

@@ -26,10 +26,7 @@ DIGITS = re.compile(r"[0-9]+")
 
 
 def finder(
-    pattern: str,
-    judge: Callable[[re.Match[str]], Extent | None] = re.Match.span,
-    *,
-    gate: str,
+    pattern: str, judge: Callable[[re.Match[str]], Extent | None] = re.Match.span, *, gate: str
 ) -> Finder:
     """A finder of the matches of a verbose pattern; `judge` narrows or rejects each.
 
@@ -66,10 +63,6 @@ class _Plain(dict[int, int]):
             plain = ord("0") + digit
         elif 0xFF01 <= code <= 0xFF5E:  # full-width ASCII
             plain = code - 0xFEE0
-        elif character in "‐‑‒–−":
-            plain = ord("-")
-        elif character == "’":
-            plain = ord("'")
         elif unicodedata.category(character) == "Zs":
             plain = ord(" ")
         else:
@@ -78,7 +71,7 @@ class _Plain(dict[int, int]):
         return plain
 
 
-_PLAIN = _Plain()
+_PLAIN = _Plain(str.maketrans("‐‑‒–−’", "-----'"))
 
 
 def plain(text: str) -> str:

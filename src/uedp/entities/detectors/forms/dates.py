@@ -30,34 +30,22 @@ def _numeric(by: str) -> str:
     return rf"(?<![0-9]{by})(?:{'|'.join(forms)})(?![0-9A-Za-z]|{by}[0-9])"
 
 
-numeric = finder(
-    rf"{BEGIN}(?:{'|'.join(map(_numeric, '-/.'))})",
-    gate="[0-9][-/.][0-9]",
-)
+numeric = finder(rf"{BEGIN}(?:{'|'.join(map(_numeric, '-/.'))})", gate="[0-9][-/.][0-9]")
 year = finder(
     rf"{BEGIN}(?<![0-9]\.) {_RECENT}(?:(?<=0)s)? (?![0-9A-Za-z]|\.[0-9]|,[0-9]{{1,3}}(?![0-9]))",
     gate="[12][90][0-9]{2}",
 )
 
-_MONTHS = {
-    "january": ("jan",),
-    "february": ("feb",),
-    "march": ("mar",),
-    "april": ("apr",),
-    "may": (),
-    "june": ("jun",),
-    "july": ("jul",),
-    "august": ("aug",),
-    "september": ("sept", "sep"),
-    "october": ("oct",),
-    "november": ("nov",),
-    "december": ("dec",),
-}
+_MONTHS = (
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+)
+_SHORT_MONTHS = tuple(name[:3] for name in _MONTHS)
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 # Every weekday and month, long or short, contains one of these (in lower case).
-STEMS = ("nday", "sday", "iday", "rday", *(name[:3] for name in _MONTHS))
+STEMS = ("nday", "sday", "iday", "rday", *_SHORT_MONTHS)
 
-_NAMES = cased(name for full, short in _MONTHS.items() for name in (full, *short))
+_NAMES = cased((*_MONTHS, "sept", *_SHORT_MONTHS))
 _ORDINAL = r"(?:st|nd|rd|th|ST|ND|RD|TH)?"
 _YEAR_AFTER = rf"(?:,\ ?|\ )(?:{_YEAR}|'[0-9]{{2}})"
 _TEXT_END = r"(?![0-9A-Za-z]|[.:][0-9]|,[0-9]{3}(?![0-9]))"
@@ -69,6 +57,7 @@ _NAMED = re.compile(
           {_TEXT_END} )? )""",
     re.VERBOSE,
 )
+_VERBS = frozenset({"may", "march", "mar"})  # in lower case, unless a year follows
 _QUALIFIER = re.compile(r"(?<![^\W_])(?:last|next|this|early|late|mid)[ -]\Z", re.IGNORECASE)
 
 
@@ -80,7 +69,7 @@ def named(text: str) -> Iterator[Extent]:
         if match["weekday"] or match["year"] or match["bare_year"]:
             yield start, end
         elif end > match.end("month"):
-            if month not in {"may", "march", "mar"}:
+            if month not in _VERBS:
                 yield start, end
         elif month.lower() == "may":
             qualifier = _QUALIFIER.search(text, max(0, start - 6), start)
@@ -90,17 +79,11 @@ def named(text: str) -> Iterator[Extent]:
             yield start, end
 
 
-def _not_the_verb(match: re.Match[str]) -> Extent | None:
-    if match["month"] in {"may", "march", "mar"} and not match["year"]:
-        return None
-    return match.span()
-
-
 day_first = finder(
     rf"""{BEGIN}(?<![0-9][.,/:]) {_DAY}{_ORDINAL} (?:\ (?:of\ )?|[-/.])?
     (?P<month> {_NAMES} )(?![A-Za-z])
     (?P<year> (?: \.?{_YEAR_AFTER} | [-/.]?(?:{_YEAR}|[0-9]{{2}}) ) {_TEXT_END} )?""",
-    _not_the_verb,
+    lambda match: match.span() if match["year"] or match["month"] not in _VERBS else None,
     gate=r"[0-9](?:st|nd|rd|th|ST|ND|RD|TH)?(?:\ |[-/.])?[A-Za-z]",
 )
 

@@ -85,7 +85,5 @@ def _ip6_in_run(match: re.Match[str]) -> Extent | None:
 
 # The last four bytes may be written as an IPv4 address.
 ip6 = finder(
-    r"(?<![\w.:]) \w*+:\w*+: (?:[\w:]|(?<=[0-9])\.(?=[0-9]))*+",
-    _ip6_in_run,
-    gate=r":\w*+:",
+    r"(?<![\w.:]) \w*+:\w*+: (?:[\w:]|(?<=[0-9])\.(?=[0-9]))*+", _ip6_in_run, gate=r":\w*+:"
 )

@@ -1,0 +1,47 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tests.training import worlds
+from uedp.errors import UserError
+from uedp.mechanism.lending import lend
+from uedp.methods import rotation
+from uedp.methods.rotation import LendingSchedule
+
+
+def test_a_rule_that_lends_an_entity_twice_is_refused_in_its_round():
+    def everything(incidence, key):
+        return np.ones(incidence.sentences, dtype=bool)
+
+    with pytest.raises(UserError, match="at once; it must lend it to one"):
+        LendingSchedule(everything, worlds.incidence(), 1).usable(0)
+
+
+def test_a_rule_that_is_no_function_of_the_key_is_refused_in_its_round():
+    rng = np.random.default_rng(0)
+
+    def moody(incidence, key):
+        return lend(incidence, int(rng.integers(2**40)))
+
+    with pytest.raises(UserError, match="another result when called again"):
+        LendingSchedule(moody, worlds.incidence(), 1).usable(0)
+
+
+def test_lending_is_constant_for_a_period_and_depends_on_the_seed(monkeypatch):
+    mentions, period = len(worlds.incidence().sentence_entities.values), 3
+    monkeypatch.setattr(rotation, "_MENTIONS_PER_ROUND", mentions // (period - 1))
+    one, other = (
+        LendingSchedule(lend, worlds.incidence(), 5),
+        LendingSchedule(lend, worlds.incidence(), 5),
+    )
+    assert one.usable(0) is one.usable(period - 1)
+    seen = [one.usable(number * period).copy() for number in range(6)]
+    assert any((a != b).any() for a, b in pairwise(seen))
+    for number in (5, 0, 3):
+        assert (other.usable(number * period) == seen[number]).all()
+
+
+def test_without_a_seed_lending_is_redrawn():
+    seen = {LendingSchedule(lend, worlds.incidence(), None).usable(0).tobytes() for _ in range(20)}
+    assert len(seen) > 1
