@@ -198,9 +198,7 @@ class Incidence:
         offsets = array("sentence_entities.offsets", np.int64)
         values = array("sentence_entities.values", np.int32)
         # each has a sentence or mention, so the arrays bound what is allocated below
-        if len(counts) != 2 or not (
-            0 <= counts[0] <= len(owners) and 0 <= counts[1] <= len(values)
-        ):
+        if len(counts) != 2 or (counts < 0).any() or (counts > [len(owners), len(values)]).any():
             raise _damaged(folder / "counts.npy", "more users or entities than the arrays name")
         users, entities = map(int, counts)
         if problem := _problem(owners, offsets, values, users, entities):

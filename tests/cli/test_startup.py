@@ -1,5 +1,6 @@
 """Importing the package and asking for help must not load the libraries of training."""
 
+import resource
 import subprocess
 import sys
 import time
@@ -14,6 +15,21 @@ def test_imports_are_light(modules):
     code = f"import sys, {modules}; print([name for name in {HEAVY} if name in sys.modules])"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert ran.stdout == "[]\n"
+
+
+def test_import_takes_under_half_a_second_of_cpu():
+    """About 0.03 s; CPU time, so that a busy machine does not count, and the best of five."""
+
+    def child_seconds() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    shortest = float("inf")
+    for _ in range(5):
+        before = child_seconds()
+        subprocess.run([sys.executable, "-c", "import uedp"], check=True)
+        shortest = min(shortest, child_seconds() - before)
+    assert 0 < shortest < 0.5
 
 
 def test_help_is_quick():

@@ -338,9 +338,9 @@ def test_what_the_hub_has_is_fetched_by_name(monkeypatch, tmp_path):
     folder = tiny.saved(tmp_path / "model", tiny.gpt2())
     sources = []
 
-    def read(request: object, source: module._Source) -> module.LoadedModel:
-        sources.append((source.name, source.local))
-        return module_read(request, module._Source(str(folder)))
+    def read(request: object, source: str, local: bool) -> module.LoadedModel:
+        sources.append((source, local))
+        return module_read(request, str(folder), True)
 
     module_read = module._read
     monkeypatch.setattr("uedp.hf_hub.ask_hub", lambda name, said: None)

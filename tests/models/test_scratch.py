@@ -133,7 +133,7 @@ def test_sizes_and_the_paper_s_where_none_are_given():
     assert model.lm_head.weight.shape == (259, 12)
     assert model.config.output_dropout == 0
     assert model.config.layer_dropout == 0.3
-    paper = scratch.configuration("awd-lstm", {}, scratch.byte_tokenizer())
+    paper = scratch.configuration({}, scratch.byte_tokenizer())
     assert (paper.hidden_size, paper.embedding_size, paper.num_hidden_layers) == (1150, 100, 3)
 
 

@@ -1,3 +1,4 @@
+import copy
 import math
 import shutil
 from pathlib import Path
@@ -7,7 +8,7 @@ import torch
 import transformers
 import yaml
 from safetensors.torch import load_model as load_tensors
-from transformers import TrainerCallback
+from transformers import AutoTokenizer, TrainerCallback
 
 import uedp
 from tests.models import tiny
@@ -35,7 +36,7 @@ from uedp.methods import ClippedMethod
 from uedp.methods.plain import Noiseless
 from uedp.methods.uedp_alg import UedpAlg
 from uedp.models.load import load_model
-from uedp.training import loop
+from uedp.training import lineage, loop
 from uedp.training.datasets import Texts, read_texts
 from uedp.training.plan import build_plan
 from uedp.training.run_dir import CONFIG
@@ -609,3 +610,162 @@ def test_a_refused_run_leaves_no_trace(train, tmp_path):
         assert not list((tmp_path / "corpus").iterdir())
     # without clipping, any model will do
     assert train(model=model, privacy__method="noiseless", privacy__rounds=1).finished
+
+
+# --- attacks -------------------------------------------------------------------------------------
+
+
+class Wrapped(torch.nn.Module):
+    def __init__(self, inner=None):
+        super().__init__()
+        self.inner = inner or tiny.gpt2(layers=1)
+        self.config = self.inner.config
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
+def test_a_tensor_that_is_no_parameter_gets_no_gradient_without_noise(engine):
+    class Hiding(Wrapped):
+        def __init__(self):
+            super().__init__()
+            self.hidden = [torch.nn.Parameter(torch.zeros(tiny.WORDS))]
+
+        def forward(self, **inputs):
+            output = super().forward(**inputs)
+            output.logits = output.logits + self.hidden[0]
+            return output
+
+    with pytest.raises(UserError, match="no parameter of the model"):
+        engine("hidden").attach(Hiding(), tiny.tokenizer())
+
+
+def test_a_model_that_mixes_only_padded_sentences_is_refused(engine):
+    class MixingPadded(Wrapped):
+        def forward(self, position_ids=None, **inputs):
+            output = self.inner(position_ids=position_ids, **inputs)
+            if position_ids is None:  # sentences that share rows come with their positions
+                output.logits = output.logits - output.logits.mean(0, keepdim=True)
+            return output
+
+    with pytest.raises(UserError, match="changes with the sentences beside it"):
+        engine("padded").attach(MixingPadded(), tiny.tokenizer())
+
+
+@pytest.mark.parametrize("again", [Wrapped, copy.deepcopy, lambda model: model.transformer])
+def test_a_trained_model_in_another_shape_is_known_to_have_learned(engine, again):
+    model = tiny.gpt2(layers=1)
+    made = engine("shape", method="noiseless", target_epsilon=None)
+    made.attach(model, tiny.tokenizer()).round(0)
+    made.close()
+    with pytest.raises(UserError, match="has learned from this corpus already"):
+        engine("again").attach(again(model), tiny.tokenizer())
+
+
+def test_a_model_loaded_from_a_run_is_known_inside_another_module(engine, tmp_path):
+    for _ in engine("inner", rounds=1).attach(tiny.gpt2(layers=1), tiny.tokenizer()).rounds():
+        pass
+    trained = load_model(tmp_path / "inner", "next-word").model
+    with pytest.raises(UserError, match="has learned from this corpus already"):
+        engine("outer").attach(Wrapped(trained), tiny.tokenizer())
+
+
+def test_a_model_trained_in_another_run_since_it_was_attached_is_refused(engine):
+    model = tiny.gpt2(layers=1)
+    plain = engine("plain", rounds=1, method="noiseless", target_epsilon=None)
+    made, others = engine("private"), plain.attach(model, tiny.tokenizer())
+    private = made.attach(model, tiny.tokenizer())
+    others.round(0)
+    plain.close()
+    with pytest.raises(UserError, match=f"trained in run {others.name} since"):
+        private.round(0)
+    assert made.certificate().rounds_spent == 0
+    made.close()
+
+
+def test_a_tokenizer_made_from_the_corpus_leaves_no_guarantee(engine, tmp_path):
+    made = engine("words")
+    digest = made.attach(tiny.gpt2(layers=1), tiny.tokenizer()).plan.shape.digest
+    made.close()
+    tiny.tokenizer().save_pretrained(tmp_path / "tokenizer")
+    ancestor = lineage.Ancestor("earlier", "noiseless", digest, words="from the corpus")
+    lineage.write_lineage(tmp_path / "tokenizer", (ancestor,))
+    made = engine("corpus words")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    assert not made.attach(tiny.gpt2(layers=1), tokenizer).plan.private
+    made.close()
+
+
+def test_what_the_caller_computes_in_does_not_change_a_round(engine):
+    made = engine("ambient", seed=3)
+    private = made.attach(tiny.gpt2(layers=1), tiny.tokenizer())
+    expected = private.round(0).values
+    with torch.autocast("cpu", torch.bfloat16):
+        for one, other in zip(expected, private.round(0).values, strict=True):
+            assert torch.equal(one, other)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        sums = private.round(0).values
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(expected, sums, strict=True):
+        assert other.dtype == torch.float32
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+    made.close()
+
+
+def test_quantised_weights_count_as_half_precision(engine):
+    model = Wrapped()
+    model.codes = torch.nn.Parameter(torch.zeros(4, dtype=torch.uint8), requires_grad=False)
+    made = engine("quantised")
+    assert made.attach(model, tiny.tokenizer()).plan.setup().precision == "bfloat16"
+    made.close()
+
+
+def test_a_run_with_rounds_left_is_not_finished(engine):
+    made = engine("left")
+    private = made.attach(tiny.gpt2(layers=1), tiny.tokenizer())
+    with pytest.raises(UserError, match="3 rounds are left"):
+        private.finish()
+    assert not list(made.out.glob("*.safetensors"))
+    with pytest.raises(UserError, match="this engine has a model"):
+        made.attach(tiny.gpt2(layers=1), tiny.tokenizer())
+    assert [step.round for step in private.rounds()] == [1, 2, 3]
+    assert private.finished
+
+
+def test_no_round_is_made_after_the_ledger_was_closed(engine):
+    made = engine("closed")
+    model = tiny.gpt2(layers=1)
+    rounds = made.attach(model, tiny.tokenizer()).rounds()
+    next(rounds)
+    model.zero_grad()
+    made.close()
+    with pytest.raises(ValueError, match="closed file"):
+        next(rounds)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_callback_that_fails_leaves_the_run_to_be_resumed(engine):
+    class Failing(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise RuntimeError("no")
+
+    for resume in (False, True):
+        model = tiny.gpt2(layers=1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        made = engine("failing", resume=resume)
+        with pytest.raises(RuntimeError, match="no"):
+            UedpTrainer(model, made, tiny.tokenizer(), optimizer, callbacks=[Failing()]).train()
+    assert len(of_kind(read_chain(made.out / "ledger.jsonl")[0], "rounds")) == 2
+
+
+def test_models_that_cannot_be_trained_are_refused_by_name(engine, corpus):
+    with pytest.raises(UserError, match="Sequential: has no parameters"):
+        engine().attach(torch.nn.Sequential(), tiny.tokenizer())
+    with pytest.raises(UserError, match=r"Linear: .*config\.id2label"):
+        engine(task="classification", labels=("a", "b")).attach(
+            torch.nn.Linear(2, 2), tiny.tokenizer()
+        )
+    with pytest.raises(UserError, match="either target_epsilon or epsilon"):
+        uedp.PrivacyEngine(corpus, target_epsilon=8, epsilon=9)

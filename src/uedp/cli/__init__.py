@@ -16,10 +16,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-data.register(app)
-privacy.register(app)
-train.register(app)
-audit.register(app)
+for command in (
+    *(data.sample, data.detect, data.inspect, data.coverage, data.deidentify, data.categories),
+    *(privacy.calibrate, privacy.plan, privacy.ledger),
+    *(train.train, train.evaluate, train.generate, train.unpack),
+):
+    app.command()(command)
+app.add_typer(privacy.account, name="account")
+app.add_typer(privacy.certificate, name="certificate")
+app.add_typer(audit.audit, name="audit")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,19 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from uedp.cli.terminal import (
-    STOPPED,
-    AsJson,
-    SetOption,
-    number,
-    plain,
-    progress,
-    say,
-    show,
-    table,
-    with_flags,
-)
+from uedp.cli import options
+from uedp.cli.terminal import STOPPED, number, plain, progress, say, show, table, with_flags
 from uedp.errors import UserError
 from uedp.files import require_new_file
 
@@ -29,51 +20,35 @@ if TYPE_CHECKING:
     from uedp.audit.training import TrainingAudit
     from uedp.audit.verdict import MechanismAudit
 
-Confidence = Annotated[float, typer.Option(help="The confidence of each bound.")]
-
 audit = typer.Typer(help="Attack a guarantee, and measure the leakage.", no_args_is_help=True)
 
 
 @audit.command("mechanism")
 def audit_mechanism(
-    config: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[CONFIG]",
-            help="The plan to audit: a YAML file, as for `uedp train`, or the folder of a run.",
-        ),
-    ] = None,
-    method: Annotated[
-        list[str] | None,
-        typer.Option(help="rotation, user-level, uedp-alg; repeat. Default: all."),
-    ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Target epsilon. Default: 8.")] = None,
-    noise: Annotated[
-        float | None,
-        typer.Option(help="Noise multiplier, in update clips; z of uedp-alg."),
-    ] = None,
-    user_rate: Annotated[
-        float | None, typer.Option(help="The sampling rate of users. Default: 0.1.")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds. Default: 50.")] = None,
-    entity_share: Annotated[
-        float | None,
-        typer.Option(help="How far one entity can move an update, in clips. Default: 0.3."),
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="The allowed probability of failure. Default: 1e-5.")
-    ] = None,
-    changes: SetOption = [],  # noqa: B006 - Typer copies it
-    runs: Annotated[
-        int | None,
-        typer.Option(help="Runs on each corpus of a world. Default: by time."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer runs, in half a minute.")] = False,
-    confidence: Confidence = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Makes the audit reproducible.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Save the results as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Plot the bounds.")] = None,
-    as_json: AsJson = False,
+    config: Path | None = Argument(
+        None,
+        metavar="[CONFIG]",
+        help="The plan to audit: a YAML file, as for `uedp train`, or the folder of a run.",
+    ),
+    method: list[str] | None = Option(
+        None, help="rotation, user-level, uedp-alg; repeat. Default: all."
+    ),
+    epsilon: float | None = Option(None, help="Target epsilon. Default: 8."),
+    noise: float | None = Option(None, help="Noise multiplier, in update clips; z of uedp-alg."),
+    user_rate: float | None = Option(None, help="The sampling rate of users. Default: 0.1."),
+    rounds: int | None = Option(None, help="Number of rounds. Default: 50."),
+    entity_share: float | None = Option(
+        None, help="How far one entity can move an update, in clips. Default: 0.3."
+    ),
+    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
+    changes: options.SetOption = [],  # noqa: B006 - Typer copies it
+    runs: int | None = Option(None, help="Runs on each corpus of a world. Default: by time."),
+    quick: bool = Option(False, "--quick", help="Fewer runs, in half a minute."),
+    confidence: options.Confidence = 0.95,
+    seed: int | None = Option(None, help="Makes the audit reproducible."),
+    out: options.ResultsFile = None,
+    plot: Path | None = Option(None, help="Plot the bounds."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Attack sampling, clipping and noise in the worst case: lower bounds beside proven epsilons.
 
@@ -202,23 +177,17 @@ def _show_measured(measured: Sequence["Sensitivity"]) -> None:
 
 @audit.command("train")
 def audit_train(
-    config: Annotated[
-        Path, typer.Argument(metavar="CONFIG", help="A YAML file, as for `uedp train`.")
-    ],
-    users: Annotated[int, typer.Option(help="Number of canary users to plant.")] = 200,
-    entities: Annotated[int, typer.Option(help="Number of canary entities to plant.")] = 100,
-    holders: Annotated[int, typer.Option(help="Number of users who mention a canary entity.")] = 3,
-    claimed: Annotated[
-        float | None, typer.Option(help="The epsilon to test. Default: that of the plan.")
-    ] = None,
-    confidence: Confidence = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Makes canaries and coins reproducible.")] = None,
-    changes: SetOption = [],  # noqa: B006 - Typer copies it
-    out: Annotated[
-        Path | None, typer.Option(help="A folder for audit.json and scores.png.")
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the audit in --out.")] = False,
-    as_json: AsJson = False,
+    config: Annotated[Path, Argument(metavar="CONFIG", help="A YAML file, as for `uedp train`.")],
+    users: int = Option(200, help="Number of canary users to plant."),
+    entities: int = Option(100, help="Number of canary entities to plant."),
+    holders: int = Option(3, help="Number of users who mention a canary entity."),
+    claimed: float | None = Option(None, help="The epsilon to test. Default: that of the plan."),
+    confidence: options.Confidence = 0.95,
+    seed: int | None = Option(None, help="Makes canaries and coins reproducible."),
+    changes: options.SetOption = [],  # noqa: B006 - Typer copies it
+    out: Path | None = Option(None, help="A folder for audit.json and scores.png."),
+    resume: bool = Option(False, "--resume", help="Resume the audit in --out."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Train once with a random half of the canaries, and guess which were in the corpus.
 
@@ -291,31 +260,22 @@ def _show_training(result: "TrainingAudit") -> None:
 
 @audit.command("extract")
 def audit_extract(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs.")
-    ],
-    secrets: Annotated[
-        Path | None,
-        typer.Option(help="The secrets to rank, planted by `uedp audit plant`."),
-    ] = None,
-    held_out: Annotated[
-        Path | None,
-        typer.Option(help="A corpus with entities to compare with. Default: data.evaluate."),
-    ] = None,
-    reference: Annotated[
-        str | None,
-        typer.Option(help="For entities: the model before training, a folder, a file or a name."),
-    ] = None,
-    alternatives: Annotated[
-        int, typer.Option(help="The most candidates to rank a secret among.")
-    ] = 10_000,
-    beams: Annotated[int, typer.Option(help="Beams of the search for secrets.")] = 10,
-    entities: Annotated[int, typer.Option(help="Entities to rank, from each corpus.")] = 1000,
-    others: Annotated[int, typer.Option(help="Other entities of its category to rank with.")] = 100,
-    seed: Annotated[int, typer.Option(help="The seed of the samples.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Save the results as JSON.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Plot exposures and ROC curves.")] = None,
-    as_json: AsJson = False,
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="The folders of finished runs.")],
+    secrets: Path | None = Option(None, help="The secrets to rank, planted by `uedp audit plant`."),
+    held_out: Path | None = Option(
+        None, help="A corpus with entities to compare with. Default: data.evaluate."
+    ),
+    reference: str | None = Option(
+        None, help="For entities: the model before training, a folder, a file or a name."
+    ),
+    alternatives: int = Option(10_000, help="The most candidates to rank a secret among."),
+    beams: int = Option(10, help="Beams of the search for secrets."),
+    entities: int = Option(1000, help="Entities to rank, from each corpus."),
+    others: int = Option(100, help="Other entities of its category to rank with."),
+    seed: int = Option(0, help="The seed of the samples."),
+    out: options.ResultsFile = None,
+    plot: Path | None = Option(None, help="Plot exposures and ROC curves."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Try to extract planted secrets, or the entities of the training corpus, from models.
 
@@ -401,27 +361,25 @@ def _show_extraction(results: Sequence["Extraction"]) -> None:
 @audit.command("plant")
 def audit_plant(
     source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A file or folder, as for `uedp detect`.")
+        Path, Argument(metavar="SOURCE", help="A file or folder, as for `uedp detect`.")
     ],
-    out: Annotated[Path, typer.Option(help="The output with secrets, .jsonl or .jsonl.gz.")],
-    secrets: Annotated[Path, typer.Option(help="The output with the list of secrets, .json.")],
-    reader: Annotated[str, typer.Option(help="As for `uedp detect`.")] = "auto",
-    user: Annotated[str, typer.Option(help="The column with the author.")] = "user",
-    text: Annotated[str, typer.Option(help="The column with the text.")] = "text",
-    label: Annotated[str | None, typer.Option(help="A column with a class label.")] = None,
-    marks: Annotated[str | None, typer.Option(help="A column with human marks.")] = None,
-    repeats: Annotated[
-        str, typer.Option(metavar="R,R,...", help="Numbers of users who write a secret.")
-    ] = "1,2,4,8,16",
-    each: Annotated[int, typer.Option(help="Number of secrets per entry of --repeats.")] = 10,
-    left_out: Annotated[
-        int | None, typer.Option(help="Number of secrets not planted. Default: as many as are.")
-    ] = None,
-    mask: Annotated[str, typer.Option(help="The secrets' format; # is a digit.")] = "212-555-####",
-    existing: Annotated[
-        bool, typer.Option("--existing", help="Plant secrets under existing users.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="The seed of the secrets.")] = 0,
+    out: Annotated[Path, Option(help="The output with secrets, .jsonl or .jsonl.gz.")],
+    secrets: Annotated[Path, Option(help="The output with the list of secrets, .json.")],
+    reader: str = Option("auto", help="As for `uedp detect`."),
+    user: options.AuthorColumn = "user",
+    text: options.TextColumn = "text",
+    label: options.LabelColumn = None,
+    marks: str | None = Option(None, help="A column with human marks."),
+    repeats: str = Option(
+        "1,2,4,8,16", metavar="R,R,...", help="Numbers of users who write a secret."
+    ),
+    each: int = Option(10, help="Number of secrets per entry of --repeats."),
+    left_out: int | None = Option(
+        None, help="Number of secrets not planted. Default: as many as are."
+    ),
+    mask: str = Option("212-555-####", help="The secrets' format; # is a digit."),
+    existing: bool = Option(False, "--existing", help="Plant secrets under existing users."),
+    seed: int = Option(0, help="The seed of the secrets."),
 ) -> None:
     """Plant random phone numbers in a text before detection, to search for after training."""
     from uedp.audit.secrets import plant, save_secrets, write_sentences
@@ -451,7 +409,3 @@ def audit_plant(
         f"{len(written):,} secrets"
     )
     say(f"{secrets}: these secrets, and {len(planted) - len(written):,} that are not planted")
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(audit, name="audit")

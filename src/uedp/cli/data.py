@@ -5,97 +5,71 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
-from uedp.cli.terminal import (
-    AsJson,
-    cell,
-    plain,
-    progress,
-    say,
-    say_json,
-    show,
-    table,
-    with_flags,
-)
+from uedp.cli import options
+from uedp.cli.terminal import cell, plain, progress, say, say_json, show, table, with_flags
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
 
-CorpusArgument = Annotated[
-    Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
-]
 Detectors = Annotated[
     list[str],
-    typer.Option(
+    Option(
         "--detector",
         help="labels, patterns[:REGION], spacy:NAME_OR_PATH, presidio[:NAME_OR_PATH], stanza:LANG, "
         "transformers:NAME_OR_PATH. Repeat, or separate by commas, to combine several.",
     ),
 ]
 Categories = Annotated[
-    str, typer.Option(help="The sensitive categories, separated by commas; see `uedp categories`.")
+    str, Option(help="The sensitive categories, separated by commas; see `uedp categories`.")
 ]
 Propagate = Annotated[
-    bool, typer.Option(help="Protect every mention of a name that a detector finds once.")
+    bool, Option(help="Protect every mention of a name that a detector finds once.")
 ]
-Workers = Annotated[int, typer.Option(help="Number of processes for detection.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace --out if it is a corpus.")]
-Style = Literal["placeholder", "pseudonym"]
+Workers = Annotated[int, Option(help="Number of processes for detection.")]
 
 
 def detect(
-    source: Annotated[
-        Path, typer.Argument(metavar="SOURCE", help="A file, or the folder of a dataset.")
-    ],
-    out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
-    reader: Annotated[
-        str,
-        typer.Option(
-            help="jsonl, csv, parquet, hf, conll, ag, presidio-research; auto: by file name."
-        ),
-    ] = "auto",
-    user: Annotated[str, typer.Option(help="The column with the author.")] = "user",
-    text: Annotated[str, typer.Option(help="The column with the text.")] = "text",
-    label: Annotated[str | None, typer.Option(help="A column with a class label.")] = None,
-    marks: Annotated[
-        str | None, typer.Option(help="A column with human marks: a list of {start, end, label}.")
-    ] = None,
+    source: Annotated[Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset.")],
+    out: options.NewCorpus,
+    reader: str = Option(
+        "auto", help="jsonl, csv, parquet, hf, conll, ag, presidio-research; auto: by file name."
+    ),
+    user: options.AuthorColumn = "user",
+    text: options.TextColumn = "text",
+    label: options.LabelColumn = None,
+    marks: str | None = Option(
+        None, help="A column with human marks: a list of {start, end, label}."
+    ),
     detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
     categories: Categories = "all",
-    split: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
-        ),
-    ] = None,
-    normalise: Annotated[
-        bool, typer.Option("--normalise", help="Lowercase and remove punctuation, as in the paper.")
-    ] = False,
-    assign_users: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MEAN,STD",
-            help="Group texts into random users of this size, as in the paper.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Seed of --assign-users.")] = 0,
+    split: str | None = Option(
+        None, metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
+    ),
+    normalise: bool = Option(
+        False, "--normalise", help="Lowercase and remove punctuation, as in the paper."
+    ),
+    assign_users: str | None = Option(
+        None,
+        metavar="MEAN,STD",
+        help="Group texts into random users of this size, as in the paper.",
+    ),
+    seed: int = Option(0, help="Seed of --assign-users."),
     propagate: Propagate = True,
-    allow_list: Annotated[
-        Path | None,
-        typer.Option(help="CSV `entity,reason`: entities declared public; the reason is recorded."),
-    ] = None,
-    deny_list: Annotated[
-        Path | None, typer.Option(help="CSV `entity,category`: entities that are always sensitive.")
-    ] = None,
-    aliases: Annotated[
-        Path | None, typer.Option(help="CSV `alias,entity`: other names of an entity.")
-    ] = None,
+    allow_list: Path | None = Option(
+        None, help="CSV `entity,reason`: entities declared public; the reason is recorded."
+    ),
+    deny_list: Path | None = Option(
+        None, help="CSV `entity,category`: entities that are always sensitive."
+    ),
+    aliases: Path | None = Option(None, help="CSV `alias,entity`: other names of an entity."),
     workers: Workers = 1,
-    skip_invalid: Annotated[
-        bool, typer.Option("--skip-invalid", help="Skip invalid records and count them.")
-    ] = False,
-    overwrite: Overwrite = False,
+    skip_invalid: bool = Option(
+        False, "--skip-invalid", help="Skip invalid records and count them."
+    ),
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Read texts with their authors, detect sensitive entities, and write a corpus."""
     from uedp.corpus.readers import SkippedRecords
@@ -137,11 +111,9 @@ def detect(
 
 
 def inspect(
-    corpus: CorpusArgument,
-    as_json: AsJson = False,
-    plot: Annotated[
-        Path | None, typer.Option(help="Write histograms to this .png, .svg or .pdf.")
-    ] = None,
+    corpus: options.CorpusArgument,
+    as_json: options.AsJson = False,
+    plot: Path | None = Option(None, help="Write histograms to this .png, .svg or .pdf."),
 ) -> None:
     """Describe a corpus: its size, sensitive sentences, and how many users share entities."""
     from uedp.corpus.store import Corpus
@@ -162,19 +134,16 @@ def inspect(
 
 
 def coverage(
-    corpus: CorpusArgument,
+    corpus: options.CorpusArgument,
     detector: Detectors = [],  # noqa: B006 - Typer copies it
     categories: Categories = "all",
     propagate: Propagate = True,
     workers: Workers = 1,
-    record: Annotated[
-        bool,
-        typer.Option("--record", help="Store the recall of the corpus for its certificates."),
-    ] = False,
-    by_label: Annotated[
-        bool, typer.Option("--by-label", help="Also show a row per label of the marks.")
-    ] = False,
-    as_json: AsJson = False,
+    record: bool = Option(
+        False, "--record", help="Store the recall of the corpus for its certificates."
+    ),
+    by_label: bool = Option(False, "--by-label", help="Also show a row per label of the marks."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure the recall of detectors, or of the corpus as detected, on human marks."""
     from uedp.corpus.store import Corpus
@@ -199,12 +168,12 @@ def coverage(
 
 
 def deidentify(
-    corpus: CorpusArgument,
-    out: Annotated[Path, typer.Option(help="The corpus folder to write.")],
-    style: Annotated[
-        Style, typer.Option(help="[PERSON], or the same [PERSON-17] for every mention.")
-    ] = "placeholder",
-    overwrite: Overwrite = False,
+    corpus: options.CorpusArgument,
+    out: options.NewCorpus,
+    style: Literal["placeholder", "pseudonym"] = Option(
+        "placeholder", help="[PERSON], or the same [PERSON-17] for every mention."
+    ),
+    overwrite: options.Overwrite = False,
 ) -> None:
     """Replace every mention with a placeholder. This by itself is no privacy guarantee."""
     from uedp.corpus.store import Corpus
@@ -216,12 +185,10 @@ def deidentify(
 
 
 def sample(
-    out: Annotated[Path, typer.Option(help="A .jsonl or .jsonl.gz file.")],
-    seed: Annotated[int, typer.Option(help="The seed of the corpus.")] = 0,
-    people: Annotated[int, typer.Option(help="Number of authors.")] = 300,
-    held_out: Annotated[
-        Path | None, typer.Option(help="Write every fifth author to this file instead.")
-    ] = None,
+    out: Annotated[Path, Option(help="A .jsonl or .jsonl.gz file.")],
+    seed: int = Option(0, help="The seed of the corpus."),
+    people: int = Option(300, help="Number of authors."),
+    held_out: Path | None = Option(None, help="Write every fifth author to this file instead."),
 ) -> None:
     """Write the bundled sample: messages by fictional people, with annotated entities."""
     from uedp.sample.generate import write_sample, write_sample_split
@@ -235,7 +202,7 @@ def sample(
     say(f"{held_out}: {rest:,} messages by {others:,} others")
 
 
-def categories(as_json: AsJson = False) -> None:
+def categories(as_json: options.AsJson = False) -> None:
     """List the categories, and the detector labels that map to them."""
     from uedp.entities.categories import BASE, LABELS, UNIONS
 
@@ -254,11 +221,6 @@ def categories(as_json: AsJson = False) -> None:
     shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
     shown.add_row("all", "any of the above")
     show("", shown)
-
-
-def register(app: typer.Typer) -> None:
-    for command in (sample, detect, inspect, coverage, deidentify, categories):
-        app.command()(command)
 
 
 def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> None:

@@ -4,38 +4,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
-from uedp.cli.terminal import (
-    AsJson,
-    cell,
-    number,
-    plain,
-    progress,
-    say,
-    say_json,
-    say_statement,
-    show,
-    table,
-    with_flags,
-)
+from uedp.cli import options
+from uedp.cli.terminal import cell, number, plain, progress, say, say_json, show, table, with_flags
 
 if TYPE_CHECKING:
+    from uedp.accounting.certificate import Certificate
     from uedp.accounting.profile import Profile
-
-Delta = Annotated[float, typer.Option(help="The allowed probability of failure.")]
-UserRate = Annotated[float, typer.Option(help="The sampling rate of users in a round.")]
-Rounds = Annotated[int, typer.Option(help="Number of rounds.")]
-Noise = Annotated[float, typer.Option(help="Noise multiplier, in units of the update clip.")]
-Share = Annotated[
-    float, typer.Option(help="How far one entity can move one update, in units of the update clip.")
-]
-EntityRate = Annotated[float, typer.Option(help="Probability that a lent entity is used (q_e).")]
-ExtendedRate = Annotated[
-    float, typer.Option(help="The same for sentences without detected entities (q_s).")
-]
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")]
-_RATES, _ROUNDS, _SHARES = (0.02, 0.05, 0.1, 0.2), (100, 200, 500), (0.1, 0.2, 0.33, 0.5)
-PublishedName = Literal["user", "f_e", "f_e_plus"]
 
 account = typer.Typer(help="Compute the epsilon of given parameters.", no_args_is_help=True)
 certificate = typer.Typer(help="Show, verify and sign certificates.", no_args_is_help=True)
@@ -43,16 +19,16 @@ certificate = typer.Typer(help="Show, verify and sign certificates.", no_args_is
 
 @account.command("published")
 def account_published(
-    method: Annotated[PublishedName, typer.Option(help="The method of the paper.")],
-    users: Annotated[int, typer.Option(help="Number of users.")],
-    users_per_round: Annotated[int, typer.Option(help="Users sampled per round.")],
-    noise: Annotated[float, typer.Option(help="The paper's z.")],
-    rounds: Rounds,
-    entity_rate: Annotated[float, typer.Option(help="q_e.")] = 1.0,
-    sensitive: Annotated[int, typer.Option(help="Number of sensitive sentences (f_E+).")] = 1,
-    sentences: Annotated[int, typer.Option(help="Number of all sentences (f_E+).")] = 1,
-    delta: Delta = 1e-5,
-    as_json: AsJson = False,
+    method: Annotated[Literal["user", "f_e", "f_e_plus"], Option(help="The method of the paper.")],
+    users: options.Users,
+    users_per_round: Annotated[int, Option(help="Users sampled per round.")],
+    noise: options.PaperNoise,
+    rounds: options.Rounds,
+    entity_rate: float = Option(1.0, help="q_e."),
+    sensitive: int = Option(1, help="Number of sensitive sentences (f_E+)."),
+    sentences: int = Option(1, help="Number of all sentences (f_E+)."),
+    delta: options.Delta = 1e-5,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute epsilon as the paper does. Not a privacy guarantee."""
     from uedp.accounting import published
@@ -65,14 +41,16 @@ def account_published(
 
 @account.command("proven")
 def account_proven(
-    user_rate: UserRate,
-    rounds: Rounds,
-    noise: Noise,
-    entity_share: Share,
-    entity_rate: EntityRate = 1.0,
-    extended_rate: ExtendedRate = 1.0,
-    delta: Delta = 1e-5,
-    as_json: AsJson = False,
+    user_rate: options.UserRate,
+    rounds: options.Rounds,
+    noise: Annotated[float, Option(help="Noise multiplier, in units of the update clip.")],
+    entity_share: Annotated[
+        float, Option(help="How far one entity can move one update, in units of the update clip.")
+    ],
+    entity_rate: options.EntityRate = 1.0,
+    extended_rate: options.ExtendedRate = 1.0,
+    delta: options.Delta = 1e-5,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute the proven epsilon of rotation; with an entity share of 0, of user-level DP."""
     from uedp.accounting.calibrate import rotation_profile
@@ -83,13 +61,13 @@ def account_proven(
 
 @account.command("alg")
 def account_alg(
-    users: Annotated[int, typer.Option(help="Number of users.")],
-    holders: Annotated[int, typer.Option(help="Number of other users who mention the entity.")],
-    user_rate: UserRate,
-    noise: Annotated[float, typer.Option(help="The paper's z.")],
-    rounds: Rounds,
-    delta: Delta = 1e-5,
-    as_json: AsJson = False,
+    users: options.Users,
+    holders: Annotated[int, Option(help="Number of other users who mention the entity.")],
+    user_rate: options.UserRate,
+    noise: options.PaperNoise,
+    rounds: options.Rounds,
+    delta: options.Delta = 1e-5,
+    as_json: options.AsJson = False,
 ) -> None:
     """Compute the proven epsilon of the paper's mechanism, for an entity with so many holders."""
     from uedp.accounting.proven import UedpAlgProfile
@@ -98,17 +76,17 @@ def account_alg(
 
 
 def calibrate(
-    epsilon_target: Annotated[float, typer.Option("--epsilon", help="The target.")],
-    user_rate: UserRate,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds. Default: solve.")] = None,
-    entity_share: Annotated[
-        float | None, typer.Option(help="Entity share. Default: solve, given noise and rounds.")
-    ] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier. Default: solve.")] = None,
-    entity_rate: EntityRate = 1.0,
-    extended_rate: ExtendedRate = 1.0,
-    delta: Delta = 1e-5,
-    as_json: AsJson = False,
+    epsilon_target: options.TargetEpsilon,
+    user_rate: options.UserRate,
+    rounds: int | None = Option(None, help="Number of rounds. Default: solve."),
+    entity_share: float | None = Option(
+        None, help="Entity share. Default: solve, given noise and rounds."
+    ),
+    noise: float | None = Option(None, help="Noise multiplier. Default: solve."),
+    entity_rate: options.EntityRate = 1.0,
+    extended_rate: options.ExtendedRate = 1.0,
+    delta: options.Delta = 1e-5,
+    as_json: options.AsJson = False,
 ) -> None:
     """Solve for the noise, the rounds or the entity share, whichever is left out."""
     from uedp.accounting.calibrate import calibrate_rotation
@@ -123,62 +101,56 @@ def calibrate(
         entity_rate=entity_rate,
         extended_rate=extended_rate,
     )
-    values = {
-        "noise": solved.noise,
-        "rounds": solved.rounds,
-        "entity_share": solved.entity_share,
-        "epsilon": solved.epsilon,
-    }
+    names = ("noise", "rounds", "entity_share", "epsilon")
+    values = {name: getattr(solved, name) for name in names}
     _answer(values, delta, True, _words(solved.profile, solved.epsilon, delta), as_json)
 
 
 def plan(
-    epsilon_target: Annotated[float, typer.Option("--epsilon", help="The target.")],
-    corpus: Annotated[Path | None, typer.Argument(help="A corpus folder; or give counts.")] = None,
-    users: Annotated[int | None, typer.Option(help="Number of users, without a corpus.")] = None,
-    sentences: Annotated[
-        int | None, typer.Option(help="Number of sentences, without a corpus.")
-    ] = None,
-    usable: Annotated[
-        float, typer.Option(help="Share of sentences a round can use, without a corpus.")
-    ] = 0.5,
-    user_rate: Annotated[list[float], typer.Option(help="Rates to try; repeat.")] = [*_RATES],  # noqa: B006
-    rounds: Annotated[list[int], typer.Option(help="Rounds to try; repeat.")] = [*_ROUNDS],  # noqa: B006
-    entity_share: Annotated[list[float], typer.Option(help="Shares to try; repeat.")] = [*_SHARES],  # noqa: B006
-    delta: Delta = 1e-5,
-    best: Annotated[int, typer.Option(help="Number of rows to show.")] = 15,
-    plot: Annotated[Path | None, typer.Option(help="Plot epsilon against rounds.")] = None,
-    as_json: AsJson = False,
+    epsilon_target: options.TargetEpsilon,
+    corpus: Path | None = Argument(None, help="A corpus folder; or give counts."),
+    users: int | None = Option(None, help="Number of users, without a corpus."),
+    sentences: int | None = Option(None, help="Number of sentences, without a corpus."),
+    usable: float = Option(0.5, help="Share of sentences a round can use, without a corpus."),
+    user_rate: list[float] = Option([0.02, 0.05, 0.1, 0.2], help="Rates to try; repeat."),
+    rounds: list[int] = Option([100, 200, 500], help="Rounds to try; repeat."),
+    entity_share: list[float] = Option([0.1, 0.2, 0.33, 0.5], help="Shares to try; repeat."),
+    delta: options.Delta = 1e-5,
+    best: int = Option(15, help="Number of rows to show."),
+    plot: Path | None = Option(None, help="Plot epsilon against rounds."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Compare plans at one epsilon: the noise each needs, and its signal-to-noise ratio."""
     from dataclasses import asdict
 
-    from uedp.accounting.planning import FEW_USERS, Supply, curves, options
+    from uedp.accounting import planning
     from uedp.corpus.store import Corpus
     from uedp.mechanism.sampling import supply_of
 
     if corpus is not None:
         supply = supply_of(Corpus(corpus).incidence)
     else:
-        supply = Supply.of_counts(users, sentences, usable)
+        supply = planning.Supply.of_counts(users, sentences, usable)
     tried = []
     total = len(user_rate) * len(rounds) * len(entity_share)
     with progress().stage("calibrating", total, "options") as meter:
-        for option in options(epsilon_target, delta, supply, user_rate, rounds, entity_share):
+        for option in planning.options(
+            epsilon_target, delta, supply, user_rate, rounds, entity_share
+        ):
             tried.append(option)
             meter.advance(1)
     tried.sort(key=lambda option: -option.merit)
     if plot is not None:
         from uedp.report.plots import epsilon_curves
 
-        epsilon_curves(curves(tried[0].profile, tried[0].rounds, delta), delta, plot)
+        epsilon_curves(planning.curves(tried[0].profile, tried[0].rounds, delta), delta, plot)
     if as_json:
         rows = [asdict(option) for option in tried]
         say_json({"epsilon": epsilon_target, "delta": delta, "options": rows})
         return
     shown = table("user rate", "rounds", "entity share", "noise", "users/round", "merit")
     for option in tried[:best]:
-        few = " (few)" if option.users_per_round < FEW_USERS else ""
+        few = " (few)" if option.users_per_round < planning.FEW_USERS else ""
         shown.add_row(
             f"{option.user_rate:g}",
             f"{option.rounds:,}",
@@ -190,7 +162,7 @@ def plan(
     show(f"epsilon {epsilon_target:g}, delta {delta:g}, user and entity; best first", shown)
     typer.echo(
         "\nmerit: signal-to-noise ratio of the whole run; more rounds take more compute.\n"
-        f"(few): fewer than {FEW_USERS} users per round; the noise is shared by too few."
+        f"(few): fewer than {planning.FEW_USERS} users per round; the noise is shared by too few."
     )
     if plot is not None:
         say(f"epsilon against rounds: {plot}")
@@ -219,7 +191,7 @@ def show_missed(
 
 
 @certificate.command("show")
-def certificate_show(run: RunArgument, as_json: AsJson = False) -> None:
+def certificate_show(run: options.RunArgument, as_json: options.AsJson = False) -> None:
     """Print the certificate of a run."""
     from uedp.accounting.certificate import load_certificate
 
@@ -228,7 +200,7 @@ def certificate_show(run: RunArgument, as_json: AsJson = False) -> None:
         typer.echo(shown.model_dump_json(indent=2))
         return
     typer.echo("not verified: this is what the file says; check it with `uedp certificate verify`")
-    say_statement(shown)
+    _say_statement(shown)
     say(shown.adjacency)
     typer.echo()
     rows = table("", "", left=(1,))
@@ -255,14 +227,12 @@ def certificate_show(run: RunArgument, as_json: AsJson = False) -> None:
 
 @certificate.command("verify")
 def certificate_verify(
-    run: RunArgument,
-    public_key: Annotated[
-        Path | None, typer.Option(help="The signer's public key; required for `verified`.")
-    ] = None,
-    corpus: Annotated[
-        Path | None, typer.Option(help="The corpus of the run, if you have it: checks more.")
-    ] = None,
-    as_json: AsJson = False,
+    run: options.RunArgument,
+    public_key: Path | None = Option(
+        None, help="The signer's public key; required for `verified`."
+    ),
+    corpus: Path | None = Option(None, help="The corpus of the run, if you have it: checks more."),
+    as_json: options.AsJson = False,
 ) -> None:
     """Recompute a certificate from the run's ledger, and compare the model's files."""
     from uedp.accounting.certificate import not_checked, verify
@@ -289,7 +259,7 @@ def certificate_verify(
     model = f"{len(checked.files)} files of the model" if checked.files else "no model"
     verdict = f"verified: signed by {public_key}," if signed else "consistent:"
     say(f"{verdict} ledger intact, every number recomputed, {model} compared")
-    say_statement(checked)
+    _say_statement(checked)
     typer.echo("Not checked:")
     for line in left_open:
         say(f"- {line}")
@@ -297,7 +267,7 @@ def certificate_verify(
 
 @certificate.command("keygen")
 def certificate_keygen(
-    out: Annotated[Path, typer.Option(help="The file for the private key; .pub goes beside it.")],
+    out: Annotated[Path, Option(help="The file for the private key; .pub goes beside it.")],
 ) -> None:
     """Generate a key to sign certificates with."""
     from uedp.accounting.signature import generate_key
@@ -308,8 +278,8 @@ def certificate_keygen(
 
 @certificate.command("sign")
 def certificate_sign(
-    run: RunArgument,
-    key: Annotated[Path, typer.Option(help="A private key, made by `uedp certificate keygen`.")],
+    run: options.RunArgument,
+    key: Annotated[Path, Option(help="A private key, made by `uedp certificate keygen`.")],
 ) -> None:
     """Verify a certificate, then sign it, and with it the ledger and the model's files."""
     from uedp.accounting.certificate import CERTIFICATE, verify
@@ -317,7 +287,7 @@ def certificate_sign(
 
     checked = verify(run)
     say(f"signature: {sign_certificate(run / CERTIFICATE, key)}")
-    say_statement(checked)
+    _say_statement(checked)
 
 
 @certificate.command("schema")
@@ -329,19 +299,15 @@ def certificate_schema() -> None:
 
 
 def ledger(
-    corpus: Annotated[
-        Path, typer.Argument(metavar="CORPUS", help="A folder made by `uedp detect`.")
-    ],
-    close: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="End a run early, for good: it is charged for its rounds so far, not for those it "
-            "planned. Valid only if the decision to stop did not depend on the text.",
-        ),
-    ] = None,
-    delta: Delta = 1e-5,
-    as_json: AsJson = False,
+    corpus: options.CorpusArgument,
+    close: Path | None = Option(
+        None,
+        metavar="RUN",
+        help="End a run early, for good: it is charged for its rounds so far, not for those it "
+        "planned. Valid only if the decision to stop did not depend on the text.",
+    ),
+    delta: options.Delta = 1e-5,
+    as_json: options.AsJson = False,
 ) -> None:
     """Show the epsilon of every run on a corpus, and of all of them together."""
     from uedp.accounting import certificate as certificates
@@ -391,11 +357,11 @@ def ledger(
     say(f"\n{_runs(total.runs)}: {shown}")
 
 
-def register(app: typer.Typer) -> None:
-    for command in (calibrate, plan, ledger):
-        app.command()(command)
-    app.add_typer(account, name="account")
-    app.add_typer(certificate, name="certificate")
+def _say_statement(stated: "Certificate") -> None:
+    """Print the guarantee, and the lines that belong to it."""
+    sentence, *lines = stated.statement.split("\n")
+    for line in filter(None, (sentence, stated.missed_line, *lines)):
+        say(line)
 
 
 def _runs(count: int) -> str:
@@ -421,11 +387,9 @@ def _words(profile: "Profile", value: float, delta: float) -> str:
     return f"{statement(profile, value, delta, _finite(value) is not None)} {ADJACENCY}"
 
 
-def _answer(
-    values: dict[str, Any], delta: float, is_guarantee: bool, words: str, as_json: bool
-) -> None:
+def _answer(values: dict[str, Any], delta: float, proven: bool, words: str, as_json: bool) -> None:
     if as_json:
-        say_json({**values, "delta": delta, "guarantee": is_guarantee, "words": words})
+        say_json({**values, "delta": delta, "guarantee": proven, "words": words})
         return
     for name, value in values.items():
         # a share rounded up, or a noise rounded down, would miss the target

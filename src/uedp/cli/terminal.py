@@ -7,7 +7,7 @@ import time
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from threading import Timer
-from typing import Annotated, Any, Protocol
+from typing import Any
 
 import typer
 from rich.console import Console, RenderableType
@@ -19,11 +19,6 @@ from rich.text import Text
 from uedp.progress import SILENT, Meter
 from uedp.progress import Progress as ProgressProtocol
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-SetOption = Annotated[
-    list[str],
-    typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Set a field of the config; repeat."),
-]
 STOPPED = 130  # the exit code that shells expect after Ctrl-C
 
 _QUIET_SECONDS = 1.0  # stages that end sooner show no bar
@@ -109,9 +104,7 @@ def progress() -> ProgressProtocol:
 
 def plain(text: str) -> str:
     """The text on one line, its control characters escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text
-    )
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def with_flags(text: str) -> str:
@@ -161,22 +154,6 @@ def say(text: str) -> None:
 
 def say_json(value: Any) -> None:
     typer.echo(json.dumps(value, indent=2, allow_nan=False))
-
-
-class Stated(Protocol):
-    """A certificate or a plan."""
-
-    @property
-    def statement(self) -> str: ...
-    @property
-    def missed_line(self) -> str: ...
-
-
-def say_statement(stated: Stated) -> None:
-    """Print the guarantee, and the lines that belong to it."""
-    sentence, *lines = stated.statement.split("\n")
-    for line in filter(None, (sentence, stated.missed_line, *lines)):
-        say(line)
 
 
 def table(*columns: str, left: Container[int] = ()) -> Table:

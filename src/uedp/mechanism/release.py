@@ -111,7 +111,7 @@ def release(
     """
     device = engine.parameters[0].device
     max_tokens = max_tokens or max_tokens_on(device)
-    sums = [torch.zeros(p.shape, device=device) for p in engine.parameters]
+    sums = [torch.zeros(p.shape, dtype=torch.float32, device=device) for p in engine.parameters]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
     owners = participants.sentences.row_of_value()
     sentence_norms = np.zeros(len(ids))

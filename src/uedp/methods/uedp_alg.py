@@ -100,7 +100,7 @@ class UedpAlg(Method):
         device = self.parameters[0].device
         with Randomness(self.settings.seed).of_round(number, device) as (uniforms, _, noise):
             drawn = estimator.draw(self.incidence, uniforms)
-            sums = [torch.zeros(p.shape, device=p.device) for p in self.parameters]
+            sums = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
             norms = np.zeros(len(drawn.users))
             if len(drawn.sentences.values):
                 with self.autocast():  # outside: vmap and autocast clash inside

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -45,7 +46,6 @@ def load_model(
     labels: int | None = None,
     dropout: float | None = None,
     seed: int = 0,
-    dtype: torch.dtype = torch.float32,
     sizes: scratch.Sizes | None = None,
     tokenizer: str | Path | None = None,
 ) -> LoadedModel:
@@ -68,18 +68,16 @@ def load_model(
         drawn from the seed
       - the tokenizer has a padding token and pads on the right; no token is added for it
     """
-    request = _Request(f"model {str(model)!r}", task, labels, dropout, seed, dtype)
+    request = _Request(f"model {str(model)!r}", task, labels, dropout, seed)
     if model in scratch.KINDS:
-        return _new_model(request, str(model), sizes or {}, tokenizer)
+        return _new_model(request, sizes or {}, tokenizer)
     if sizes or tokenizer is not None:
         raise UserError(
             f"{request.asked}: model.sizes and model.tokenizer are for a new model "
             f"({', '.join(scratch.KINDS)}); a saved one has its own"
         )
     _check_path(Path(model).expanduser(), request.asked)
-    return read_saved(
-        model, request.asked, lambda source, local: _read(request, _Source.at(source, local))
-    )
+    return read_saved(model, request.asked, lambda source, local: _read(request, source, local))
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,6 @@ class _Request:
     labels: int | None
     dropout: float | None
     seed: int
-    dtype: torch.dtype
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
@@ -125,26 +122,6 @@ class _Request:
                 setattr(config, name, 0.0)
 
 
-@dataclass(frozen=True)
-class _Source:
-    """The arguments of `from_pretrained`: a folder or a name, and the GGUF file in it, if any."""
-
-    name: str
-    gguf: str | None = None
-    local: bool = True
-
-    @classmethod
-    def at(cls, name: str, local: bool) -> "_Source":
-        path = Path(name)
-        return cls(str(path.parent), path.name) if path.is_file() else cls(name, None, local)
-
-    @property
-    def options(self) -> dict[str, Any]:
-        # No code from the model's repository is run, nor does Transformers ask on the terminal.
-        options: dict[str, Any] = {"local_files_only": self.local, "trust_remote_code": False}
-        return options if self.gguf is None else {**options, "gguf_file": self.gguf}
-
-
 def _check_path(path: Path, asked: str) -> None:
     if path.is_file() and path.suffix != ".gguf":
         raise UserError(f"{asked}: a file; name the folder of a saved model, or a .gguf file")
@@ -168,20 +145,23 @@ def _register_type(folder: Path, asked: str) -> None:
             importlib.import_module(_OWN_TYPES[model_type])
 
 
-def _read(request: _Request, source: _Source) -> LoadedModel:
+def _read(request: _Request, source: str, local: bool) -> LoadedModel:
     from transformers import AutoConfig
 
-    if source.local and source.gguf is None:
-        _register_type(Path(source.name), request.asked)
+    path, options = Path(source), _options(local)
+    gguf = path.is_file()
+    if gguf:
+        source, options["gguf_file"] = str(path.parent), path.name
+    elif local:
+        _register_type(path, request.asked)
     # the progress bar of a GGUF file cannot be switched off
-    stderr = io.StringIO() if source.gguf else None
-    with contextlib.redirect_stderr(stderr) if stderr else contextlib.nullcontext():
-        config = AutoConfig.from_pretrained(source.name, **source.options)
+    with contextlib.redirect_stderr(io.StringIO()) if gguf else contextlib.nullcontext():
+        config = AutoConfig.from_pretrained(source, **options)
         request.apply(config)
-        tokenizer = _read_tokenizer(source)
-        model, new_weights = _read_weights(config, request, source)
+        tokenizer = _read_tokenizer(source, options)
+        model, new_weights = _read_weights(config, request, source, options)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    if source.gguf is not None:
+    if gguf:
         _drop_unknown_tokens(tokenizer, vocabulary)
     if len(tokenizer) > vocabulary:
         raise UserError(
@@ -198,10 +178,15 @@ def _read(request: _Request, source: _Source) -> LoadedModel:
     return LoadedModel(model, tokenizer, limit, new_weights)
 
 
-def _read_tokenizer(source: _Source) -> Any:
+def _options(local: bool) -> dict[str, Any]:
+    """For `from_pretrained`: run no code of the model, and do not ask on the terminal."""
+    return {"local_files_only": local, "trust_remote_code": False}
+
+
+def _read_tokenizer(source: str, options: Mapping[str, Any]) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
+    tokenizer = AutoTokenizer.from_pretrained(source, **options)
     if len(tokenizer) <= len(set(tokenizer.all_special_ids)):  # made up, for lack of a file
         raise FileNotFoundError(
             "it has no tokenizer; put the tokenizer.json of the model beside it"
@@ -209,7 +194,9 @@ def _read_tokenizer(source: _Source) -> Any:
     return tokenizer
 
 
-def _read_weights(config: Any, request: _Request, source: _Source) -> tuple[Any, tuple[str, ...]]:
+def _read_weights(
+    config: Any, request: _Request, source: str, options: dict[str, Any]
+) -> tuple[Any, tuple[str, ...]]:
     """The model, and the names of its weights that were drawn from the seed."""
     import transformers
 
@@ -226,16 +213,15 @@ def _read_weights(config: Any, request: _Request, source: _Source) -> tuple[Any,
             f"{request.asked}: a model of type {config.model_type!r} is not a {wanted}; "
             f"choose another, such as {example}"
         )
-    options = source.options
-    if source.gguf is not None and hasattr(transformers, "GgufConfig"):
+    if "gguf_file" in options and hasattr(transformers, "GgufConfig"):
         # quantised blocks cannot be trained; versions without the option always dequantise
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        options = {**options, "quantization_config": transformers.GgufConfig(dequantize=True)}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(request.seed)  # the CPU's; others stay as they are
         model, report = auto_class.from_pretrained(
-            source.name,
+            source,
             config=config,
-            dtype=request.dtype,
+            dtype=torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=request.classifies,  # another number of labels
             **options,
@@ -256,22 +242,20 @@ def _read_weights(config: Any, request: _Request, source: _Source) -> tuple[Any,
     return model, tuple(new)
 
 
-def _new_model(
-    request: _Request, kind: str, sizes: scratch.Sizes, named: str | Path | None
-) -> LoadedModel:
+def _new_model(request: _Request, sizes: scratch.Sizes, named: str | Path | None) -> LoadedModel:
     if named is None:
         raise UserError(
             f"{request.asked}: a new model needs a public tokenizer; name one as model.tokenizer: "
             f"a folder, a tokenizer.json, a model on the hub, or `{scratch.BYTES}`"
         )
     tokenizer = public_tokenizer(named)
-    config = scratch.configuration(kind, sizes, tokenizer)
+    config = scratch.configuration(sizes, tokenizer)
     request.apply(config)
-    model = scratch.new_model(config, request.classifies, request.seed, request.dtype)
+    model = scratch.new_model(config, request.classifies, request.seed)
     _set_padding(model, tokenizer, request.asked)
-    new_weights = tuple(sorted(name for name, _ in model.named_parameters()))
+    new_weights = sorted(name for name, _ in model.named_parameters())
     limit = max_tokens(model, tokenizer, _DEFAULT_LIMIT)
-    return LoadedModel(model, tokenizer, limit, new_weights)
+    return LoadedModel(model, tokenizer, limit, tuple(new_weights))
 
 
 def public_tokenizer(named: str | Path) -> Any:
@@ -289,7 +273,7 @@ def public_tokenizer(named: str | Path) -> Any:
     return read_saved(
         named,
         f"tokenizer {str(named)!r}",
-        lambda source, local: _read_tokenizer(_Source(source, None, local)),
+        lambda source, local: _read_tokenizer(source, _options(local)),
     )
 
 
@@ -333,7 +317,7 @@ def _looks_ahead(model: Any, limit: int) -> bool:
     other = torch.where(ids < length // 2, ids, ids + 1)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     with torch.inference_mode():
-        logits, others = (model(input_ids=x % vocabulary).logits.float() for x in (ids, other))
+        logits, others = (model(input_ids=x % vocabulary).logits for x in (ids, other))
     first = slice(0, length // 2)
-    tolerance = max(1e-4, 4 * torch.finfo(model.dtype).eps) * float(logits.abs().max())
+    tolerance = 1e-4 * float(logits.abs().max())
     return float((logits[:, first] - others[:, first]).abs().max()) > tolerance

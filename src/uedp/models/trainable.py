@@ -215,9 +215,7 @@ def _last_blocks(model: nn.Module, count: int) -> nn.Module:
     before, after = _used(model, blocks)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    chosen = [
-        parameter for block in blocks[len(blocks) - count :] for parameter in block.parameters()
-    ]
+    chosen = [p for block in blocks[len(blocks) - count :] for p in block.parameters()]
     earlier = {id(parameter) for parameter in before}
     for parameter in [*chosen, *(p for p in after if id(p) not in earlier)]:
         parameter.requires_grad_(True)

@@ -17,7 +17,7 @@ from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence
-from uedp.mechanism.packing import loss_values
+from uedp.mechanism.packing import ONE_PER_ROW, loss_values
 from uedp.methods import Autocast, Method, SentenceTask
 from uedp.methods.base import Rounds, probe_sentences
 from uedp.models.load import LoadedModel, load_model
@@ -100,6 +100,8 @@ def assemble(
             )
     loaded = attached or _load(config, tokenizer, len(names))
     if names:
+        if not hasattr(getattr(loaded.model, "config", None), "id2label"):
+            raise UserError(f"{type(loaded.model).__name__}: a classifier needs `config.id2label`")
         names = _label_order(loaded.model.config.id2label, names)
         loaded.model.config.id2label = dict(enumerate(names))
         loaded.model.config.label2id = {name: i for i, name in enumerate(names)}
@@ -170,17 +172,18 @@ def refuse_mixing(model: nn.Module, task: SentenceTask) -> None:
     """Refuse a model if the loss of a sentence depends on other sentences in its batch."""
     sentences = probe_sentences(task, (0.1, 0.3, 0.5, 1.0))
     short = sentences[:-1]
-    packing = task.packing_for(model)
-    with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
-        single = torch.cat(
-            [loss_values(task.losses(model, short[[i]], packing)) for i in range(len(short))]
-        )
-        batched = loss_values(task.losses(model, sentences, packing))[:-1]
-    if not torch.allclose(single, batched, rtol=_ROUNDING, atol=_ROUNDING):
-        raise UserError(
-            f"the loss of a sentence changes with the sentences beside it: {type(model).__name__} "
-            "mixes sentences, or attends to padding; choose a model that does neither"
-        )
+    for packing in {ONE_PER_ROW, task.packing_for(model)}:  # shared rows fall back on single ones
+        with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
+            single = torch.cat(
+                [loss_values(task.losses(model, short[[i]], packing)) for i in range(len(short))]
+            )
+            batched = loss_values(task.losses(model, sentences, packing))[:-1]
+        if not torch.allclose(single, batched, rtol=_ROUNDING, atol=_ROUNDING):
+            raise UserError(
+                "the loss of a sentence changes with the sentences beside it: "
+                f"{type(model).__name__} mixes sentences, or attends to padding; choose a model "
+                "that does neither"
+            )
 
 
 _ROUNDING = 1e-4  # far above rounding, far below the effect of attending to padding
@@ -259,10 +262,15 @@ def _autocast(half: bool, device: torch.device) -> Autocast:
 
 @contextmanager
 def set_up_for_training(model: Any, kind: str) -> Iterator[None]:
-    """Model settings for training only, which are not saved with the model."""
+    """Model settings for training only, which are not saved with the model.
+
+    Guarantees:
+      - the caller's autocast is off: in half precision, norms and sums would exceed their bounds
+    """
     settings: Any = getattr(model, "config", None)
     cache = getattr(settings, "use_cache", None)
-    with tasks.without_padding_warning(model) if kind == "next-word" else nullcontext():
+    quiet = tasks.without_padding_warning(model) if kind == "next-word" else nullcontext()
+    with quiet, torch.autocast(next(model.parameters()).device.type, enabled=False):
         try:
             if cache:
                 settings.use_cache = False  # only generation uses it

@@ -13,10 +13,9 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +91,8 @@ class PrivacyEngine:
         say: Say = print,
         **privacy: Any,
     ) -> None:
+        if target_epsilon is not None and "epsilon" in privacy:
+            raise UserError("PrivacyEngine: give either target_epsilon or epsilon")
         folder = corpus if isinstance(corpus, str | Path) else corpus.folder
         config = parse_config(
             {
@@ -163,9 +164,11 @@ class PrivacyEngine:
             model: the model to train; frozen parameters have no `requires_grad`. By default the
                 model that the config names is loaded.
         """
+        if self._run is not None:
+            raise UserError(f"{self.out}: this engine has a model; `close()` it, or make another")
         attached = None
         if model is not None:
-            self.config = _describe(model, self.config)
+            self.config = _describe(model, tokenizer, self.config)
             limit = max_tokens(model, tokenizer, self.config.model.max_tokens)
             attached = LoadedModel(model, tokenizer, limit)
         elif self.config.model.train == "attached":
@@ -187,7 +190,7 @@ class PrivacyEngine:
             raise FinishedRunError(out)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
-        trained_on = () if attached is None else _TRAINED.get(attached.model, ())
+        trained_on = [] if attached is None else _ancestors(attached.model)
         plan = plan_run(config, data, corpus, [one for one in trained_on if one.run != name])
         for line in plan.summary:
             say(line)
@@ -230,20 +233,38 @@ class PrivacyEngine:
         return PrivateRun(assembly, out, name, ancestors, ledger, corpus, self._held, say)
 
 
-# The runs that models in memory went through: no file records these.
-_TRAINED: WeakKeyDictionary[nn.Module, tuple[lineage.Ancestor, ...]] = WeakKeyDictionary()
+_RUNS = "_uedp_runs"  # on every module of a trained model, so that wrapped ones and copies have it
 
 
-def _describe(model: nn.Module, config: Config) -> Config:
-    """The config of a run with an attached model: its name, device and precision."""
+def _trained_in(model: nn.Module) -> set[lineage.Ancestor]:
+    """The runs that parts of a model in memory went through."""
+    runs = (run for module in model.modules() for run in getattr(module, _RUNS, ()))
+    return {lineage.Ancestor(**dict(run)) for run in runs}
+
+
+def _ancestors(model: nn.Module) -> list[lineage.Ancestor]:
+    """The same, and the runs that its parts were loaded from."""
+    names = {str(getattr(module, "name_or_path", "")) for module in model.modules()} - {""}
+    loaded = {one for name in names for one in lineage.model_ancestors(name)}
+    return sorted(_trained_in(model) | loaded, key=lambda ancestor: ancestor.run)
+
+
+def _describe(model: nn.Module, tokenizer: Any, config: Config) -> Config:
+    """The config of a run with an attached model: its names, device and precision."""
     parameters = list(model.parameters())
+    if not parameters:
+        raise UserError(f"{type(model).__name__}: has no parameters to train")
     update: dict[str, str] = {"device": parameters[0].device.type}
-    if any(p.dtype in (torch.bfloat16, torch.float16) for p in parameters):
+    if any(p.dtype not in (torch.float32, torch.float64) for p in parameters):  # or quantised
         update["precision"] = "bfloat16"  # whatever was asked for: its passes round more coarsely
-    name = str(getattr(model, "name_or_path", "") or type(model).__name__)
+    names = {
+        "name": str(getattr(model, "name_or_path", "") or type(model).__name__),
+        # what a tokenizer was made from is recorded beside it
+        "tokenizer": str(getattr(tokenizer, "name_or_path", "")) or None,
+    }
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"name": name}),
+            "model": config.model.model_copy(update=names),
             "run": config.run.model_copy(update=update),
         }
     )
@@ -329,25 +350,36 @@ class PrivateRun:
                 "the trained parameters are not those that were attached: one that was unfrozen "
                 "since would get a gradient without clipping and noise; attach the model again"
             )
+        known = {ancestor.run for ancestor in self._ancestors}
+        if others := sorted({one.run for one in _trained_in(self.model)} - known):
+            raise UserError(
+                f"the model was trained in run {others[0]} since it was attached, which this run's "
+                "epsilon does not cover; attach a model to one run at a time"
+            )
         if self._ledger is not None:
             self._ledger.spend()  # before anything of the round can be seen
-        _TRAINED[self.model] = self._ancestors
+        runs = tuple(tuple(asdict(ancestor).items()) for ancestor in self._ancestors)
+        for module in self.model.modules():
+            setattr(module, _RUNS, runs)
         self.model.train()
         with set_up_for_training(self.model, self.plan.config.task.kind):
             return self.assembly.method.round(number)
 
     def finish(self) -> Certificate | None:
         """Save the model, enter its files in the ledger, close the run, issue the certificate."""
-        self.finished = True
         if self._ledger is None:
             self._save_model()
             self._corpus.close(self.name, self.plan.rounds)
+            self.finished = True
             return None
+        if self._ledger.left:  # before a model is written that nothing certifies
+            raise UserError(f"{self.out}: {self._ledger.left} rounds are left; spend them first")
         written = self._save_model()
         # only files written here: `verify` must report any other file
         files = model_files(self.out).items()
         self._ledger.record_saved({name: digest for name, digest in files if name in written})
         self._corpus.close(self.name, self._ledger.spent, self._ledger.vocabulary_spent)
+        self.finished = True
         return self.certify()
 
     def _save_model(self) -> frozenset[str]:

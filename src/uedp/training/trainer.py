@@ -40,20 +40,22 @@ class UedpTrainer:
     def train(self) -> None:
         """Spend the remaining rounds; the engine then has the certificate."""
         private = self.engine.attach(self.model, self.tokenizer)
-        self._notify("on_train_begin")
-        for step in private.rounds(self.optimizer):
-            self._notify("on_step_begin")
-            self._notify("on_pre_optimizer_step")
-            self.optimizer.step()
-            if self.scheduler is not None:
-                self.scheduler.step()
-            self.optimizer.zero_grad()
-            self.state.global_step = step.round
-            self._notify("on_step_end")
-            if self.control.should_training_stop:
-                break
-        self._notify("on_train_end")
-        self.engine.close()
+        try:
+            self._notify("on_train_begin")
+            for step in private.rounds(self.optimizer):
+                self._notify("on_step_begin")
+                self._notify("on_pre_optimizer_step")
+                self.optimizer.step()
+                if self.scheduler is not None:
+                    self.scheduler.step()
+                self.optimizer.zero_grad()
+                self.state.global_step = step.round
+                self._notify("on_step_end")
+                if self.control.should_training_stop:
+                    break
+            self._notify("on_train_end")
+        finally:
+            self.engine.close()
 
     def _notify(self, event: str) -> None:
         self.control = getattr(self._callbacks, event)(self.args, self.state, self.control)

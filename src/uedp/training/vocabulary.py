@@ -27,6 +27,7 @@ from uedp.incidence import Incidence
 from uedp.mechanism.noise import Noise, SecureNoise
 from uedp.mechanism.sampling import Sampling, draw, draw_whole
 from uedp.models.load import public_tokenizer
+from uedp.models.scratch import fast_tokenizer
 from uedp.training.config import VocabularySettings
 
 UNKNOWN, PADDING, START, END = "<unk>", "<pad>", "<bos>", "<eos>"
@@ -108,8 +109,6 @@ def word_tokenizer(words: Sequence[str], lowercase: bool = True, max_length: int
       - a text cannot spell a special token
       - it is the same after saving and loading
     """
-    from transformers import PreTrainedTokenizerFast
-
     split = word_splitter(lowercase)
     known = dict.fromkeys(piece for word in words for piece in split(word))
     if not known:
@@ -118,18 +117,8 @@ def word_tokenizer(words: Sequence[str], lowercase: bool = True, max_length: int
     backend = Tokenizer(models.WordLevel({token: n for n, token in enumerate(tokens)}, UNKNOWN))
     backend.normalizer = _normalizer(lowercase)
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        unk_token=UNKNOWN,
-        pad_token=PADDING,
-        bos_token=START,
-        eos_token=END,
-        model_max_length=max_length,
-        padding_side="right",
-        model_input_names=["input_ids", "attention_mask"],
-        split_special_tokens=True,
-        clean_up_tokenization_spaces=False,
-    )
+    special = {"unk_token": UNKNOWN, "pad_token": PADDING, "bos_token": START, "eos_token": END}
+    return fast_tokenizer(backend, max_length, **special)
 
 
 def _normalizer(lowercase: bool) -> normalizers.Normalizer:

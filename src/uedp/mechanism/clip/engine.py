@@ -152,6 +152,7 @@ class Engine:
           - a loss of one sentence that depends on others is refused
           - a model in which a sentence's gradient is taken for another's is refused
           - a model in which a weight is also used outside its layer is refused, by its name
+          - a model that trains a tensor which is not among its parameters is refused
           - a model that skips layers by chance, draws random numbers that sentences share, or
             keeps something of what it has read is refused
         """
@@ -180,6 +181,7 @@ class Engine:
             again, many = computed(range(sentences)), computed([*range(sentences)] * _CROWD)
         self._refuse_changes(versions)
         refuse_changed_values(self._model, held)
+        self._refuse_other_leaves(together, each[0])
         true_norms = torch.stack([self._norm(loss) for loss in each])
         single = torch.cat(each).detach()
         if not torch.allclose(again, together, rtol=1e-3, atol=1e-3):
@@ -216,6 +218,16 @@ class Engine:
                 raise UserError(
                     f"the gradient of {names[parameter]} is not what its layer's rule gives; it is "
                     "used in a way no rule covers: freeze it (requires_grad_(False))"
+                )
+
+    def _refuse_other_leaves(self, *losses: Tensor) -> None:
+        """A tensor outside the model that trains would get a gradient without noise."""
+        known = {id(parameter) for parameter in self.parameters}
+        for tensor in set.intersection(*(_leaves(loss) for loss in losses)):
+            if id(tensor) not in known:
+                raise UserError(
+                    f"a tensor of shape {tuple(tensor.shape)} gets gradients but is no parameter "
+                    "of the model; register it, or freeze it (requires_grad_(False))"
                 )
 
     def _versions(self) -> dict[str, tuple[int, int]]:
@@ -263,3 +275,16 @@ def _factors(norms: Tensor, clips: Tensor | float) -> Tensor:
     """Projection onto a ball: `min(1, clip / norm)`; zero where the norm is not finite."""
     factors = (clips / norms.clamp(min=1e-300)).clamp(max=1.0)
     return torch.where(torch.isfinite(norms), factors, 0.0)
+
+
+def _leaves(loss: Tensor) -> set[Tensor]:
+    """The tensors that a backward pass of a loss would add gradients to."""
+    nodes, seen, leaves = [loss.grad_fn], set(), set()
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            nodes += [before for before, _ in node.next_functions]
+            if isinstance(tensor := getattr(node, "variable", None), Tensor):
+                leaves.add(tensor)
+    return leaves
