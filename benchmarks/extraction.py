@@ -72,7 +72,7 @@ RUNS: dict[str, _Config | None] = {
 
 def prepare(options: argparse.Namespace) -> None:
     import uedp
-    from uedp.audit.gaps import entity_gaps
+    from uedp.audit.extraction import entity_gaps
     from uedp.audit.secrets import plant, save_secrets
     from uedp.entities.deidentify import deidentified_texts
     from uedp.entities.detectors.patterns import load_patterns
@@ -229,8 +229,7 @@ def attack(folder: Path | None, options: argparse.Namespace) -> dict[str, Any]:
     import torch
 
     from research.membership import likelihood, membership
-    from uedp.audit.extraction import rank_entities, rank_secrets, written
-    from uedp.audit.gaps import Gap
+    from uedp.audit.extraction import Gap, rank_entities, rank_secrets, written
     from uedp.audit.ranks import Roc, summary
     from uedp.audit.scoring import Scorer
     from uedp.audit.secrets import load_secrets

@@ -34,7 +34,7 @@ def write_some(path: Path, count: int = 4) -> bytes:
 
 def sealed(record: object) -> bytes:
     """The first line of a ledger, of what is no record."""
-    return chains._line(record, chains._seal(chains._FIRST_SEAL, record))  # type: ignore[arg-type]
+    return chains._line(record, chains._seal(chains.FIRST_SEAL, record))  # type: ignore[arg-type]
 
 
 def marked_run(tmp_path, rounds=3):

@@ -22,8 +22,14 @@ import uedp
 from research.membership import likelihood
 from tests.conftest import marked
 from uedp.audit import scoring
-from uedp.audit.extraction import extract, rank_entities, rank_secrets, written
-from uedp.audit.gaps import Gap, entity_gaps
+from uedp.audit.extraction import (
+    Gap,
+    entity_gaps,
+    extract,
+    rank_entities,
+    rank_secrets,
+    written,
+)
 from uedp.audit.ranks import Ranked, Roc, chance_exposure, rank, roc, share, summary
 from uedp.audit.scoring import Completions, Endings, Question, Scorer, likelihoods
 from uedp.audit.secrets import (
@@ -34,13 +40,13 @@ from uedp.audit.secrets import (
     plant,
     sample_mask,
     save_secrets,
-    write_sentences,
 )
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
 from uedp.models.scratch import byte_tokenizer
-from uedp.report.extraction_plots import extraction_figure
+from uedp.report.audit_plots import extraction_figure
+from uedp.sample.generate import write_sentences
 from uedp.training.config import parse_config
 from uedp.training.loop import run
 
@@ -105,8 +111,8 @@ class Knowing(nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def knowing(texts: Sequence[str], **options: Any) -> Scorer:
-    return Scorer(Knowing(texts), TOKENIZER, 128, **options)
+def knowing(texts: Sequence[str]) -> Scorer:
+    return Scorer(Knowing(texts), TOKENIZER, 128)
 
 
 # --- planting ------------------------------------------------------------------------------------
@@ -234,7 +240,7 @@ def test_likelihoods_are_sums_over_tokens_whatever_stands_beside(
     questions = [Question(prefix, Endings.of(endings)) for prefix, endings in asked]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scoring, "_MANY", many)  # from this on, prefixes are read apart
-        found = likelihoods(model, questions, torch.no_grad, room)
+        found = likelihoods(model, questions, room)
     for (prefix, endings), scores in zip(asked, found, strict=True):
         expected = [slowly(model, prefix, ending) for ending in endings]
         assert scores == pytest.approx(expected, abs=1e-4)
@@ -310,9 +316,7 @@ def test_beams_are_the_likeliest_of_all_where_there_is_room_for_all(model: Any) 
     words = len(TOKENIZER)
     beams = scorer._beams(ids, 2, words)[0].tolist()
     every = [list(pair) for pair in itertools.product(range(words), repeat=2)]
-    (scores,) = likelihoods(
-        model, [Question(ids[0].tolist(), Endings.of(every))], torch.no_grad, 9999
-    )
+    (scores,) = likelihoods(model, [Question(ids[0].tolist(), Endings.of(every))], 9999)
     best = [every[i] for i in np.argsort(-scores, kind="stable")[:5]]
     assert beams[:5] == best
 
@@ -387,7 +391,8 @@ def test_a_sample_of_alternatives_caps_exposure_and_leaves_other_secrets_out() -
 def test_many_likelihoods_are_those_of_each_alone(model: Any) -> None:
     _, secrets = plant(NOTES, repeats=(1, 4), each=3, left_out=5, mask="9-###", prompt="{name}")
     secrets.append(Secret("A much longer prompt than the others", "9-123", "9-###", 1, True))
-    scorer = Scorer(model, TOKENIZER, 128, batch_tokens=200)
+    scorer = Scorer(model, TOKENIZER, 128)
+    scorer._max_tokens = 200  # several batches
     found = likelihood(scorer, secrets)
     for secret, own in zip(secrets, found, strict=True):
         ids = [TOKENIZER.bos_token_id, *TOKENIZER(f"{secret.prompt} {secret.secret}")["input_ids"]]

@@ -45,18 +45,22 @@ def test_without_delta_it_is_the_chance_of_randomised_response(
 
 @pytest.mark.parametrize("delta", [1e-6, 1e-3, 0.02, 0.3])
 @pytest.mark.parametrize("epsilon", [0.0, 0.7, 2.5])
-def test_it_is_what_the_theorem_says(epsilon: float, delta: float) -> None:
-    """Against the formula written out term by term."""
-    canaries, guesses = 50, 30
+@pytest.mark.parametrize("guesses", [1, 5, 8, 30, 50])
+def test_a_number_of_guesses_that_was_chosen_is_never_worth_more(
+    guesses: int, epsilon: float, delta: float
+) -> None:
+    """Not below the theorem's formula, written out term by term, for every number of guesses."""
+    canaries = 50
 
     def reached(count: int) -> float:
         return stats.binom.sf(count - 1, guesses, right_of(epsilon))
 
     for correct in range(guesses + 1):
         gains = [(reached(correct - i) - reached(correct)) / i for i in range(1, canaries + 1)]
-        expected = reached(correct) + 2 * canaries * delta * max(gains)
+        theorem = min(reached(correct) + 2 * canaries * delta * max(gains), 1.0)
         found = p_value(canaries, guesses, correct, epsilon, delta)
-        assert found == pytest.approx(min(expected, 1.0), rel=1e-6)
+        assert found >= theorem - 1e-12
+        assert found <= reached(correct) + canaries * delta + 1e-12  # and costs little
 
 
 @pytest.mark.parametrize("delta", [1e-4, 0.01, 0.1])
@@ -103,34 +107,18 @@ def test_the_bound_is_near_the_truth_for_many_canaries(epsilon: float) -> None:
 
 
 def test_the_bound_rises_with_correct_guesses_and_falls_with_doubt() -> None:
-    """Guarantee of lower_bound: monotone; 2 m delta is .2 and .02 here."""
-    for fixed, delta in ((True, 1e-3), (False, 1e-4)):
-        bounds = [
-            lower_bound(100, 80, correct, delta, number_fixed=fixed) for correct in range(40, 81)
-        ]
+    """Guarantee of lower_bound: monotone."""
+    for delta in (0.0, 1e-4):
+        bounds = [lower_bound(100, 80, correct, delta) for correct in range(40, 81)]
         assert all(np.diff(bounds) >= 0)
         assert bounds[0] == 0
         assert bounds[-1] > 2
-    assert lower_bound(100, 80, 75, 1e-4) >= lower_bound(100, 80, 75, 1e-2)
+    assert lower_bound(100, 80, 75, 1e-4) > lower_bound(100, 80, 75, 1e-2)
     assert lower_bound(100, 80, 75, 0.0, 0.9) > lower_bound(100, 80, 75, 0.0, 0.99)
     assert lower_bound(1000, 800, 750, 0.0) > lower_bound(100, 80, 75, 0.0)
     assert lower_bound(20, 20, 20, 0.0) == pytest.approx(
         -np.log(0.05 ** (-1 / 20) - 1), abs=1e-3
     )  # all right: the largest q with q^20 = .05
-
-
-@pytest.mark.parametrize("delta", [1e-5, 1e-3, 4e-3])
-def test_a_number_of_guesses_that_was_chosen_is_never_worth_more(delta: float) -> None:
-    """What takes the theorem's place is at least what the theorem has, for every number."""
-    differ = 0
-    for guesses in (5, 8, 20, 60, 100):
-        for correct in range(guesses // 2, guesses + 1):
-            fixed = lower_bound(100, guesses, correct, delta)
-            chosen = lower_bound(100, guesses, correct, delta, number_fixed=False)
-            assert chosen <= fixed + 1e-9
-            assert delta > 1e-5 or chosen > fixed - 0.02  # and costs little
-            differ += chosen < fixed - 1e-3
-    assert differ or delta == 1e-5
 
 
 def test_exactly_so_many_heads_are_no_likelier_than_a_half() -> None:

@@ -1,9 +1,8 @@
 """The certificate: what a run guarantees, in words and numbers, checkable by a third party.
 
-Only proven numbers enter it. All of it but `versions` and `created` follows from the run's ledger,
-which holds the decisions (`uedp.accounting.decisions`), the rounds spent, and the hashes of the
-model's files; `verify` recomputes it and compares the files. The ledger itself is a chain that
-anybody could write: only a signature shows that it is the one its signatory saw.
+Only proven numbers enter it. All of it but `versions` and `created` follows from the run's ledger;
+`verify` recomputes it and compares the model's files. The ledger itself is a chain that anybody
+could write: only a signature shows that it is the one its signatory saw.
 """
 
 import datetime
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 import uedp
-from uedp.accounting.chain import of_kind, read_chain, read_sealed
+from uedp.accounting.chain import of_kind, read_chain
 from uedp.accounting.decisions import PRIVATE_VOCABULARY, Setup, Shape, StrictModel
 from uedp.accounting.ledger import (
     RUN_LEDGER,
@@ -106,7 +105,8 @@ def issue(folder: Path, warn: Callable[[str], object] = warnings.warn) -> Certif
     )
     with suppress(UserError):  # there is none yet, or it cannot be read
         before = load_certificate(folder)
-        if not _differences(certificate, before):
+        undated = {"created": before.created, "versions": before.versions}
+        if not _differences(certificate.model_copy(update=undated), before):
             return before
     write_atomically(folder / CERTIFICATE, certificate.model_dump_json(indent=2) + "\n")
     signature = folder / SIGNATURE
@@ -164,18 +164,15 @@ def verify(folder: Path, public_key: Path | None = None, corpus: Path | None = N
 
 def not_checked(certificate: Certificate, signed: bool, corpus: bool) -> tuple[str, ...]:
     """The questions that a verification leaves open, for the person who relies on it."""
-    unsigned = (
+    checked = {
         "who issued this: the ledger is a chain that anybody can write anew from its first line; "
-        "sign the certificate, and verify it with `public_key=...`"
-    )
-    no_corpus = (
+        "sign the certificate, and verify it with `public_key=...`": signed,
         "whether rounds were repeated with a ledger that was cut, and whether the corpus is the "
-        "one that is named: verify it with `corpus=...`"
-    )
+        "one that is named: verify it with `corpus=...`": corpus,
+        "a model: none is certified, the run is not finished": bool(certificate.files),
+    }
     return (
-        *(() if signed else (unsigned,)),
-        *(() if corpus else (no_corpus,)),
-        *(() if certificate.files else ("a model: none is certified, the run is not finished",)),
+        *(question for question, answered in checked.items() if not answered),
         "that the code which ran was unmodified, and that the weights are what its rounds made",
         "that texts belong to the users they are said to belong to, and that entities were found",
         "that rounding which depends on the batch stays within `rounding_margin`: the noise is "
@@ -187,7 +184,7 @@ def not_checked(certificate: Certificate, signed: bool, corpus: bool) -> tuple[s
 
 def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificate:
     path = folder / RUN_LEDGER
-    records, seal = read_chain(path)
+    records, seals = read_chain(path)
     planned = planned_run(path, records)
     with refusing_malformed(path, "run"):
         spent = spent_rounds(records)
@@ -198,7 +195,10 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
             first_difference(plan["setup"], record["setup"], "setup")
             for record in of_kind(records, "resume")
         ]
-        totals = [_corpus_total(record) for record in of_kind(records, "corpus")]
+        totals = [
+            CorpusTotal(**{name: record[name] for name in CorpusTotal.model_fields})
+            for record in of_kind(records, "corpus")
+        ]
     _refuse_contradictions(path, planned, spent, bool(files))
     if any(resumed):
         changed = next(filter(None, resumed))
@@ -229,7 +229,7 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
         incidence=planned.shape,
         run=planned.run,
         files=files,
-        ledger_seal=seal,
+        ledger_seal=seals[-1],
         versions=versions,
         created=created,
     )
@@ -246,10 +246,6 @@ def _refuse_contradictions(path: Path, planned: PlannedRun, spent: int, saved: b
         raise UserError(f"{path}: setup.vocabulary is {stated!r}, but the plan has {has}")
 
 
-def _corpus_total(record: Mapping[str, Any]) -> CorpusTotal:
-    return CorpusTotal(**{name: record[name] for name in CorpusTotal.model_fields})
-
-
 def _parameters(plan: Mapping[str, Any], setup: Setup) -> dict[str, float | int | bool | None]:
     rounds = {key: value for key, value in plan["profile"].items() if key != "method"}
     rounds["rounding_margin"] = setup.rounding_margin
@@ -264,39 +260,35 @@ def _compare_with_corpus(folder: Path, claimed: Certificate, corpus: Path) -> No
         raise UserError(f"{ledger.path}: no such ledger; name the corpus the run was made on")
     ledger.entry(claimed.run)
     path = folder / RUN_LEDGER
-    records, seals = read_sealed(path)
+    records, seals = read_chain(path)
     check_mark(corpus, claimed.run, path, seals, spent_rounds(records))
     total = claimed.corpus_total
     if total is None:
         return
-    entered, seals = read_sealed(ledger.path)
+    entered, seals = read_chain(ledger.path)
     if total.seal not in seals:
         raise UserError(
             f"{ledger.path}: is not the ledger that corpus_total was computed from; it was cut or "
             "replaced"
         )
-    true = total_of(entered[: seals.index(total.seal) + 1], total.seal, total.delta)
+    until = seals.index(total.seal) + 1
+    true = total_of(entered[:until], seals[:until], total.delta)
     if wrong := _difference("corpus_total", true, total):
         raise UserError(f"{folder / CERTIFICATE}: by the ledger of the corpus, {wrong}")
 
 
-def _differences(true: Certificate, claimed: Certificate) -> list[str]:
-    """The fields but `created` and `versions` that differ, with both values."""
-    fields = [name for name in Certificate.model_fields if name not in ("created", "versions")]
+def _differences(true: StrictModel, claimed: StrictModel) -> list[str]:
+    """The fields that differ, with both values."""
+    fields = type(true).model_fields
     compared = (_difference(name, getattr(true, name), getattr(claimed, name)) for name in fields)
     return [difference for difference in compared if difference]
 
 
 def _difference(name: str, true: object, claimed: object) -> str | None:
     """A field that differs, named down to the part that does, with both values."""
-    if _alike(true, claimed):
-        return None
     if isinstance(true, StrictModel) and isinstance(claimed, type(true)):
-        for inner in type(true).model_fields:
-            values = getattr(true, inner), getattr(claimed, inner)
-            if difference := _difference(f"{name}.{inner}", *values):
-                return difference
-    return f"{name} is {_brief(claimed)}, not {_brief(true)}"
+        return next((f"{name}.{inner}" for inner in _differences(true, claimed)), None)
+    return None if _alike(true, claimed) else f"{name} is {_brief(claimed)}, not {_brief(true)}"
 
 
 def _alike(true: object, claimed: object) -> bool:

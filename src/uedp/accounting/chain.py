@@ -12,13 +12,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from uedp.errors import UserError
 from uedp.files import fsync_file, fsync_path, lock_file, private_opener
 
 Record = Mapping[str, Any]
-_FIRST_SEAL = "0" * 64
+FIRST_SEAL = "0" * 64
 
 
 class Chain:
@@ -68,30 +68,24 @@ class Chain:
     @property
     def seal(self) -> str:
         """The seal of the last record, which stands for all."""
-        return self.seals[-1] if self.seals else _FIRST_SEAL
+        return self.seals[-1] if self.seals else FIRST_SEAL
 
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> "Chain":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-def read_chain(path: Path) -> tuple[list[dict[str, Any]], str]:
-    """The records of a file and its last seal. A torn last line is skipped: nobody relied on it."""
-    records, seals = read_sealed(path)
-    return records, seals[-1] if seals else _FIRST_SEAL
-
-
 def of_kind(records: Sequence[Record], kind: str) -> list[Record]:
     return [record for record in records if record.get("kind") == kind]
 
 
-def read_sealed(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The same with the seal of every record."""
+def read_chain(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The records of a file and their seals. A torn last line is skipped: nobody relied on it."""
     if not path.is_file():
         raise UserError(f"{path}: no such ledger")
     with path.open("rb") as file:
@@ -104,7 +98,7 @@ def _read(file: IO[bytes], path: Path) -> tuple[list[dict[str, Any]], list[str],
     file.seek(0)
     records: list[dict[str, Any]] = []
     seals: list[str] = []
-    seal = _FIRST_SEAL
+    seal = FIRST_SEAL
     for number, line in enumerate(file, 1):
         record = _record(line, seal)
         if record is None:

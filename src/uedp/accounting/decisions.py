@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-NoiseSource = Literal["cipher", "fixed seed"]
 Precision = Literal["float32", "bfloat16"]
 Origin = Literal[
     "public",
@@ -20,7 +19,6 @@ PRIVATE_VOCABULARY: Origin = "differentially private"
 CORPUS_VOCABULARY: Origin = "from the corpus, not covered"
 FOREIGN_VOCABULARY: Origin = "from another corpus, not covered"
 Labels = Literal["none", "declared", "from the corpus, not covered"]
-EarlierRuns = Literal["none known", "on other corpora"]
 Users = Literal["as given", "assigned at random"]
 
 _LIST_NAMES = {"public": "allow-list", "sensitive": "deny-list", "aliases": "alias list"}
@@ -90,7 +88,7 @@ class Entities(StrictModel):
 class Setup(StrictModel):
     """How the run is set up. Anything not covered by the guarantee becomes a caveat."""
 
-    noise_source: NoiseSource = "cipher"
+    noise_source: Literal["cipher", "fixed seed"] = "cipher"
     # of forward and backward passes; sums, norms, clip factors and noise are float32 or better
     precision: Precision = "float32"
     # the noise added is the noise multiplier times one plus this
@@ -106,7 +104,7 @@ class Setup(StrictModel):
     # the class names of a classifier
     labels: Labels = "none"
     # of the model that the run started from
-    earlier_runs: EarlierRuns = "none known"
+    earlier_runs: Literal["none known", "on other corpora"] = "none known"
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # that a round uses, for missed mentions; null: no bound
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None

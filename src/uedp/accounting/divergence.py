@@ -59,7 +59,7 @@ class ShiftedGaussian:
         low, high = self.loss_range()
         result, inside = _outside(epsilons, low, high)
         eps = epsilons[inside]
-        at = self._threshold(eps)
+        at = _log_sum_root(*self._terms, eps, self.noise)
         value = self._mass(-at, 1.0) - np.exp(eps + special.log_ndtr(-at / self.noise))
         result[inside] = np.clip(value, 0.0, 1.0)
         return result
@@ -68,14 +68,15 @@ class ShiftedGaussian:
         low, high = self.loss_range()
         result, inside = _outside(epsilons, -high, -low)
         eps = epsilons[inside]
-        at = self._threshold(-eps)
+        at = _log_sum_root(*self._terms, -eps, self.noise)
         value = special.ndtr(at / self.noise) - np.exp(eps) * self._mass(at, -1.0)
         result[inside] = np.clip(value, 0.0, 1.0)
         return result
 
     def loss(self, at: Floats) -> Floats:
         """`ln(dP'/dP)` at points of the line."""
-        value: Floats = special.logsumexp(_exponents(*self._terms, at, self.noise), axis=0)
+        logs, shifts = self._terms
+        value: Floats = special.logsumexp(logs + log_ratio(shifts, at, self.noise), axis=0)
         return value
 
     def loss_range(self) -> tuple[float, float]:
@@ -105,10 +106,6 @@ class ShiftedGaussian:
     @property
     def _terms(self) -> tuple[Floats, Floats]:
         return np.log(self.probabilities)[:, None], np.asarray(self.shifts)[:, None]
-
-    def _threshold(self, losses: Floats) -> Floats:
-        """The point of the line at which each loss (above the lowest) is reached."""
-        return _log_sum_root(*self._terms, losses, self.noise)
 
     def _mass(self, at: Floats, sign: float) -> Floats:
         """`sum_i p_i Phi((at + sign * s_i) / z)`."""
@@ -209,21 +206,13 @@ def _log_sum_root(logs: Floats, shifts: Floats, targets: Floats, noise: float) -
     The sum is convex and increasing in `y`, so Newton's steps from the right never overshoot.
     Terms are rows; shifts are not negative, and every target is above the terms of shift zero.
     """
-    variance = noise**2
     with np.errstate(divide="ignore", invalid="ignore"):
-        starts = np.where(
-            (shifts > 0) & np.isfinite(logs),
-            variance * (targets - logs) / shifts + shifts / 2,
-            np.inf,
-        )
+        starts = noise**2 * (targets - logs) / shifts + shifts / 2
+    starts = np.where((shifts > 0) & np.isfinite(logs), starts, np.inf)
     at: Floats = starts.min(axis=0)
     for _ in range(200):
-        terms = _exponents(logs, shifts, at, noise)
-        top = terms.max(axis=0)
-        parts = np.exp(terms - top)
-        total = parts.sum(axis=0)
-        excess = top + np.log(total) - targets
-        slope = (parts * shifts).sum(axis=0) / (total * variance)
+        value, slope, top = log_sum(logs, shifts, at, noise)
+        excess = value - targets
         step = np.where(slope > 0, excess / np.where(slope > 0, slope, 1.0), 0.0)
         at = at - step
         # where the sum is flat, steps stay large while nothing is left to gain
@@ -233,6 +222,18 @@ def _log_sum_root(logs: Floats, shifts: Floats, targets: Floats, noise: float) -
     return at
 
 
-def _exponents(logs: Floats, shifts: Floats, at: Floats, noise: float) -> Floats:
-    terms: Floats = logs + shifts * (2 * at - shifts) / (2 * noise**2)
-    return terms
+def log_sum(
+    logs: Floats, shifts: Floats, at: Floats, noise: float
+) -> tuple[Floats, Floats, Floats]:
+    """`ln sum_i exp(logs_i + s_i (2y - s_i) / (2 z^2))`, its slope, and the largest exponent."""
+    terms = logs + log_ratio(shifts, at, noise)
+    top = terms.max(axis=0)
+    parts = np.exp(terms - top)
+    total = parts.sum(axis=0)
+    return top + np.log(total), (parts * shifts).sum(axis=0) / (total * noise**2), top
+
+
+def log_ratio(shifts: Floats | float, at: Floats, noise: float) -> Floats:
+    """`ln N(shift) / N(0)` at points of the line."""
+    value: Floats = shifts * (2 * at - shifts) / (2 * noise**2)
+    return value

@@ -24,6 +24,8 @@ from uedp.accounting.divergence import (
     PointwiseMin,
     RevealedMixture,
     ShiftedGaussian,
+    log_ratio,
+    log_sum,
     sampled_gaussian,
 )
 
@@ -61,8 +63,8 @@ class HiddenDraw:
         full = _Density(z, (0.0, 1.0, 2.0), ((1 - q) ** 2, 2 * q * (1 - q), q**2))
         at = _crossing(full, emptied, epsilons)
         # the positive part at N(b) must be covered by the negative part at N(0) alone
-        covered = np.log(q) + _log_ratio(1.0, at, z) <= np.log(np.expm1(epsilons) + q)
-        value = full.above(at) - np.exp(epsilons) * emptied.above(at)
+        covered = np.log(q) + log_ratio(1.0, at, z) <= np.log(np.expm1(epsilons) + q)
+        value = full.mass(at, 1.0) - np.exp(epsilons) * emptied.mass(at, 1.0)
         return np.where(covered, np.clip(value, 0.0, bound), bound)
 
     def _emptied_above(self, epsilons: Floats) -> Floats:
@@ -75,8 +77,8 @@ class HiddenDraw:
         # the positive part at N(0), if any, must be covered by the negative part at N(b) alone
         positive = np.maximum(1 - np.exp(epsilons) * (1 - q), 0.0)
         with np.errstate(divide="ignore"):
-            covered = np.log(positive) - _log_ratio(1.0, at, z) <= epsilons + np.log(q)
-        value = emptied.below(at) - np.exp(epsilons) * full.below(at)
+            covered = np.log(positive) - log_ratio(1.0, at, z) <= epsilons + np.log(q)
+        value = emptied.mass(at, -1.0) - np.exp(epsilons) * full.mass(at, -1.0)
         return np.where(covered, np.clip(value, 0.0, bound), bound)
 
 
@@ -93,16 +95,8 @@ def revealed_draw(
     noise: float, user_rate: float, share: float, coin: float = 1.0
 ) -> RevealedMixture:
     """Theorem 1's pair: it is revealed whether the entity's holder was drawn, at rate `q_u`."""
-    both = ShiftedGaussian(
-        noise,
-        (0.0, share, 1.0, 1.0 + share),
-        (
-            (1 - coin) * (1 - user_rate),
-            coin * (1 - user_rate),
-            (1 - coin) * user_rate,
-            coin * user_rate,
-        ),
-    )
+    chances = tuple(c * p for p in (1 - user_rate, user_rate) for c in (1 - coin, coin))
+    both = ShiftedGaussian(noise, (0.0, share, 1.0, 1.0 + share), chances)
     return RevealedMixture((1 - user_rate, user_rate), (sampled_gaussian(noise, user_rate), both))
 
 
@@ -120,30 +114,15 @@ class _Density:
 
     def log_and_slope(self, at: Floats) -> tuple[Floats, Floats]:
         """The log density relative to `N(0)`, and its slope."""
-        shifts = np.asarray(self.shifts)[:, None]
-        terms = np.log(self.weights)[:, None] + shifts * (2 * at - shifts) / (2 * self.noise**2)
-        top = terms.max(axis=0)
-        parts = np.exp(terms - top)
-        total = parts.sum(axis=0)
-        return top + np.log(total), (parts * shifts).sum(axis=0) / (total * self.noise**2)
+        logs, shifts = np.log(self.weights)[:, None], np.asarray(self.shifts)[:, None]
+        return log_sum(logs, shifts, at, self.noise)[:2]
 
-    def above(self, at: Floats) -> Floats:
-        return self._mass(at, 1.0)
-
-    def below(self, at: Floats) -> Floats:
-        return self._mass(at, -1.0)
-
-    def _mass(self, at: Floats, side: float) -> Floats:
+    def mass(self, at: Floats, side: float) -> Floats:
+        """The mass above the points (side 1) or below them (side -1)."""
         total = np.zeros_like(at)
         for shift, weight in zip(self.shifts, self.weights, strict=True):
             total += weight * special.ndtr(side * (shift - at) / self.noise)
         return total
-
-
-def _log_ratio(shift: float, at: Floats, noise: float) -> Floats:
-    """`ln N(shift) / N(0)` at points of the line."""
-    value: Floats = shift * (2 * at - shift) / (2 * noise**2)
-    return value
 
 
 def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:

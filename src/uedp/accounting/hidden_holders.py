@@ -7,8 +7,7 @@ offset. `docs/privacy.md` proves at which epsilon one of two collinear worlds is
 others one more draw is revealed.
 
 Nothing here searches for a threshold: each point of the line is the threshold of the epsilon
-computed there. This gives the divergence at the epsilons of many points; in between it lies below
-their chords, because the true one is convex in `e^eps`.
+computed there. Between these epsilons the divergence, convex in `e^eps`, lies below its chords.
 """
 
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from uedp.accounting.divergence import (
     Floats,
     RevealedMixture,
     ShiftedGaussian,
+    log_ratio,
 )
 
 _FARTHEST = 9.5  # standard deviations; beyond lies less than `TAIL_MASS`
@@ -90,8 +90,7 @@ class HiddenHolders:
     def _bound(self, side: str, epsilons: Floats, known: dict["HiddenHolders", Floats]) -> Floats:
         """The smaller of the bound by the two worlds and the bound with one more draw revealed."""
         if self not in known:
-            nodes: Chords = getattr(_chords(self), side)
-            bound = nodes.at(epsilons)
+            bound = _chords(self)[side].at(epsilons)
             for away, drawn in self._reveal_one():
                 average = (1 - self.user_rate) * away._bound(side, epsilons, known)
                 average += self.user_rate * drawn._bound(side, epsilons, known)
@@ -143,12 +142,6 @@ class Chords:
 
 
 @dataclass(frozen=True)
-class _BothSides:
-    full: Chords
-    emptied: Chords
-
-
-@dataclass(frozen=True)
 class _World:
     """Everything on one line. Rows are outcomes of the holders' draws, `lent` and `others`.
 
@@ -193,9 +186,7 @@ class _World:
         return rest, full
 
     def _log_ratio(self, means: Floats) -> Floats:
-        means = means[:, None]
-        value: Floats = means * (2 * self.points - means) / (2 * self.noise**2)
-        return value
+        return log_ratio(means[:, None], self.points, self.noise)
 
     def _log_tail(self, means: Floats, side: float) -> Floats:
         tail: Floats = special.log_ndtr(side * (means[:, None] - self.points) / self.noise)
@@ -239,19 +230,12 @@ def _worlds(holders: HiddenHolders) -> Iterator[_World]:
     count = drawn.sum(axis=1)
     moves = drawn @ np.array([holders.lent, holders.move])
     for rest, upwards in ((count - moves, True), (-1.0 * count, False)):
-        yield _World(
-            holders.noise,
-            holders.user_rate,
-            drawn,
-            chances,
-            rest,
-            holders.offset + rest + moves,
-            upwards,
-        )
+        moved = holders.offset + rest + moves
+        yield _World(holders.noise, holders.user_rate, drawn, chances, rest, moved, upwards)
 
 
 @lru_cache(maxsize=256)
-def _chords(holders: HiddenHolders) -> _BothSides:
+def _chords(holders: HiddenHolders) -> dict[str, Chords]:
     """The divergences of the two worlds, each at the epsilons where it is the worst."""
     losses, full, emptied = [], [], []
     for world in _worlds(holders):
@@ -259,11 +243,8 @@ def _chords(holders: HiddenHolders) -> _BothSides:
         rest_total = special.logsumexp(rest_parts, axis=0)
         full_total = special.logsumexp(full_parts, axis=0)
         largest = np.abs(full_parts).max(axis=0) + np.abs(rest_parts).max(axis=0)
-        holds = world.worst_at(
-            np.exp(full_parts - full_total),
-            np.exp(rest_parts - rest_total),
-            margin=1e-13 * (1 + largest),
-        )
+        shares = np.exp(full_parts - full_total), np.exp(rest_parts - rest_total)
+        holds = world.worst_at(*shares, margin=1e-13 * (1 + largest))
         loss = full_total - rest_total
         rest_above, full_above = world.log_mass(1.0)
         rest_below, full_below = world.log_mass(-1.0)
@@ -274,10 +255,10 @@ def _chords(holders: HiddenHolders) -> _BothSides:
         if not len(world.drawn) > 1:
             break  # no one's draw is hidden: the two worlds are one
     loss = np.concatenate(losses)
-    return _BothSides(
-        Chords.through(loss, np.clip(np.concatenate(full), 0.0, 1.0)),
-        Chords.through(-loss, np.clip(np.concatenate(emptied), 0.0, 1.0)),
-    )
+    return {
+        "full": Chords.through(loss, np.clip(np.concatenate(full), 0.0, 1.0)),
+        "emptied": Chords.through(-loss, np.clip(np.concatenate(emptied), 0.0, 1.0)),
+    }
 
 
 @lru_cache(maxsize=256)

@@ -1,11 +1,8 @@
 """Ledgers: every round of a run, and every run on a corpus.
 
-A run first *reserves* its planned rounds in the ledger of its corpus, where a budget that they
-would exceed is refused. It then *spends* rounds in its own ledger, a block at a time and always
-before the block's noisy sums are used; more than was reserved is refused. An open run counts the
-rounds it reserved. A *closed* run, finished or ended early, counts the rounds it spent, and spends
-no more. A run without a guarantee counts as infinite. A plan may have a private vocabulary beside
-its rounds.
+A run first *reserves* its planned rounds in the ledger of its corpus. It then *spends* them in its
+own ledger, a block at a time and always before the block's noisy sums are used. A *closed* run,
+finished or ended early, spends no more.
 """
 
 import hashlib
@@ -20,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from uedp.accounting.chain import Chain, Record, of_kind, read_chain
+from uedp.accounting.chain import FIRST_SEAL, Chain, Record, of_kind, read_chain
 from uedp.accounting.decisions import Setup, Shape, StrictModel
 from uedp.accounting.marks import Mark
 from uedp.accounting.profile import (
@@ -283,9 +280,9 @@ class CorpusLedger:
         return _epsilon(self.entries(), delta)
 
     def total(self, delta: float) -> CorpusTotal:
-        records, seal = read_chain(self.path)
+        records, seals = read_chain(self.path)
         _refuse_malformed(self.path, records)
-        return total_of(records, seal, delta)
+        return total_of(records, seals, delta)
 
     @contextmanager
     def _open(self) -> Iterator[Chain]:
@@ -319,7 +316,7 @@ class CorpusLedger:
             )
 
 
-def total_of(records: Sequence[Record], seal: str, delta: float) -> CorpusTotal:
+def total_of(records: Sequence[Record], seals: Sequence[str], delta: float) -> CorpusTotal:
     entries = _entries(records)
     epsilon = _epsilon(entries, delta)
     return CorpusTotal(
@@ -327,7 +324,7 @@ def total_of(records: Sequence[Record], seal: str, delta: float) -> CorpusTotal:
         delta=delta,
         runs=len(entries),
         unit=_unit(entries),
-        seal=seal,
+        seal=seals[-1] if seals else FIRST_SEAL,
     )
 
 
@@ -419,10 +416,9 @@ class RunLedger:
     ) -> Iterator["RunLedger"]:
         """`corpus` is the folder that keeps the high-water mark of this ledger."""
         plan = planned.record()
-        marked = nullcontext(None) if corpus is None else Mark.open(corpus, planned.run)
         with Chain(folder / RUN_LEDGER) as chain:
             _refuse_another(chain.path, chain.records, plan)
-            with marked as mark:
+            with nullcontext(None) if corpus is None else Mark(corpus, planned.run) as mark:
                 spent = spent_rounds(chain.records)
                 if mark is not None and corpus is not None:
                     mark.check(chain.path, chain.seals, spent)
@@ -517,7 +513,7 @@ def close_run(folder: Path, corpus: CorpusLedger) -> LedgerEntry:
         planned = planned_run(path, chain.records)
         corpus.entry(planned.run)
         spent = spent_rounds(chain.records)
-        with Mark.open(corpus.folder, planned.run) as mark:
+        with Mark(corpus.folder, planned.run) as mark:
             mark.check(path, chain.seals, spent)
             if not of_kind(chain.records, "closed"):
                 chain.append({"kind": "closed", "spent": spent})

@@ -1,14 +1,12 @@
 """The high-water mark of a run's ledger, kept beside its corpus.
 
-A run's ledger lies in the run's own folder. If it were cut short, or restored from an older copy,
-the run would repeat rounds. So whoever spends a round also leaves the ledger's seal beside the
-corpus; a ledger that does not contain that seal is refused. The mark is written second: a process
-that dies between the two leaves a ledger that is ahead of its mark, which does no harm.
+A run whose ledger was cut short, or restored from an older copy, would repeat rounds. So whoever
+spends a round also leaves the ledger's seal beside the corpus; a ledger without that seal is
+refused. The mark is written second: a ledger that is ahead of its mark does no harm.
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from uedp.accounting.chain import Chain, Record, of_kind, read_chain
@@ -24,7 +22,7 @@ def mark_path(corpus: Path, run: str) -> Path:
     return corpus / f"ledger-mark-{run}.jsonl"
 
 
-class Mark:
+class Mark(Chain):
     """The last seal of a run's ledger that was seen.
 
     Guarantees:
@@ -32,23 +30,17 @@ class Mark:
       - two processes never advance the same mark
     """
 
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
-
-    @classmethod
-    @contextmanager
-    def open(cls, corpus: Path, run: str) -> Iterator["Mark"]:
-        with Chain(mark_path(corpus, run)) as chain:
-            yield cls(chain)
+    def __init__(self, corpus: Path, run: str) -> None:
+        super().__init__(mark_path(corpus, run))
 
     def check(self, ledger: Path, seals: Sequence[str], spent: int) -> None:
         """Refuse a ledger that does not continue the one that was marked."""
-        _check(self._chain.path, self._chain.records, ledger, seals, spent)
+        _check(self.path, self.records, ledger, seals, spent)
 
     def advance(self, spent: int, seal: str) -> None:
-        marks = of_kind(self._chain.records, "mark")
+        marks = of_kind(self.records, "mark")
         if not marks or marks[-1]["seal"] != seal:
-            self._chain.append({"kind": "mark", "spent": spent, "seal": seal})
+            self.append({"kind": "mark", "spent": spent, "seal": seal})
 
 
 def check_mark(corpus: Path, run: str, ledger: Path, seals: Sequence[str], spent: int) -> None:

@@ -62,7 +62,6 @@ class Neighbour:
 
     change: str
     profile: Profile
-    sentences_per_user: int | None
     epsilons: tuple[float, ...]  # by `MISSED_CASES`
 
 
@@ -100,4 +99,4 @@ def _neighbour(
     epsilons = tuple(
         missed_epsilon(profile, rounds, delta, *case, per_user) for case in MISSED_CASES
     )
-    return Neighbour(change, profile, per_user, epsilons)
+    return Neighbour(change, profile, epsilons)

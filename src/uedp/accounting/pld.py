@@ -2,8 +2,7 @@
 
 Discretisation is connect-the-dots (Doroshenko, Ghazi, Kamath, Kumar, Manurangsi 2022): exact at
 the grid's epsilons, above the truth between them, hence pessimistic at any resolution. Tests
-compare it with dp-accounting, whose composition and search for epsilon loop over the grid in
-Python.
+compare it with dp-accounting, whose composition loops over the grid in Python.
 """
 
 from collections.abc import Sequence
@@ -95,10 +94,8 @@ def discretise(pair: DominatingPair, step: float) -> BothDirections:
     low, high = pair.loss_range()
     bottom, top = int(np.floor(low / step)), int(np.ceil(high / step))
     grid = step * np.arange(bottom, top + 1, dtype=np.float64)
-    return (
-        _connect(pair.full(grid), bottom, step),
-        _connect(pair.emptied(-grid[::-1]), -top, step),
-    )
+    full, emptied = pair.full(grid), pair.emptied(-grid[::-1])
+    return _connect(full, bottom, step), _connect(emptied, -top, step)
 
 
 def _connect(deltas: Floats, lowest: int, step: float) -> PrivacyLossDistribution:

@@ -1,8 +1,7 @@
 """Profiles: everything the accountant needs to know about a method, and their registry.
 
 A profile describes one round of a method: whom it protects, in words, and the dominating pairs of
-`docs/privacy.md`. The ledger records profiles by their `method`; certificate, planning, audit and
-command line ask the profile and know no method by name. A profile can be registered from anywhere.
+`docs/privacy.md`. Ledger, certificate, planning, audit and command line know no method by name.
 """
 
 from abc import ABC, abstractmethod

@@ -31,13 +31,7 @@ from uedp.accounting.pld import (
     max_rounds,
     min_delta,
 )
-from uedp.accounting.profile import (
-    MIN_NOISE,
-    PrivacyEvent,
-    Profile,
-    check_rates,
-    register_profile,
-)
+from uedp.accounting.profile import MIN_NOISE, PrivacyEvent, Profile, check_rates, register_profile
 from uedp.errors import UserError
 
 MAX_ROUNDS = 10_000_000  # of a run; composing more takes minutes
@@ -320,11 +314,9 @@ def guarantee(events: Events) -> Guarantee:
 
 def _composed(pairs: Sequence[DominatingPair], counts: Sequence[int]) -> BothDirections:
     step = grid_step(pairs)
-    sides = [discretise(pair, step) for pair in pairs]
-    return (
-        compose([(full, n) for (full, _), n in zip(sides, counts, strict=True)]),
-        compose([(emptied, n) for (_, emptied), n in zip(sides, counts, strict=True)]),
-    )
+    sides = zip(*(discretise(pair, step) for pair in pairs), strict=True)
+    full, emptied = (compose([*zip(side, counts, strict=True)]) for side in sides)
+    return full, emptied
 
 
 def epsilon(

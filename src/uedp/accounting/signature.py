@@ -8,6 +8,8 @@ these too.
 import base64
 import binascii
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -19,7 +21,6 @@ from uedp.files import private_opener, write_atomically
 
 SIGNATURE = "certificate.sig"
 _CONTEXT = b"uedp certificate, Ed25519, version 1\n"
-_NO_KEY = (ValueError, TypeError, UnsupportedAlgorithm)
 
 
 def generate_key(path: Path) -> Path:
@@ -33,9 +34,7 @@ def generate_key(path: Path) -> Path:
     public = path.with_name(f"{path.name}.pub")
     key = Ed25519PrivateKey.generate()
     private_text = key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
     public_text = key.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -52,7 +51,10 @@ def generate_key(path: Path) -> Path:
 
 def sign_certificate(certificate: Path, key: Path) -> Path:
     """Write the signature beside a certificate."""
-    private = _private_key(key)
+    with _reading_key(key, "private key without a password", "make a new key"):
+        private = serialization.load_pem_private_key(key.read_bytes(), password=None)
+    if not isinstance(private, Ed25519PrivateKey):
+        raise UserError(f"{key}: not an Ed25519 key; make a new key")
     signature = private.sign(_CONTEXT + certificate.read_bytes())
     target = certificate.with_name(SIGNATURE)
     write_atomically(target, base64.b64encode(signature).decode() + "\n")
@@ -61,7 +63,11 @@ def sign_certificate(certificate: Path, key: Path) -> Path:
 
 def check_signature(certificate: Path, public_key: Path) -> None:
     """Raise unless the certificate's signature was made with this key, over these very bytes."""
-    key, path = _public_key(public_key), certificate.with_name(SIGNATURE)
+    with _reading_key(public_key, "public key", "name the .pub file of the key"):
+        key = serialization.load_pem_public_key(public_key.read_bytes())
+    if not isinstance(key, Ed25519PublicKey):
+        raise UserError(f"{public_key}: not an Ed25519 key; name the .pub file of the key")
+    path = certificate.with_name(SIGNATURE)
     if not path.is_file():
         raise UserError(f"{path}: no signature; the certificate has not been signed")
     try:
@@ -74,25 +80,11 @@ def check_signature(certificate: Path, public_key: Path) -> None:
         ) from None
 
 
-def _private_key(path: Path) -> Ed25519PrivateKey:
+@contextmanager
+def _reading_key(path: Path, kind: str, remedy: str) -> Iterator[None]:
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        yield
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except _NO_KEY:
-        raise UserError(f"{path}: not a private key without a password; make a new key") from None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise UserError(f"{path}: not an Ed25519 key; make a new key")
-    return key
-
-
-def _public_key(path: Path) -> Ed25519PublicKey:
-    try:
-        key = serialization.load_pem_public_key(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except _NO_KEY:
-        raise UserError(f"{path}: not a public key; name the .pub file of the key") from None
-    if not isinstance(key, Ed25519PublicKey):
-        raise UserError(f"{path}: not an Ed25519 key; name the .pub file of the key")
-    return key
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise UserError(f"{path}: not a {kind}; {remedy}") from None

@@ -73,54 +73,38 @@ def statement(
 
 def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
     """The limits of the guarantee, one sentence each."""
-    cases = (
-        (
-            setup.noise_source == "fixed seed",
-            "the noise came from a fixed seed: whoever knows it can remove the noise",
+    cases = {
+        "the noise came from a fixed seed: whoever knows it can remove the noise": (
+            setup.noise_source == "fixed seed"
         ),
-        (
-            setup.vocabulary == CORPUS_VOCABULARY,
-            "the vocabulary or the tokenizer was made from this corpus, outside of what is charged "
-            "here: which words are in it is not covered",
+        "the vocabulary or the tokenizer was made from this corpus, outside of what is charged "
+        "here: which words are in it is not covered": setup.vocabulary == CORPUS_VOCABULARY,
+        "the vocabulary or the tokenizer was made from another corpus: what it tells of that is "
+        "not covered, also if the texts are in part the same": (
+            setup.vocabulary == FOREIGN_VOCABULARY
         ),
-        (
-            setup.vocabulary == FOREIGN_VOCABULARY,
-            "the vocabulary or the tokenizer was made from another corpus: what it tells of that "
-            "is not covered, also if the texts are in part the same",
+        f"with this noise and so many rounds there is {NO_FINITE_EPSILON}": epsilon == math.inf,
+        f"an epsilon above {LARGE_EPSILON} says little: it bounds odds by a factor of "
+        "e^epsilon": LARGE_EPSILON < epsilon < math.inf,
+        "who wrote what is not known: users are groups of texts put together at random, and "
+        "people are not protected beyond the texts in one group": (
+            setup.users == "assigned at random"
         ),
-        (
-            epsilon == math.inf,
-            f"with this noise and so many rounds there is {NO_FINITE_EPSILON}",
+        "which entities were looked for, and by which detectors, is not stated": (
+            setup.entities is None and profile.protects_entities
         ),
-        (
-            LARGE_EPSILON < epsilon < math.inf,
-            f"an epsilon above {LARGE_EPSILON} says little: it bounds odds by a factor of "
-            "e^epsilon",
+        "which labels there are was taken from the corpus and is not covered": (
+            setup.labels == "from the corpus, not covered"
         ),
-        (
-            setup.users == "assigned at random",
-            "who wrote what is not known: users are groups of texts put together at random, and "
-            "people are not protected beyond the texts in one group",
+        "the model went through other runs before, on other corpora: what it learned there is "
+        "not covered, also if their texts are in part the same": (
+            setup.earlier_runs == "on other corpora"
         ),
-        (
-            setup.entities is None and profile.protects_entities,
-            "which entities were looked for, and by which detectors, is not stated",
+        "who chose the clip bounds and rates, and on which data, is not stated": (
+            setup.chosen_by == Setup.model_fields["chosen_by"].default
         ),
-        (
-            setup.labels == "from the corpus, not covered",
-            "which labels there are was taken from the corpus and is not covered",
-        ),
-        (
-            setup.earlier_runs == "on other corpora",
-            "the model went through other runs before, on other corpora: what it learned there is "
-            "not covered, also if their texts are in part the same",
-        ),
-        (
-            setup.chosen_by == Setup.model_fields["chosen_by"].default,
-            "who chose the clip bounds and rates, and on which data, is not stated",
-        ),
-    )
-    return tuple(text for holds, text in cases if holds)
+    }
+    return tuple(text for text, holds in cases.items() if holds)
 
 
 def missed_table(

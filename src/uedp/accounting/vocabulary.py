@@ -8,13 +8,14 @@ in units of `sqrt(k)` (how far a user can move the counts), `tau` the threshold,
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from scipy import special
 
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.divergence import DominatingPair, Floats, RevealedMixture, ShiftedGaussian
-from uedp.accounting.profile import MIN_NOISE, PrivacyEvent, check_noise
+from uedp.accounting.profile import MIN_NOISE, check_noise
 from uedp.errors import UserError
 
 # The part of delta for words that cross the threshold by chance. Ten times as much would lower the
@@ -36,6 +37,8 @@ class VocabularyRelease:
         loss: composing them charges it to delta
     """
 
+    user_rate: ClassVar[float] = 1.0  # every user takes part
+
     noise: float
     threshold: float
     words_per_user: int
@@ -53,11 +56,6 @@ class VocabularyRelease:
                 f"words per sentence {of_sentence}: must lie in 1..{self.words_per_user}, the "
                 "words per user"
             )
-
-    @property
-    def user_rate(self) -> float:
-        """Every user takes part."""
-        return 1.0
 
     @property
     def deviation(self) -> float:
@@ -95,6 +93,8 @@ class MissedInVocabulary:
     At most `per_user` sentences of each of them are such; None: all words of theirs come from them.
     """
 
+    user_rate: ClassVar[float] = 1.0
+
     release: VocabularyRelease
     holders: int
     per_user: int | None = None
@@ -102,10 +102,6 @@ class MissedInVocabulary:
     @property
     def noise(self) -> float:
         return self.release.noise
-
-    @property
-    def user_rate(self) -> float:
-        return 1.0
 
     def pairs(self) -> Mapping[str, DominatingPair]:
         own, of_sentence = self.release.words_per_user, self.release.words_per_sentence
@@ -185,7 +181,6 @@ def release_for(
     share: float = 0.3,
     words_per_user: int = 64,
     words_per_sentence: int | None = 16,
-    failure_share: float = _FAILURE_SHARE,
 ) -> VocabularyRelease:
     """The vocabulary's part of a budget: on its own it has `share` of the target epsilon at delta.
 
@@ -194,13 +189,12 @@ def release_for(
 
     Guarantees:
       - the release on its own has an epsilon of at most `share * target` at `delta`
-      - it fails with a probability of at most `failure_share * delta`, which delta includes
+      - it fails with a probability of at most a hundredth of delta, which delta includes
     """
     if not 0 < share <= 1:
         raise UserError(f"vocabulary share {share}: must lie in 0..1, without 0")
 
-    def release(noise: float) -> PrivacyEvent:
-        return with_threshold(noise, words_per_user, words_per_sentence, failure_share * delta)
+    def release(noise: float) -> VocabularyRelease:
+        return with_threshold(noise, words_per_user, words_per_sentence, _FAILURE_SHARE * delta)
 
-    noise = noise_for(share * target, delta, 1, release)
-    return with_threshold(noise, words_per_user, words_per_sentence, failure_share * delta)
+    return release(noise_for(share * target, delta, 1, release))

@@ -18,6 +18,13 @@ from uedp.accounting.proven import Guarantee
 from uedp.errors import UserError
 from uedp.incidence import Ints
 
+# the best threshold is flat: choosing it roughly costs less than a wider interval in the test
+_SHARE_FOR_CHOOSING = 0.15
+_RANKS = 30  # of candidate thresholds: more would only overfit the part for choosing
+
+Merit = Callable[[Floats, Floats, bool], Floats]
+"""How much the rates of right and wrong guesses, of the full corpus or not, would prove."""
+
 
 @dataclass(frozen=True, eq=False)
 class Scores:
@@ -38,16 +45,12 @@ class Scores:
 
     def split(self) -> tuple["Scores", "Scores"]:
         """A part for choosing, and a larger one for testing."""
-        guessed, other = (_SHARE_FOR_CHOOSING * len(side) for side in (self.guessed, self.other))
-        first, second = (max(1, round(count)) for count in (guessed, other))
+        sides = (self.guessed, self.other)
+        first, second = (max(1, round(_SHARE_FOR_CHOOSING * len(side))) for side in sides)
         return (
             Scores(self.name, self.guessed[:first], self.other[:second], self.full),
             Scores(self.name, self.guessed[first:], self.other[second:], self.full),
         )
-
-
-# the best threshold is flat: choosing it roughly costs less than a wider interval in the test
-_SHARE_FOR_CHOOSING = 0.15
 
 
 @dataclass(frozen=True)
@@ -60,13 +63,9 @@ class Point:
     right: float
     wrong: float
 
-    def merit(self, merit: Callable[[Floats, Floats], Floats]) -> float:
+    def merit(self, merit: Merit) -> float:
         """What its rates come to."""
-        return float(merit(np.array([self.right]), np.array([self.wrong]))[0])
-
-
-Merit = Callable[[Floats, Floats, bool], Floats]
-"""How much the rates of right and wrong guesses, of the full corpus or not, would prove."""
+        return float(merit(np.array([self.right]), np.array([self.wrong]), self.full)[0])
 
 
 def at_least(hits: Ints, trials: int, alpha: float) -> Floats:
@@ -136,18 +135,11 @@ def _rates(scores: Scores, thresholds: Floats, alpha: float) -> tuple[Floats, Fl
 
 def _thresholds(scores: Scores) -> Floats:
     """Candidate thresholds, close together in the tails, where small probabilities differ."""
-    found = []
+    candidates = []
     for values in (scores.guessed, scores.other):
-        count = len(values)
-        ranks = np.unique(np.geomspace(1, count, _RANKS).astype(int)) - 1
-        found.append(np.sort(values)[np.concatenate([ranks, count - 1 - ranks])])
-    return np.unique(np.concatenate(found))
-
-
-_RANKS = 30  # more would only overfit the part for choosing
-
-
-# --- (a) threshold tests -------------------------------------------------------------------------
+        ranks = np.unique(np.geomspace(1, len(values), _RANKS).astype(int)) - 1
+        candidates += [np.sort(values)[ranks], np.sort(values)[-1 - ranks]]
+    return np.unique(np.concatenate(candidates))
 
 
 def threshold_epsilon(right: Floats, wrong: Floats, delta: float) -> Floats:
@@ -156,9 +148,6 @@ def threshold_epsilon(right: Floats, wrong: Floats, delta: float) -> Floats:
         value = np.log(np.maximum(right - delta, 0.0)) - np.log(wrong)
     positive: Floats = np.maximum(value, 0.0)
     return positive
-
-
-# --- (b) a Gaussian fit --------------------------------------------------------------------------
 
 
 def gaussian_mu(right: Floats, wrong: Floats) -> Floats:
@@ -190,9 +179,6 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-9))
 
 
-# --- (c) against the whole curve that was proven -------------------------------------------------
-
-
 @dataclass(frozen=True, eq=False)
 class Curve:
     """The divergences a guarantee allows at some epsilons, in either direction."""
@@ -203,15 +189,12 @@ class Curve:
 
     @classmethod
     def of(cls, guarantee: Guarantee, points: int = 120) -> "Curve":
-        top = guarantee.epsilon(1e-6)
-        if not math.isfinite(top):
-            top = MAX_EPSILON
+        top = min(guarantee.epsilon(1e-6), MAX_EPSILON)
         epsilons = np.linspace(0.0, max(top, 0.1), points)
-        sides = [
-            np.max([[both[i].delta(e) for e in epsilons] for both in guarantee.losses.values()], 0)
-            for i in (0, 1)
+        losses = [
+            [[one.delta(e) for e in epsilons] for one in b] for b in guarantee.losses.values()
         ]
-        return cls(epsilons, sides[0], sides[1])
+        return cls(epsilons, *np.max(losses, axis=0))
 
     def excess(self, right: Floats, wrong: Floats, full: bool) -> Floats:
         """By how much guesses beat what is allowed at the worst epsilon; above 0, it is refuted.
@@ -256,6 +239,4 @@ def largest_noise(
     # the threshold that refutes least noise is chosen first, on the part for choosing
     chosen = bisected(lambda curve: trial.most(curve.excess) <= 0)
     point = trial.test(curve_of(min(chosen, 64 * claimed)).excess)
-    return bisected(
-        lambda curve: point.merit(lambda r, w: curve.excess(r, w, point.full)) <= 0
-    ), point
+    return bisected(lambda curve: point.merit(curve.excess) <= 0), point

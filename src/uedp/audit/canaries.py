@@ -25,6 +25,11 @@ CANARY_KINDS: tuple[CanaryKind, ...] = ("user", "entity")
 
 FEWEST = 20  # canaries of a kind: fewer prove nothing
 
+_MANY_WORDS = 1000
+_WORDS, _LETTERS = 12, 7  # words of a canary, and letters of a made-up word
+_COPIES = 4
+_LEAST_SHOWN = 16  # of a fifth that is shown: cuts from fewer are often bad ones
+
 
 @dataclass(frozen=True)
 class Canary:
@@ -159,9 +164,3 @@ def draw_canaries(
     copies = max(_COPIES, filling)
     shared_clip = method.profile_type is not None and method.profile_type.protects_entities
     return Canaries(tuple(canaries), copies, 1 if shared_clip else copies, holders)
-
-
-_MANY_WORDS = 1000
-_WORDS, _LETTERS = 12, 7  # words of a canary, and letters of a made-up word
-_COPIES = 4
-_LEAST_SHOWN = 16  # of a fifth that is shown: cuts from fewer are often bad ones

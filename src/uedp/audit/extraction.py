@@ -7,18 +7,20 @@ how well the rank tells members from others.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
+from uedp.accounting.certificate import load_certificate
 from uedp.accounting.divergence import Floats
-from uedp.audit.gaps import ENTITIES, OTHERS, Gap, entity_gaps
 from uedp.audit.ranks import Ranked, rank, summary
 from uedp.audit.scoring import Completions, Scorer
 from uedp.audit.secrets import Secret, mask_size, sample_mask
+from uedp.corpus.store import Corpus
+from uedp.entities.categories import BASE
 from uedp.errors import UserError
 from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
@@ -31,7 +33,10 @@ T = TypeVar("T")
 ALTERNATIVES = 10_000
 BEAMS = 10
 
-_TOGETHER = 32  # questions
+ENTITIES, OTHERS = 1000, 100  # ranked from each corpus, and among how many others
+
+_TOGETHER = 32  # questions at a time, to fill batches
+_LONGEST = 400  # characters of a sentence with a gap
 
 
 def rank_secrets(
@@ -99,6 +104,83 @@ def written(scorer: Scorer, secrets: Sequence[Secret], beams: int = 1) -> list[b
     ]
 
 
+@dataclass(frozen=True)
+class Gap:
+    """A mention taken out of its sentence, and others of its category to put there.
+
+    `member` says that the entity is in the training corpus; `users` is how many mention it.
+    """
+
+    before: str
+    truth: str
+    after: str
+    others: tuple[str, ...]
+    category: str
+    member: bool
+    users: int
+
+
+def entity_gaps(
+    train: Corpus, held_out: Corpus, *, most: int = ENTITIES, others: int = OTHERS, seed: int = 0
+) -> list[Gap]:
+    """Gaps for entities that only one of two corpora mentions, about `most` from each.
+
+    Guarantees:
+      - per category, as many gaps from the one corpus as from the other
+      - the others in a gap are drawn alike for all: as many from the one corpus as from the other,
+        never the entity itself
+      - the same seed gives the same gaps
+    """
+    rng = np.random.default_rng(seed)
+    sides = [_mentioned(train, True, rng), _mentioned(held_out, False, rng)]
+    common = sides[0].keys() & sides[1].keys()
+    by_category: dict[str, tuple[list[Gap], list[Gap]]] = {}
+    for side, mentioned in enumerate(sides):
+        for name, gap in mentioned.items():
+            if name not in common:
+                by_category.setdefault(gap.category, ([], []))[side].append(gap)
+    usable = {name: both for name, both in by_category.items() if min(map(len, both)) > 1}
+    if not usable:
+        raise UserError(
+            f"{train.folder} and {held_out.folder}: no category has two entities that only the "
+            "first mentions and two that only the second mentions; hold out more users"
+        )
+    share = min(1.0, most / sum(min(map(len, both)) for both in usable.values()))
+    gaps: list[Gap] = []
+    for category in sorted(usable):
+        both = usable[category]
+        fewest = min(map(len, both))
+        each = min(others // 2, fewest - 1)
+        for own in both:
+            for place in rng.permutation(len(own))[: max(1, round(share * fewest))]:
+                drawn: list[str] = []
+                for pool in both:
+                    free = np.delete(np.arange(len(pool)), place if pool is own else [])
+                    drawn += (pool[i].truth for i in rng.choice(free, each, replace=False))
+                gaps.append(replace(own[place], others=tuple(drawn)))
+    return gaps
+
+
+def _mentioned(corpus: Corpus, member: bool, rng: np.random.Generator) -> dict[str, Gap]:
+    """For each entity a random mention of it, unless its sentence is very long."""
+    columns = ("entity", "sentence", "start", "end", "category")
+    mentions = (corpus.mentions[name].to_numpy() for name in columns)
+    rows = np.stack([np.asarray(column, dtype=np.int64) for column in mentions])
+    rows = rows[:, rng.permutation(rows.shape[1])]
+    entities, first = np.unique(rows[0], return_index=True)
+    users = corpus.incidence.holders.counts
+    names = corpus.entities["name"].to_pylist()
+    kinds = list(BASE)
+    gaps = {}
+    for entity, text, (start, end, category) in zip(
+        entities.tolist(), corpus.texts(rows[1, first]), rows[2:, first].T.tolist(), strict=True
+    ):
+        if len(text) <= _LONGEST:
+            parts, count = (text[:start], text[start:end], text[end:]), int(users[entity])
+            gaps[names[entity]] = Gap(*parts, (), kinds[category], member, count)
+    return gaps
+
+
 def rank_entities(
     scorer: Scorer,
     gaps: Sequence[Gap],
@@ -135,17 +217,12 @@ def rank_entities(
 
 
 def _answers(scorer: Scorer, gaps: Sequence[Gap]) -> list[Floats]:
-    return scorer.answer(
-        [scorer.question(gap.before, [gap.truth, *gap.others], gap.after) for gap in gaps]
-    )
+    questions = (scorer.question(g.before, [g.truth, *g.others], g.after) for g in gaps)
+    return scorer.answer(list(questions))
 
 
-def _chunks(items: Sequence[T], together: int = _TOGETHER) -> Iterator[Sequence[T]]:
-    """A few questions at a time, to fill batches."""
-    return (items[i : i + together] for i in range(0, len(items), together))
-
-
-# --- a finished run ------------------------------------------------------------------------------
+def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[i : i + _TOGETHER] for i in range(0, len(items), _TOGETHER))
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,42 +270,24 @@ def extract(
             scorer, secrets, alternatives=alternatives, beams=beams, seed=seed, progress=progress
         )
     else:
-        ranked = rank_entities(
-            scorer,
-            _gaps(run, config, held_out, entities, others, seed),
-            None if reference is None else _scorer(load_model(reference)),
-            progress,
-        )
+        other = held_out or config.data.evaluate
+        if other is None:
+            raise UserError(
+                f"{run / CONFIG}: data.evaluate names no corpus; give one of other users by "
+                "`held_out=...`, or planted secrets by `secrets=...`"
+            )
+        corpora = Corpus(config.data.train), Corpus(other)
+        gaps = entity_gaps(*corpora, most=entities, others=others, seed=seed)
+        before = None if reference is None else _scorer(load_model(reference))
+        ranked = rank_entities(scorer, gaps, before, progress)
     return Extraction(
         str(run),
         "entities" if secrets is None else "secrets",
         config.privacy.method,
-        _epsilon(run, config),
+        load_certificate(run).epsilon if config.private else None,
         read_result(run / RESULT)["after"].get("perplexity"),
         ranked,
     )
-
-
-def _gaps(
-    run: Path, config: Config, held_out: Path | None, most: int, others: int, seed: int
-) -> list[Gap]:
-    from uedp.corpus.store import Corpus
-
-    other = held_out or config.data.evaluate
-    if other is None:
-        raise UserError(
-            f"{run / CONFIG}: data.evaluate names no corpus; give one of other users by "
-            "`held_out=...`, or planted secrets by `secrets=...`"
-        )
-    return entity_gaps(
-        Corpus(config.data.train), Corpus(other), most=most, others=others, seed=seed
-    )
-
-
-def _epsilon(run: Path, config: Config) -> float | None:
-    from uedp.accounting import certificate
-
-    return certificate.load_certificate(run).epsilon if config.private else None
 
 
 def _scorer(loaded: LoadedModel) -> Scorer:

@@ -4,8 +4,7 @@ The target is a run's plan. Its rates, limits, clips and weights, the lending, t
 the randomness of a round are those that training takes from the same plan, by the same code. Many
 runs are simulated at once by replicating a world's incidence side by side: replicas share no user,
 sentence or entity, so one draw gives one round of all of them, and one call of the noise gives each
-its own. The two projections are computed on numbers. How far one round of training's own code moves
-is measured in `uedp.audit.sensitivity`.
+its own. The two projections are computed on numbers.
 """
 
 import itertools
@@ -32,7 +31,12 @@ from uedp.methods.uedp_alg import UedpAlg
 from uedp.progress import SILENT, Meter, Progress
 from uedp.training.plan import Plan
 
-# --- many rounds at once -------------------------------------------------------------------------
+_CPU = torch.device("cpu")
+_AT_ONCE = 100_000  # users, or four times as many sentences: the size of a cache
+_SECONDS = 3e-8  # for a user, sentence or mention and a round
+_FEWEST, _MOST = 300, 1_000_000  # runs
+_MOST_DIFFERENCES = 8
+_EXACT = 4e-6  # float32 rounds outputs by less than this
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,10 +71,6 @@ class Replicas:
     def of_users(self, users: Ints) -> Ints:
         """The replica that each user is in."""
         return users // (self.incidence.users // self.count)
-
-    def of_sentences(self, sentences: Ints) -> Ints:
-        """The replica that each sentence is in."""
-        return sentences // (self.incidence.sentences // self.count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,9 +107,8 @@ def projected_sums(replicas: Replicas, draw: Draw, update_clip: float, unit: flo
     clipped = np.clip(gradients, -draw.bounds, draw.bounds)
     updates = np.bincount(rows.row_of_value(), clipped, minlength=len(rows))
     updates = np.clip(updates, -update_clip, update_clip)
-    return np.bincount(
-        replicas.of_users(draw.participants.users), updates, minlength=replicas.count
-    ).astype(np.float64)
+    owners = replicas.of_users(draw.participants.users)
+    return np.bincount(owners, updates, minlength=replicas.count).astype(np.float64)
 
 
 def clipped_draws(plan: Plan, incidence: Incidence) -> Draws:
@@ -195,12 +194,6 @@ class Mechanism:
             return noise.source
 
 
-_CPU = torch.device("cpu")
-
-
-# --- attacks -------------------------------------------------------------------------------------
-
-
 def likelihood(world: World, outputs: Floats, noise: float) -> Floats:
     """The log-likelihood ratio of each run: the most powerful score if the mechanism is correct."""
     total: Floats = sum((world.loss(row, noise) for row in outputs), np.zeros(outputs.shape[1]))
@@ -221,10 +214,6 @@ def repeats(world: World, outputs: Floats, noise: float) -> Floats:
         for difference in revealing:
             score += (np.abs(apart - difference) < _EXACT).sum(axis=0)
     return score
-
-
-_MOST_DIFFERENCES = 8
-_EXACT = 4e-6  # float32 rounds outputs by less than this
 
 
 def _differences(sums: Distribution) -> set[float]:
@@ -271,15 +260,6 @@ def attack(
     ]
 
 
-_AT_ONCE = 100_000  # users, or four times as many sentences: the size of a cache
-
-
-# --- the audit -----------------------------------------------------------------------------------
-
-_SECONDS = 3e-8  # for a user, sentence or mention and a round
-_FEWEST, _MOST = 300, 1_000_000
-
-
 @dataclass(frozen=True, eq=False)
 class Case:
     """A claim about a mechanism, and the worlds to attack it in."""
@@ -290,10 +270,8 @@ class Case:
 
     def runs_in(self, seconds: float) -> int:
         """About how many runs one core simulates in so many seconds."""
-        sizes = sum(
-            one.users + one.sentences + len(one.sentence_entities.values)
-            for one in (world.incidence for world in self.worlds)
-        )
+        several = (world.incidence for world in self.worlds)
+        sizes = sum(i.users + i.sentences + len(i.sentence_entities.values) for i in several)
         return int(np.clip(seconds / (_SECONDS * sizes * self.claim.rounds), _FEWEST, _MOST))
 
     def audit(

@@ -18,13 +18,18 @@ from uedp.audit.bounds import check_confidence
 from uedp.errors import UserError
 from uedp.mechanism.lending import Mask
 
+_ALIKE = 0.02  # in standard deviations of the scores: smaller gaps are not cut
+
 
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """The largest probability of so many correct guesses, under (epsilon, delta)-privacy.
 
-    With `f(v)` the probability that a binomial of `guesses` trials reaches `v`, it is the theorem's
+    With `f(v)` the probability that a binomial of `guesses` trials reaches `v`, the theorem has
     `f(v) + 2 m delta max_i (f(v - i) - f(v)) / i`: delta is best spent on falling `i` guesses
-    short.
+    short. That is for a number of guesses fixed in advance. If the number follows from the output
+    of the run, delta may all go to outcomes where it is worth most. Its worth, the maximum, is a
+    mean of probabilities of exactly so many heads and not all; with coins that are fair or better
+    none of these exceeds a half, so `f(v) + m delta` suffices.
 
     Guarantees:
       - not below the probability of this many correct guesses, or more, whatever the mechanism and
@@ -38,42 +43,24 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
     if not (epsilon >= 0 and 0 <= delta <= 1):
         raise UserError(f"epsilon {epsilon}, delta {delta}: not negative, delta at most 1")
     right = 1 / (1 + math.exp(-epsilon))
-    reached = float(stats.binom.sf(correct - 1, guesses, right))
-    if not (delta and correct):
-        return min(reached, 1.0)
-    short = stats.binom.pmf(np.arange(correct - 1, -1, -1), guesses, right)
-    worst = float((np.cumsum(short) / np.arange(1, correct + 1)).max())
-    return min(reached + 2 * canaries * delta * worst, 1.0)
+    return min(float(stats.binom.sf(correct - 1, guesses, right)) + canaries * delta, 1.0)
 
 
 def lower_bound(
-    canaries: int,
-    guesses: int,
-    correct: int,
-    delta: float,
-    confidence: float = 0.95,
-    *,
-    number_fixed: bool = True,
-    precision: float = 1e-4,
+    canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95
 ) -> float:
     """An epsilon that the run exceeds, at this delta; 0 if nothing is proven.
-
-    The theorem is for a number of guesses fixed in advance. If the number follows from the output
-    of the run, delta may all go to outcomes where it is worth most. Its worth,
-    `max_i (f(v - i) - f(v)) / i`, is a mean of probabilities of exactly so many heads and not all;
-    with coins that are fair or better none of these exceeds a half, so `f(v) + m delta` suffices.
 
     Guarantees:
       - if every canary is protected by (epsilon, delta), the bound exceeds epsilon with a
         probability of `1 - confidence` at most, so long as guesses follow from the run's output
-      - it does not fall with the number of correct guesses, where `2 m delta` is at most 1
+      - it does not fall with the number of correct guesses
     """
     check_confidence(confidence)
 
     def refuted(epsilon: float) -> bool:
         # a smaller epsilon implies this one: one refuted is enough
-        chance = p_value(canaries, guesses, correct, epsilon, delta if number_fixed else 0.0)
-        return chance + (0.0 if number_fixed else canaries * delta) <= 1 - confidence
+        return p_value(canaries, guesses, correct, epsilon, delta) <= 1 - confidence
 
     if not refuted(0.0):
         return 0.0
@@ -82,13 +69,10 @@ def lower_bound(
         low, high = high, 2 * high
         if high > MAX_EPSILON:
             return MAX_EPSILON
-    while high - low > precision:
+    while high - low > 1e-4:
         middle = (low + high) / 2
         low, high = (middle, high) if refuted(middle) else (low, middle)
     return low
-
-
-# --- from scores to guesses ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -142,9 +126,6 @@ def choose_cuts(scores: Floats, inside: Mask, canaries: int, confidence: float =
     return Cuts(high=float(cuts[high[best]]), low=float(cuts[low[best]]))
 
 
-_ALIKE = 0.02  # in standard deviations of the scores: smaller gaps are not cut
-
-
 def prove(
     cuts: Cuts, scores: Floats, inside: Mask, delta: float, confidence: float = 0.95
 ) -> OneRunBound:
@@ -157,5 +138,5 @@ def prove(
     into = scores > cuts.high
     out = (scores <= cuts.low) & ~into
     guesses, correct = int((into | out).sum()), int((into & inside).sum() + (out & ~inside).sum())
-    epsilon = lower_bound(len(scores), guesses, correct, delta, confidence, number_fixed=False)
+    epsilon = lower_bound(len(scores), guesses, correct, delta, confidence)
     return OneRunBound(len(scores), guesses, correct, epsilon)

@@ -19,6 +19,8 @@ from uedp.training.config import load_config, parse_config
 from uedp.training.plan import Plan, build_plan
 from uedp.training.run_dir import CONFIG
 
+_FEWEST_DRAWN = 6  # users in a round: fewer is not planned
+
 
 def auditable_methods() -> list[str]:
     """The methods with a guarantee."""
@@ -89,12 +91,8 @@ def audit_plans(
         confidence: Of each bound; also one minus the chance that any of them is a false alarm.
     """
     attacks = [case for plan in plans for case in cases(plan)]
-    places = [
-        (plan, place)
-        for plan in plans
-        if measurable(plan)
-        for place in dict.fromkeys((None, incidence))
-    ]
+    bounded = [plan for plan in plans if measurable(plan)]
+    places = [(plan, place) for plan in bounded for place in dict.fromkeys((None, incidence))]
     among = len(attacks) + len(places)
     if not among:
         raise UserError(
@@ -112,18 +110,9 @@ def audit_plans(
         )
         for number, case in enumerate(attacks)
     ]
+    rounds, chance = 4 if quick else 12, (1 - confidence) / among
     measured = [
-        measure(
-            plan,
-            place,
-            seed=seed,
-            rounds=4 if quick else 12,
-            chance=(1 - confidence) / among,
-            progress=progress,
-        )
+        measure(plan, place, seed=seed, rounds=rounds, chance=chance, progress=progress)
         for plan, place in places
     ]
     return audits, measured
-
-
-_FEWEST_DRAWN = 6  # users in a round: fewer is not planned

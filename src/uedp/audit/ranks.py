@@ -15,7 +15,6 @@ from uedp.incidence import Ints
 FALSE_POSITIVES = (0.001, 0.01, 0.1)
 
 _CONFIDENCE = 0.95
-_HELD = ("held in", "held out")
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,11 @@ class Ranked:
     confidence: float
     extracted: bool | None = None
     in_beams: bool | None = None
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """What members and others are called."""
+        return ("held in", "held out") if self.extracted is None else ("planted", "left out")
 
     @property
     def exposure(self) -> float:
@@ -89,11 +93,7 @@ class Roc:
 
     def hits(self, false_positives: float) -> int:
         """How many members are found at this false positive rate or less."""
-        allowed = math.floor(false_positives * len(self.others) + 1e-9)
-        if allowed >= len(self.others):
-            return len(self.members)
-        threshold = np.sort(self.others)[::-1][allowed]
-        return int(np.count_nonzero(self.members > threshold))
+        return int(np.count_nonzero(self.above() <= false_positives * len(self.others) + 1e-9))
 
     def above(self) -> Ints:
         """For each member, the number of others that score at least as high."""
@@ -137,9 +137,7 @@ def chance_exposure(among: int) -> float:
 
 
 def _groups(item: Ranked) -> Iterable[str]:
-    inside, outside = ("planted", "left out") if item.extracted is not None else _HELD
-    side = inside if item.member else outside
-    return dict.fromkeys((side, item.group))
+    return dict.fromkeys((item.sides[not item.member], item.group))
 
 
 def _group_summary(items: Sequence[Ranked]) -> dict[str, Any]:
@@ -163,14 +161,9 @@ def membership_rates(curve: Roc) -> dict[str, Any]:
     """
     members, rates = len(curve.members), []
     for rate in FALSE_POSITIVES:
-        hits = curve.hits(rate)
-        rates.append(
-            {
-                "false_positives": rate,
-                "resolved": len(curve.others) * rate >= 1,
-                "true_positives": share([True] * hits + [False] * (members - hits)),
-            }
-        )
+        hits, resolved = curve.hits(rate), len(curve.others) * rate >= 1
+        true = share([True] * hits + [False] * (members - hits))
+        rates.append({"false_positives": rate, "resolved": resolved, "true_positives": true})
     return {"members": members, "area": curve.area(), "at": rates}
 
 

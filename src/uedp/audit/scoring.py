@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from uedp.accounting.divergence import Floats
 from uedp.errors import UserError
 from uedp.incidence import Ints
-from uedp.methods import Autocast
 from uedp.training.tasks import without_padding_warning
 
 _MANY = 64  # endings of one prefix, from which on caching its keys and values pays
@@ -49,9 +48,7 @@ class Question:
 
 
 @torch.no_grad()
-def likelihoods(
-    model: Any, questions: Sequence[Question], autocast: Autocast, max_tokens: int
-) -> list[Floats]:
+def likelihoods(model: Any, questions: Sequence[Question], max_tokens: int) -> list[Floats]:
     """For each question, the log-likelihood of each ending after the prefix.
 
     Where many endings follow one prefix, the prefix is computed once, if the model has a cache.
@@ -65,89 +62,82 @@ def likelihoods(
     with without_padding_warning(model):
         for number, question in enumerate(questions):
             if has_cache and len(question.endings.contexts) >= _MANY:
-                answers[number] = _after_one_prefix(model, question, autocast, max_tokens)
+                answers[number] = _after_one_prefix(model, question, max_tokens)
         rest = [number for number in range(len(questions)) if number not in answers]
         if rest:
-            side_by_side = _side_by_side(model, [questions[i] for i in rest], autocast, max_tokens)
-            answers |= zip(rest, side_by_side, strict=True)
+            scores = _side_by_side(model, [questions[i] for i in rest], max_tokens)
+            answers |= zip(rest, scores, strict=True)
     return [answers[number] for number in range(len(questions))]
 
 
-def _after_one_prefix(
-    model: Any, question: Question, autocast: Autocast, max_tokens: int
-) -> Floats:
-    device = next(model.parameters()).device
-    with autocast():
-        read = model(input_ids=torch.tensor([list(question.prefix)], device=device), use_cache=True)
-    endings = question.endings
-    lengths = np.array([len(context) for context in endings.contexts])
-    order = np.argsort(endings.place, kind="stable")
-    scores = np.empty(len(order))
-    for begin, end in _batches(lengths + 1, max_tokens):
-        contexts = endings.contexts[begin:end]
-        ids = torch.from_numpy(_padded(contexts)).to(device)
-        logits = read.logits[:, -1:].float().expand(len(contexts), -1, -1)
-        if ids.shape[1]:
-            own = copy.deepcopy(read.past_key_values)
-            own.batch_repeat_interleave(len(contexts))
-            with autocast():
-                more = model(input_ids=ids, past_key_values=own, use_cache=True).logits.float()
-            logits = torch.cat([logits, more], 1)
-        low, high = np.searchsorted(endings.place[order], [begin, end])
-        mine = order[low:high]
-        starts = np.zeros(len(contexts), dtype=np.int64)
-        rows = endings.place[mine] - begin
-        scores[mine] = _sums(logits, ids, -1, starts, lengths[begin:end], rows, endings.last[mine])
-    return scores
+def _after_one_prefix(model: Any, question: Question, max_tokens: int) -> Floats:
+    prefix = torch.tensor([list(question.prefix)], device=next(model.parameters()).device)
+    read = model(input_ids=prefix, use_cache=True)
+
+    def logits_from(ids: Tensor, first: int) -> Tensor:
+        before: Tensor = read.logits[:, -1:].float().expand(len(ids), -1, -1)
+        if not ids.shape[1]:
+            return before
+        own = copy.deepcopy(read.past_key_values)
+        own.batch_repeat_interleave(len(ids))
+        more = model(input_ids=ids, past_key_values=own, use_cache=True).logits.float()
+        return torch.cat([before, more], 1)
+
+    starts = np.zeros(len(question.endings.contexts), dtype=np.int64)
+    return _scores(question.endings, starts, logits_from, prefix.device, max_tokens)
 
 
-def _side_by_side(
-    model: Any, questions: Sequence[Question], autocast: Autocast, max_tokens: int
-) -> list[Floats]:
-    device = next(model.parameters()).device
+def _side_by_side(model: Any, questions: Sequence[Question], max_tokens: int) -> list[Floats]:
     rows = [(*q.prefix, *context) for q in questions for context in q.endings.contexts]
     starts = np.array([len(q.prefix) for q in questions for _ in q.endings.contexts])
     order = np.argsort([len(row) for row in rows], kind="stable")
-    rows, starts = [rows[i] for i in order], starts[order]
-    lengths = np.array([len(row) for row in rows])
-    # for each ending its row in that order, and endings by their rows
     firsts = np.cumsum([0, *(len(q.endings.contexts) for q in questions[:-1])])
     place = np.concatenate([q.endings.place + i for q, i in zip(questions, firsts, strict=True)])
-    place = np.argsort(order, kind="stable")[place]
-    turn = np.argsort(place, kind="stable")
     last = np.concatenate([q.endings.last for q in questions])
-    scores = np.empty(len(last))
-    for begin, end in _batches(lengths, max_tokens):
-        some = slice(begin, end)
-        ids = torch.from_numpy(_padded(rows[some])).to(device)
-        kept = ids.shape[1] - int(starts[some].min()) + 1
-        with autocast():
-            logits = _last_logits(model, ids, kept)
-        mine = turn[slice(*np.searchsorted(place[turn], [begin, end]))]
-        offset = ids.shape[1] - kept
-        scores[mine] = _sums(
-            logits, ids, offset, starts[some], lengths[some], place[mine] - begin, last[mine]
-        )
+    endings = Endings([rows[i] for i in order], np.argsort(order, kind="stable")[place], last)
+
+    def logits_from(ids: Tensor, first: int) -> Tensor:
+        return _last_logits(model, ids, ids.shape[1] - first + 1)
+
+    device = next(model.parameters()).device
+    scores = _scores(endings, starts[order], logits_from, device, max_tokens)
     return np.split(scores, np.cumsum([len(q.endings.place) for q in questions])[:-1])
 
 
-def _sums(
-    logits: Tensor, ids: Tensor, offset: int, starts: Ints, lengths: Ints, rows: Ints, last: Ints
+def _scores(
+    endings: Endings,
+    starts: Ints,
+    logits_from: Callable[[Tensor, int], Tensor],
+    device: torch.device,
+    max_tokens: int,
 ) -> Floats:
-    """Log-likelihoods of the ids from `starts` to `lengths` of some rows, and one last token.
+    """The log-likelihood of each ending: of its context from `starts` on, and its last token.
 
-    `logits` at place `i` are those after the token at place `offset + i`.
+    Contexts are sorted by length. `logits_from(ids, first)` gives the logits for the ids from place
+    `first` on, and for the token after them.
     """
-    device = ids.device
-    total = logits.logsumexp(-1)
-    steps = logits[:, :-1].gather(2, ids[:, offset + 1 :, None])[:, :, 0] - total[:, :-1]
-    at = np.arange(offset + 1, ids.shape[1])
-    counted = torch.from_numpy((at >= starts[:, None]) & (at < lengths[:, None])).to(device)
-    inside = torch.where(counted, steps, 0.0).double().sum(1)
-    row, final = (torch.from_numpy(i).to(device) for i in (rows, lengths[rows] - 1 - offset))
-    closing = logits[row, final, torch.from_numpy(last).to(device)] - total[row, final]
-    sums: Floats = (inside[row] + closing.double()).cpu().numpy()
-    return sums
+    lengths = np.array([len(context) for context in endings.contexts])
+    by_context = np.argsort(endings.place, kind="stable")
+    scores = np.empty(len(by_context))
+    for begin, end in _batches(lengths + 1, max_tokens):
+        ids = torch.from_numpy(_padded(endings.contexts[begin:end])).to(device)
+        first, ends = int(starts[begin:end].min()), lengths[begin:end]
+        logits = logits_from(ids, first)
+        total = logits.logsumexp(-1)
+        steps = logits[:, :-1].gather(2, ids[:, first:, None])[:, :, 0] - total[:, :-1]
+        at = np.arange(first, ids.shape[1])
+        counted = (at >= starts[begin:end, None]) & (at < ends[:, None])
+        inside = torch.where(torch.from_numpy(counted).to(device), steps, 0.0).double().sum(1)
+        low, high = np.searchsorted(endings.place[by_context], [begin, end])
+        mine = by_context[low:high]
+        rows = endings.place[mine] - begin
+        row, final, last = (
+            torch.from_numpy(index).to(device)
+            for index in (rows, ends[rows] - first, endings.last[mine])
+        )
+        closing = logits[row, final, last] - total[row, final]
+        scores[mine] = (inside[row] + closing.double()).cpu().numpy()
+    return scores
 
 
 def _batches(lengths: Ints, max_tokens: int) -> Iterator[tuple[int, int]]:
@@ -180,18 +170,10 @@ def _last_logits(model: Any, ids: Tensor, count: int) -> Tensor:
 class Scorer:
     """Scores texts by a causal model and its tokenizer."""
 
-    def __init__(
-        self,
-        model: Any,
-        tokenizer: Any,
-        max_tokens: int,
-        autocast: Autocast = torch.no_grad,
-        batch_tokens: int | None = None,
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any, max_tokens: int) -> None:
         self._model, self._tokenizer, self._longest = model, tokenizer, max_tokens
         self._device = next(model.parameters()).device
-        self._autocast = autocast
-        self._max_tokens = batch_tokens or _MAX_TOKENS.get(self._device.type, _MAX_TOKENS["cpu"])
+        self._max_tokens = _MAX_TOKENS.get(self._device.type, _MAX_TOKENS["cpu"])
         starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
         start = next((token for token in starts if token is not None), None)
         if start is None:
@@ -205,7 +187,7 @@ class Scorer:
 
     def answer(self, questions: Sequence[Question]) -> list[Floats]:
         """The log-likelihood of each ending, less a constant for each question."""
-        return likelihoods(self._model, questions, self._autocast, self._max_tokens)
+        return likelihoods(self._model, questions, self._max_tokens)
 
     def split(self, texts: Sequence[str]) -> tuple[list[int], list[list[int]]]:
         """The tokens that all texts begin with, and the remaining tokens of each."""
@@ -230,11 +212,9 @@ class Scorer:
     def continuations(self, prompts: Sequence[str], tokens: int, beams: int = 1) -> list[list[str]]:
         """For each prompt its likeliest continuations by beam search; one beam is greedy."""
         rows = self.tokens(prompts)
-        by_length: dict[int, list[int]] = {}
-        for number, row in enumerate(rows):
-            by_length.setdefault(len(row), []).append(number)
         texts: list[list[str]] = [[] for _ in rows]
-        for length, numbers in by_length.items():  # of one length, so that nothing is padded
+        for length in {len(row) for row in rows}:  # of one length, so that nothing is padded
+            numbers = [number for number, row in enumerate(rows) if len(row) == length]
             each = max(1, self._max_tokens // ((length + tokens) * beams))
             for some in (numbers[i : i + each] for i in range(0, len(numbers), each)):
                 ids = torch.tensor([rows[i] for i in some], device=self._device)
@@ -248,7 +228,7 @@ class Scorer:
         held = ids[:, None]
         scores = torch.zeros(prompts, 1, device=ids.device)
         for _ in range(tokens):
-            with self._autocast(), without_padding_warning(self._model):
+            with without_padding_warning(self._model):
                 logits = _last_logits(self._model, held.flatten(0, 1), 1)[:, 0]
             steps = logits.log_softmax(-1).view(prompts, held.shape[1], -1)
             every = (scores[:, :, None] + steps).flatten(1)

@@ -6,7 +6,6 @@ privacy such a number is many small things, for user-entity privacy one. Others 
 left out; a model cannot have learned those (Carlini et al. 2019).
 """
 
-import gzip
 import json
 import random
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,6 @@ from pydantic import TypeAdapter
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
-from uedp.files import scratch_dir
 from uedp.sample.words import FIRST_NAMES, LAST_NAMES
 
 PHONE = "212-555-####"  # only the blanks are secret
@@ -124,19 +122,6 @@ def sample_mask(mask: str, most: int, seed: int = 0) -> list[str]:
     if len(numbers) > most:
         numbers = random.Random(seed).sample(numbers, most)
     return [fill_mask(mask, n) for n in numbers]
-
-
-def write_sentences(sentences: Iterable[Sentence], path: Path) -> None:
-    """Write JSON lines that corpora are read from, compressed if the name ends in `.gz`."""
-    with scratch_dir(path) as folder:
-        draft = folder / "draft"
-        opened = gzip.open if path.suffix == ".gz" else open
-        with opened(draft, "wt", encoding="utf-8") as file:
-            for sentence in sentences:
-                fields = {"user": sentence.user, "text": sentence.text, "label": sentence.label}
-                marks = [mark._asdict() for mark in sentence.marks]
-                file.write(json.dumps(fields | {"marks": marks}) + "\n")
-        draft.replace(path)
 
 
 def save_secrets(secrets: Sequence[Secret], path: Path) -> None:

@@ -1,22 +1,16 @@
 """Measure how far one round of training's own code moves when a protected part is emptied.
 
-A proof bounds the shift of a round's sum with all its randomness fixed (Theorem 1): by the update
-clip where the user was drawn, by the share where the entity was used, by nothing anywhere else.
-That can be measured without statistics. A round of the plan's own method is played on a corpus and
-on one with a user, an entity or both emptied, with the same seed and without noise: draws, lending,
-coins and masks are the same, and the difference of the sums is the shift. The adversary chooses
-the content after it has seen the draws.
-
-Beside the shifts, three rules that no single shift shows: what is selected for a user, and how its
-clips are divided, is the same whoever else was drawn and however coins fall; an emptied corpus
-gives nothing; and the noise that rounds add is as large as planned.
+Theorem 1 bounds the shift of a round's sum with all its randomness fixed. That can be measured
+without statistics: a round of the plan's own method is played on a corpus and on one with a user,
+an entity or both emptied, with the same seed and without noise. Selection, an emptied corpus and
+the size of the noise are checked too (`docs/audit.md`, "How far rounds move").
 """
 
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +26,7 @@ from uedp.mechanism.lending import Mask
 from uedp.mechanism.packing import ONE_PER_ROW, Packing
 from uedp.mechanism.release import max_tokens_on
 from uedp.mechanism.sampling import Participants
-from uedp.methods import Autocast, ClippedMethod, Method
+from uedp.methods import ClippedMethod, Method
 from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Progress
 from uedp.training.build import build_method
@@ -40,8 +34,13 @@ from uedp.training.plan import Plan
 
 ROUNDING = 1e-4  # in units of the update clip: the most that float32 adds to a shift
 
-
-# --- the adversary's corpus ----------------------------------------------------------------------
+_WIDTH = 16  # of gradients
+_VALUES = 1 << 16  # of noise
+_BLOCK, _ENTITIES = 20, 13  # users and entities of each repetition in the stress corpus
+_HOLDERS = 12  # of the entity that many name
+_DRAWN = 6  # users a round should draw
+_AT_ONCE = 4  # sentences that fit in memory at a time
+_CHUNKS = 20  # of a round, about, at most
 
 
 class LinearModel(nn.Module):
@@ -81,22 +80,12 @@ class AdversarialTask:
         losses: Tensor = model(batch["vectors"])
         return losses[:, 0, 0]
 
-    def evaluate(
-        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
-    ) -> Mapping[str, float]:
-        return {}
-
-
-_WIDTH = 16
-
 
 def stress_incidence(share: float, user_rate: float, per_user: int | None = None) -> Incidence:
     """An incidence with everything that makes a round difficult, many times over.
 
-    A user with more sentences than are selected or fit in memory at a time; one who names the same
-    entity in so many that they could turn its update around; an entity that a dozen users name,
-    some of them beside others; sentences of several entities and of none; users with one sentence.
-    There are enough users for a round to draw a few.
+    In each block, `large` has more sentences than are selected or fit in memory at a time, and
+    `insistent` names an entity so `often` that it could turn its update around.
     """
     rng = np.random.default_rng(0)
     owners: list[int] = []
@@ -128,14 +117,6 @@ def stress_incidence(share: float, user_rate: float, per_user: int | None = None
     return Incidence.build(np.array(owners), rows, named, users, entities)
 
 
-_BLOCK, _ENTITIES = 20, 13  # users and entities of each repetition
-_HOLDERS = 12  # of the entity that many name
-_DRAWN = 6  # users a round should draw
-
-
-# --- results -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Shift:
     """The largest shift of a kind, in units of the update clip, and the most that is allowed.
@@ -148,11 +129,7 @@ class Shift:
     excess: float
 
     def largest(self, other: "Shift") -> "Shift":
-        return Shift(
-            max(self.found, other.found),
-            max(self.allowed, other.allowed),
-            max(self.excess, other.excess),
-        )
+        return Shift(*map(max, astuple(self), astuple(other)))
 
 
 @dataclass(frozen=True)
@@ -204,17 +181,15 @@ def measure(
     rng = np.random.default_rng(rounds_seed)
     on = "a stress corpus" if incidence is None else "the corpus"
     if incidence is None:
-        incidence = stress_incidence(
-            plan.clips.share, plan.sampling.user_rate, plan.sampling.per_user
-        )
+        rates = plan.sampling
+        incidence = stress_incidence(plan.clips.share, rates.user_rate, rates.per_user)
     noiseless = replace(plan.profile, noise=0.0)  # type: ignore[type-var]
     silent = replace(plan, profile=noiseless).on(incidence).seeded(rounds_seed)
     task = AdversarialTask(incidence.sentences, _WIDTH, _tokens(plan, incidence))
-    method = build_method(silent, incidence, LinearModel(_WIDTH), task, nullcontext)
+    method = build_method(silent, incidence, LinearModel(_WIDTH), task)
     draws = [_participants(silent, incidence, number) for number in range(scanned)]
-    broken = []
-    if issubclass(plan.method, ClippedMethod):
-        broken = _selection_faults(silent, incidence, draws)
+    clipped = issubclass(plan.method, ClippedMethod)
+    broken = _selection_faults(silent, incidence, draws) if clipped else []
     shifts: dict[Target, Shift] = {}
     played = _most_revealing(incidence, draws, rounds)
     with progress.stage("measuring rounds", len(played), "rounds") as meter:
@@ -252,13 +227,6 @@ def _tokens(plan: Plan, incidence: Incidence) -> int:
     max_tokens = plan.config.run.tokens_at_once or max_tokens_on(torch.device("cpu"))
     drawn = plan.sampling.user_rate * incidence.sentences
     return max(1, math.ceil(max_tokens / max(_AT_ONCE, drawn / _CHUNKS)))
-
-
-_AT_ONCE = 4  # sentences that fit in memory at a time
-_CHUNKS = 20  # of a round, about, at most
-
-
-# --- draws ---------------------------------------------------------------------------------------
 
 
 def _participants(plan: Plan, incidence: Incidence, number: int) -> Participants:
@@ -321,49 +289,42 @@ def _explained_by_coins(
     plan: Plan, incidence: Incidence, who: Participants, selected: Mask
 ) -> bool:
     """Whether each sentence that was left out has a coin that may have failed."""
-    up = np.zeros(incidence.entities, dtype=np.bool_)
-    up[incidence.sentence_entities.take(who.sentences.values).values] = True
-    drawn = np.zeros(incidence.users, dtype=np.bool_)
-    drawn[who.users] = True
-    out = selected & drawn[incidence.sentence_user]
+    up = incidence.sentence_entities.take(who.sentences.values).values
+    out = selected & np.isin(incidence.sentence_user, who.users)
     out[who.sentences.values] = False
     left_out = np.flatnonzero(out)
     mentions = incidence.sentence_entities.take(left_out)
-    down = np.bincount(mentions.row_of_value()[~up[mentions.values]], minlength=len(left_out)) > 0
+    failed = mentions.row_of_value()[~np.isin(mentions.values, up)]
+    down = np.bincount(failed, minlength=len(left_out)) > 0
     rates = plan.sampling
     may = np.where(mentions.counts == 0, rates.extended_rate < 1, down & (rates.entity_rate < 1))
     return bool(may.all())
 
 
-# --- shifts --------------------------------------------------------------------------------------
-
-
+@dataclass(frozen=True, eq=False)
 class _Round:
     """One round, played on corpora that differ in what is emptied."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        incidence: Incidence,
-        method: Method,
-        task: AdversarialTask,
-        number: int,
-        who: Participants,
-        rng: np.random.Generator,
-    ) -> None:
-        self._plan, self._incidence, self._method, self._task = plan, incidence, method, task
-        self._number, self._who, self._rng = number, who, rng
-        self._used = np.zeros(incidence.sentences, dtype=np.bool_)
-        self._used[who.sentences.values] = True
+    plan: Plan
+    incidence: Incidence
+    method: Method
+    task: AdversarialTask
+    number: int
+    who: Participants
+    rng: np.random.Generator
+
+    @cached_property
+    def used(self) -> Mask:
+        return np.isin(np.arange(self.incidence.sentences), self.who.sentences.values)
 
     def shifts(self) -> Iterator[tuple[Target, Shift]]:
-        protects = self._plan.profile is not None and self._plan.profile.protects_entities
+        protects = self.plan.profile is not None and self.plan.profile.protects_entities
         targets = TARGETS if protects else TARGETS[:1]
         for user, of_entity in self._pairs():
-            of_user = self._incidence.sentence_user == user
+            of_user = self.incidence.sentence_user == user
             for fill in (self._opposing, self._scattered):
-                self._task.vectors = fill(of_user | of_entity) * self._plan.clips.update
-                full = self._sum(np.zeros_like(self._used))
+                self.task.vectors = fill(of_user | of_entity) * self.plan.clips.update
+                full = self._sum(np.zeros_like(self.used))
                 for target in targets:
                     emptied = (of_user & (target != "entity")) | (of_entity & (target != "user"))
                     found = float((full - self._sum(emptied)).norm())
@@ -371,40 +332,40 @@ class _Round:
                     yield target, Shift(found, allowed, max(0.0, found - allowed))
 
     def without_content(self) -> float:
-        return float(self._sum(np.ones_like(self._used)).norm())
+        return float(self._sum(np.ones_like(self.used)).norm())
 
     def _allowed(self, target: Target, user: int, of_user: Mask, of_entity: Mask) -> float:
         """The bound of Theorem 1, given who was drawn and which sentences were used."""
-        allowed = 1.0 if target != "entity" and user in self._who.users else 0.0
+        allowed = 1.0 if target != "entity" and user in self.who.users else 0.0
         others = of_entity if target == "entity" else of_entity & ~of_user
-        if target != "user" and (self._used & others).any():
-            allowed += self._plan.clips.share
+        if target != "user" and (self.used & others).any():
+            allowed += self.plan.clips.share
         return allowed
 
     def _sum(self, emptied: Mask) -> Tensor:
         """The output of the round, in units of the update clip, before it is divided."""
-        self._task.emptied = torch.from_numpy(emptied)
-        values = torch.cat([v.detach().flatten() for v in self._method.round(self._number).values])
-        return values.double() * (self._plan.expected_users / self._plan.clips.update)
+        self.task.emptied = torch.from_numpy(emptied)
+        values = torch.cat([v.detach().flatten() for v in self.method.round(self.number).values])
+        return values.double() * (self.plan.expected_users / self.plan.clips.update)
 
     def _opposing(self, attacked: Mask) -> Tensor:
         """All under attack goes one way, as far as it may; the rest of those users the other."""
-        direction = self._rng.normal(size=_WIDTH)
+        direction = self.rng.normal(size=_WIDTH)
         direction /= np.linalg.norm(direction)
-        owners, rest = self._incidence.sentence_user, self._used & ~attacked
-        counts = np.bincount(owners[rest], minlength=self._incidence.users)
+        owners, rest = self.incidence.sentence_user, self.used & ~attacked
+        counts = np.bincount(owners[rest], minlength=self.incidence.users)
         size = np.where(attacked, LARGE, -1 / np.maximum(counts[owners], 1))
         return torch.from_numpy(size[:, None] * direction).float()
 
     def _scattered(self, attacked: Mask) -> Tensor:
         """All directions and sizes."""
-        count = self._incidence.sentences
-        sizes = 10 ** self._rng.uniform(-1, 3, size=(count, 1))
-        return torch.from_numpy(sizes * self._rng.normal(size=(count, _WIDTH))).float()
+        count = self.incidence.sentences
+        sizes = 10 ** self.rng.uniform(-1, 3, size=(count, 1))
+        return torch.from_numpy(sizes * self.rng.normal(size=(count, _WIDTH))).float()
 
     def _pairs(self) -> Iterator[tuple[int, Mask]]:
         """Users that were drawn and some that were not, with sentences of entities, used or not."""
-        incidence, who = self._incidence, self._who
+        incidence, who = self.incidence, self.who
         used, times = who.sentences.values, _uses(incidence, who)
         drawn = who.users[np.argsort(-who.sentences.counts, kind="stable")]
         others = np.setdiff1d(np.arange(incidence.users), who.users)
@@ -415,26 +376,20 @@ class _Round:
             yield int(user), self._of_entity(entity)
         if entities:
             most_held = max(entities, key=lambda entity: len(incidence.holders[entity]))
-            other = int(self._rng.choice(others if len(others) else drawn))
+            other = int(self.rng.choice(others if len(others) else drawn))
             yield other, self._of_entity(most_held)
             owner = incidence.sentence_user[used[mentions.row_of_value()[crowded[0]]]]
             yield int(owner), self._of_entity(entities[0])
-        extended = np.flatnonzero(self._used & incidence.extended)
-        for sentence in self._rng.permutation(extended)[:1]:
+        extended = np.flatnonzero(self.used & incidence.extended)
+        for sentence in self.rng.permutation(extended)[:1]:
             yield int(drawn[-1]), np.arange(incidence.sentences) == sentence
         unused = np.setdiff1d(np.arange(incidence.entities), entities)
         if len(unused) and len(others):
-            yield int(self._rng.choice(others)), self._of_entity(int(self._rng.choice(unused)))
+            yield int(self.rng.choice(others)), self._of_entity(int(self.rng.choice(unused)))
 
     def _of_entity(self, entity: int) -> Mask:
-        mask = np.zeros(self._incidence.sentences, dtype=np.bool_)
-        mask[self._incidence.entity_sentences[entity]] = True
-        return mask
-
-
-# --- noise ---------------------------------------------------------------------------------------
-
-_VALUES = 1 << 16
+        sentences = np.arange(self.incidence.sentences)
+        return np.isin(sentences, self.incidence.entity_sentences[entity])
 
 
 def relative_noise(plan: Plan, seed: int | None = None) -> tuple[float, float]:
@@ -447,7 +402,7 @@ def relative_noise(plan: Plan, seed: int | None = None) -> tuple[float, float]:
     incidence = Incidence.build(np.arange(8), nothing, nothing, 8, 0)
     fresh = plan.on(incidence).seeded(seed)
     task = AdversarialTask(incidence.sentences, _VALUES, 1)
-    gradient = build_method(fresh, incidence, LinearModel(_VALUES), task, nullcontext).round(0)
+    gradient = build_method(fresh, incidence, LinearModel(_VALUES), task).round(0)
     values: Floats = torch.cat([v.flatten() for v in gradient.values]).double().numpy()
     planned = plan.noise * fresh.clips.unit_of_noise / fresh.expected_users
     if not planned:

@@ -44,8 +44,6 @@ from uedp.training.run_dir import IDENTITY
 CANARIES, SEEN, AUDIT = "canaries.json", "seen.json", "audit.json"
 RUN, LEDGER = "run", "ledger"  # removed when the audit is finished
 
-# --- watching a run ------------------------------------------------------------------------------
-
 
 class WatchedRounds:
     """The rounds of a method, watched by an attacker and otherwise unchanged.
@@ -54,15 +52,16 @@ class WatchedRounds:
       - a round gives what the method's own round does
     """
 
-    def __init__(self, method: Rounds, attack: "RunAttack") -> None:
-        self._method, self._attack = method, attack
+    def __init__(self, method: Rounds, white_box: WhiteBox, attack: "RunAttack") -> None:
+        self._method, self._white_box, self._attack = method, white_box, attack
         self.parameters = method.parameters
         self.state, self.restore = method.state, method.restore
 
     def round(self, number: int) -> Gradient:
-        self._attack.before_round(number)
+        if self._white_box.before_round(number):
+            self._attack.keep()
         gradient = self._method.round(number)
-        self._attack.after_round(gradient)
+        self._attack.add(self._white_box.after_round(gradient.values))
         return gradient
 
 
@@ -75,7 +74,6 @@ class RunAttack:
 
     def __init__(self, canaries: Canaries, others: Texts, path: Path, every: int | None) -> None:
         self._canaries, self._others, self._path, self._every = canaries, others, path, every
-        self._white_box: WhiteBox | None = None
         self.seen: dict[str, Any] = {"rounds": 0, "evidence": [0.0] * len(canaries.canaries)}
         if path.is_file():
             self.seen = json.loads(path.read_text())
@@ -86,25 +84,18 @@ class RunAttack:
         plan, model = assembly.plan, assembly.model
         own, others = self._canaries.texts(), self._others
         task = assembly.make_task(Texts([*own.texts, *others.texts], [*own.labels, *others.labels]))
-        self._white_box = WhiteBox(
-            plan, assembly.incidence, model, task, self._canaries, self._every
-        )
+        box = WhiteBox(plan, assembly.incidence, model, task, self._canaries, self._every)
         self.seen |= {
             "longest": assembly.max_tokens,
             "before": losses(model, task, len(own.texts)).tolist(),
             "proven": plan.epsilon if math.isfinite(plan.epsilon) else None,
             "noise": plan.noise,
         }
-        return WatchedRounds(assembly.method, self)
+        return WatchedRounds(assembly.method, box, self)
 
-    def before_round(self, number: int) -> None:
-        assert self._white_box is not None
-        if self._white_box.before_round(number):
-            self.keep()
-
-    def after_round(self, gradient: Gradient) -> None:
-        assert self._white_box is not None
-        self._evidence += self._white_box.after_round(gradient.values)
+    def add(self, evidence: Floats) -> None:
+        """The evidence of one more round."""
+        self._evidence += evidence
         self.seen["rounds"] += 1
 
     def keep(self) -> None:
@@ -116,15 +107,10 @@ class RunAttack:
 def losses(model: nn.Module, task: SentenceTask, count: int) -> Floats:
     """The loss of each of the first `count` sentences, without dropout."""
     with evaluating(model):
-        parts = [
-            sentence_losses(model, task, np.arange(start, min(start + 32, count)))
-            for start in range(0, count, 32)
-        ]
+        batches = (np.arange(start, min(start + 32, count)) for start in range(0, count, 32))
+        parts = [sentence_losses(model, task, rows) for rows in batches]
     values: Floats = torch.cat(parts).double().cpu().numpy()
     return values
-
-
-# --- results -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -211,9 +197,6 @@ def covered_kinds(method: str) -> tuple[CanaryKind, ...]:
     return ("user",) if profile is not None and not profile.protects_entities else CANARY_KINDS
 
 
-# --- the audit -----------------------------------------------------------------------------------
-
-
 def audit(
     config: Config,
     out: Path,
@@ -251,7 +234,8 @@ def audit(
         trained on the corpus without an entry in its ledger
       - resuming a finished audit does nothing
     """
-    _check(config, users, entities, holders, claimed, confidence)
+    _check(config, users, entities, holders, claimed)
+    check_confidence(confidence)
     if (out / AUDIT).is_file():
         if not resume:
             raise UserError(f"{out}: holds a finished audit; choose another `out=...`")
@@ -298,14 +282,7 @@ def audit(
     return result
 
 
-def _check(
-    config: Config,
-    users: int,
-    entities: int,
-    holders: int,
-    claimed: float | None,
-    confidence: float,
-) -> None:
+def _check(config: Config, users: int, entities: int, holders: int, claimed: float | None) -> None:
     method = method_named(config.privacy.method)
     local_updates = method.profile_type is not None and not method.noises_gradients
     if local_updates or method.deidentifies:
@@ -326,7 +303,6 @@ def _check(
         raise UserError(f"holders {holders}: an entity needs at least one holder")
     if claimed is not None and not claimed >= 0:
         raise UserError(f"claimed {claimed}: an epsilon is not negative")
-    check_confidence(confidence)
 
 
 def _references(train: Texts, count: int, rng: np.random.Generator) -> Texts:
@@ -391,9 +367,7 @@ def _result(
                     score=name,
                     **asdict(bound),
                     alarm=strict.epsilon,
-                    most=one_run.lower_bound(
-                        number, number, number, delta, confidence, number_fixed=False
-                    ),
+                    most=one_run.lower_bound(number, number, number, delta, confidence),
                     claim=claim if kind in covered_kinds(method) else None,
                     guessed_in_above=cuts.high if math.isfinite(cuts.high) else None,
                     guessed_out_up_to=cuts.low if math.isfinite(cuts.low) else None,

@@ -1,10 +1,9 @@
 """From scores to a verdict: lower bounds, beside what is proven and what was published."""
 
-import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -16,6 +15,7 @@ from uedp.accounting.proven import Guarantee, MissedProfile, guarantee
 from uedp.accounting.published import NOT_A_GUARANTEE
 from uedp.audit.bounds import (
     Curve,
+    Merit,
     Point,
     Scores,
     Trial,
@@ -111,9 +111,6 @@ class MechanismAudit:
     @property
     def refutes_published(self) -> bool:
         return self.published is not None and self.threshold.epsilon > self.published
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, allow_nan=False)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> "MechanismAudit":
@@ -220,25 +217,18 @@ def judge(
 def _best(trial: Trial, delta: float, only: Guessed | None = None) -> tuple[Bound, Bound, float]:
     """The bounds by a threshold and by a Gaussian fit, and its mu; of one direction or the best."""
 
-    def cut(right: Floats, wrong: Floats, full: bool) -> Floats:
-        allowed = only is None or full == (only == "full")
-        return threshold_epsilon(right, wrong, delta) if allowed else np.full(1, -1.0)
+    def of_side(merit: Callable[[Floats, Floats], Floats]) -> Merit:
+        sides = (True, False) if only is None else (only == "full",)
+        return lambda right, wrong, full: merit(right, wrong) if full in sides else np.full(1, -1.0)
 
-    def fit(right: Floats, wrong: Floats, full: bool) -> Floats:
-        allowed = only is None or full == (only == "full")
-        return gaussian_mu(right, wrong) if allowed else np.full(1, -1.0)
-
+    cut, fit = of_side(partial(threshold_epsilon, delta=delta)), of_side(gaussian_mu)
     at, near = trial.test(cut), trial.test(fit)
-    mu = near.merit(gaussian_mu)
-    threshold = at.merit(lambda right, wrong: threshold_epsilon(right, wrong, delta))
-    return _bound(threshold, at), _bound(gaussian_epsilon(mu, delta), near), mu
+    mu = near.merit(fit)
+    return _bound(at.merit(cut), at), _bound(gaussian_epsilon(mu, delta), near), mu
 
 
 def _excess(trial: Trial, allowed: Curve | None) -> float | None:
-    if allowed is None:
-        return None
-    tested = trial.test(allowed.excess)
-    return tested.merit(lambda right, wrong: allowed.excess(right, wrong, tested.full))
+    return None if allowed is None else trial.test(allowed.excess).merit(allowed.excess)
 
 
 def _alarm(trial: Trial, proven: float, allowed: Curve | None, delta: float) -> Alarm:

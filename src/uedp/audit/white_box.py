@@ -18,6 +18,14 @@ from uedp.incidence import Incidence, Ints
 from uedp.methods import SentenceTask
 from uedp.training.plan import Plan
 
+_MAX_BYTES = {"cuda": 32 << 30, "cpu": 1 << 30}  # of rows
+_MAX_VALUES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of rows computed at a time
+_MOST_AT_ONCE = 128
+_MEDIAN = 0.6745  # of the absolute value of a standard Gaussian
+_LEAST_WIDTH = 0.2  # gradients are some rounds old, and users clipped: no estimate is closer
+_REFRESHES = 20  # in a run
+_FAINT = 0.05  # of a canary: the least noise assumed, for what the rows do not explain
+
 
 class Gradients:
     """Gradients of canaries, and of some other texts, as rows.
@@ -95,15 +103,10 @@ class Gradients:
         return torch.cat([gradients[name].flatten(1) for name in self._trained], 1)
 
     def _one(self, row: int) -> Tensor:
-        parameters = list(self._trained.values())
         with torch.enable_grad():
             total = sentence_losses(self._model, self._task, np.array([row])).sum()
-        parts = torch.autograd.grad(total, parameters, allow_unused=True)
-        filled = [
-            torch.zeros_like(p) if part is None else part
-            for p, part in zip(parameters, parts, strict=True)
-        ]
-        return torch.cat([part.flatten() for part in filled])
+        parts = torch.autograd.grad(total, list(self._trained.values()), materialize_grads=True)
+        return torch.cat([part.flatten() for part in parts])
 
 
 def sentence_losses(model: nn.Module, task: SentenceTask, rows: Ints) -> Tensor:
@@ -113,11 +116,6 @@ def sentence_losses(model: nn.Module, task: SentenceTask, rows: Ints) -> Tensor:
 
 def _batch(task: SentenceTask, rows: Ints, device: torch.device) -> dict[str, Tensor]:
     return {name: tensor.to(device) for name, tensor in task.batch(rows).items()}
-
-
-_MAX_BYTES = {"cuda": 32 << 30, "cpu": 1 << 30}  # of rows
-_MAX_VALUES = {"cuda": 1 << 30, "cpu": 1 << 26}  # of rows computed at a time
-_MOST_AT_ONCE = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,9 +158,6 @@ def evidence(estimates: Floats, deviations: Floats, participation: Mapping[int, 
     chances = np.array(list(participation.values()))[:, None]
     ratios: Floats = special.logsumexp((times * apart - times**2 / 2) / width**2, axis=0, b=chances)
     return ratios
-
-
-_LEAST_WIDTH = 0.2  # gradients are some rounds old, and users clipped: no estimate is closer
 
 
 class WhiteBox:
@@ -249,11 +244,6 @@ class WhiteBox:
         # the reference texts stand for the whole corpus
         variance[len(self._canaries.canaries) :] = rate * self._plan.shape.users
         return Decoder.of(rows, variance, max(noise, _FAINT * size, 1e-12))
-
-
-_REFRESHES = 20  # in a run
-_MEDIAN = 0.6745  # of the absolute value of a standard Gaussian
-_FAINT = 0.05  # of a canary: the least noise assumed, for what the rows do not explain
 
 
 def _factor(norms: Tensor, bound: float) -> Tensor:

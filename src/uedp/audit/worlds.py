@@ -8,6 +8,7 @@ exact distribution of a round's sum on either corpus, which the adversary is gra
 `@worst_case_worlds(ProfileType)` registers the worlds of a profile, from any file.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,13 +27,15 @@ from uedp.incidence import Incidence, Ints
 from uedp.mechanism.lending import Mask
 from uedp.mechanism.sampling import Sampling
 
+Rest = Literal["towards", "against", "half way", "nothing else"]
 Target = Literal["user", "entity", "user and entity", "missed mention"]
 TARGETS: tuple[Target, ...] = ("user", "entity", "user and entity")
 
 LARGE = 1000.0  # in units of the update clip: an unclipped gradient is unmistakable
 
-
-# --- distributions -------------------------------------------------------------------------------
+_POINTS = 100_000  # where distributions are evaluated
+_HOLDERS = 10  # of a rotated entity: enough to expose lending that depends on who was drawn
+_BESIDE = 6  # entities beside the one under attack in UeDP-Alg's worlds
 
 
 @dataclass(frozen=True)
@@ -142,12 +145,6 @@ def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
     return max(epsilons)
 
 
-_POINTS = 100_000  # where distributions are evaluated
-
-
-# --- the registry --------------------------------------------------------------------------------
-
-
 class Threat(NamedTuple):
     """What is emptied, the profile that is claimed for it, and the worlds to attack it in."""
 
@@ -157,15 +154,14 @@ class Threat(NamedTuple):
 
 
 P = TypeVar("P", bound=PrivacyEvent)
-_THREATS: dict[type, Callable[[Any, Sampling], Iterator[Threat]]] = {}
+Threats = Callable[[P, Sampling], Iterator[Threat]]
+_THREATS: dict[type, Threats[Any]] = {}
 
 
-def worst_case_worlds(
-    profile: type[P],
-) -> Callable[[Callable[[P, Sampling], Iterator[Threat]]], Callable[[P, Sampling], Any]]:
+def worst_case_worlds(profile: type[P]) -> Callable[[Threats[P]], Threats[P]]:
     """Register what a function yields as the threats to a type of profile."""
 
-    def register(build: Callable[[P, Sampling], Iterator[Threat]]) -> Callable[[P, Sampling], Any]:
+    def register(build: Threats[P]) -> Threats[P]:
         _THREATS[profile] = build
         return build
 
@@ -179,12 +175,6 @@ def threats(profile: PrivacyEvent, sampling: Sampling) -> list[Threat]:
     """
     build = _THREATS.get(type(profile))
     return [] if build is None else list(build(profile, sampling))
-
-
-# --- rotation and user-level privacy -------------------------------------------------------------
-
-Rest = Literal["towards", "against", "half way", "nothing else"]
-_HOLDERS = 10  # enough to expose lending that depends on who was drawn
 
 
 @worst_case_worlds(UserLevelProfile)
@@ -201,11 +191,8 @@ def _rotation(profile: RotationProfile, sampling: Sampling) -> Iterator[Threat]:
     # a sentence without entities shows more where its coin comes up more often
     kinds = (False, True) if profile.extended_rate > profile.entity_rate else (False,)
     for target in TARGETS[1:]:
-        worlds = [
-            _rotated(profile, target, rest, sampling, extended=extended)
-            for extended in kinds
-            for rest in rests
-        ]
+        several = itertools.product(kinds, rests)
+        worlds = [_rotated(profile, target, rest, sampling, extended=e) for e, rest in several]
         if target == "user and entity":
             worlds.append(_rotated(profile, target, "nothing else", sampling, holders=_HOLDERS))
         yield Threat(target, profile, worlds)
@@ -215,11 +202,9 @@ def _rotation(profile: RotationProfile, sampling: Sampling) -> Iterator[Threat]:
 @worst_case_worlds(MissedProfile)
 def _missed(profile: MissedProfile, sampling: Sampling) -> Iterator[Threat]:
     rests: tuple[Rest, ...] = ("towards", "against", "half way")
-    worlds = [
-        _rotated(profile.rotation, "missed mention", rest, sampling, missed=profile)
-        for rest in rests
-    ]
-    yield Threat("missed mention", profile, worlds)
+    target: Target = "missed mention"
+    worlds = [_rotated(profile.rotation, target, rest, sampling, missed=profile) for rest in rests]
+    yield Threat(target, profile, worlds)
 
 
 def _rotated(
@@ -332,11 +317,6 @@ class _Corpus:
         incidence = Incidence.build(owners, pairs[:, 0], pairs[:, 1], self.users, int(entities))
         gradients, empties = np.array(self.gradients), np.array(self.empties)
         return World(name, incidence, gradients, empties, emptied, full)
-
-
-# --- UeDP-Alg ------------------------------------------------------------------------------------
-
-_BESIDE = 6  # entities beside the one under attack
 
 
 @worst_case_worlds(UedpAlgProfile)

@@ -283,7 +283,7 @@ def audit_extract(
     """
     from uedp.audit.extraction import extract
     from uedp.audit.secrets import load_secrets
-    from uedp.report.extraction_plots import extraction_figure
+    from uedp.report.audit_plots import extraction_figure
 
     _check_outputs(out, plot)
     if len(set(runs)) < len(runs):
@@ -382,9 +382,10 @@ def audit_plant(
     seed: int = Option(0, help="The seed of the secrets."),
 ) -> None:
     """Plant random phone numbers in a text before detection, to search for after training."""
-    from uedp.audit.secrets import plant, save_secrets, write_sentences
+    from uedp.audit.secrets import plant, save_secrets
     from uedp.corpus.readers import read_sentences
     from uedp.corpus.records import Columns
+    from uedp.sample.generate import write_sentences
 
     for path in (out, secrets):
         require_new_file(path)

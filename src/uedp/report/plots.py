@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -18,11 +17,19 @@ _BLUE = "#3b6ea5"
 def incidence_histograms(incidence: Incidence, path: Path) -> None:
     """The paper's histogram of sentences per user, and beside it that of holders per entity."""
     figure, (left, right) = new_figure(path, 1, 2)
-    _by_width(left, incidence.user_sentences.counts)
-    _label(left, "sentences per user", "users")
+    sentences = incidence.user_sentences.counts
+    most = int(sentences.max(initial=1))
+    width = max(1, most // 60)
+    left.hist(sentences, bins=np.arange(0.5, most + width + 0.5, width).tolist(), color=_BLUE)
+    label_axes(left, "sentences per user", "users")
     if incidence.entities:
-        _by_ratio(right, incidence.holders.counts)
-    _label(right, "users who mention an entity", "entities")
+        holders = incidence.holders.counts
+        # log-log, for a long tail; edges lie between integers so that no bin is empty by rounding
+        edges = np.unique(np.round(np.geomspace(1, int(holders.max(initial=1)) + 1, 40))) - 0.5
+        right.hist(holders, bins=edges.tolist(), color=_BLUE)
+        right.set_xscale("log")
+        right.set_yscale("log")
+    label_axes(right, "users who mention an entity", "entities")
     save(figure, path)
 
 
@@ -31,7 +38,7 @@ def epsilon_curves(curves: dict[str, list[tuple[int, float]]], delta: float, pat
     figure, axes = new_figure(path, 1, 1)
     for (name, points), colour in zip(curves.items(), (_BLUE, "#c0504d", "#6a9a3b"), strict=False):
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name, color=colour)
-    _label(axes, "rounds", f"epsilon at delta {delta:g}")
+    label_axes(axes, "rounds", f"epsilon at delta {delta:g}")
     axes.legend(frameon=False)
     save(figure, path)
 
@@ -50,22 +57,7 @@ def save(figure: Any, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _by_width(axes: "Axes", counts: npt.NDArray[Any]) -> None:
-    top = int(counts.max(initial=1))
-    width = max(1, top // 60)
-    axes.hist(counts, bins=np.arange(0.5, top + width + 0.5, width).tolist(), color=_BLUE)
-
-
-def _by_ratio(axes: "Axes", counts: npt.NDArray[Any]) -> None:
-    """Log-log, for a long tail; edges lie between integers so that no bin is empty by rounding."""
-    top = int(counts.max(initial=1))
-    edges = np.unique(np.round(np.geomspace(1, top + 1, 40))) - 0.5
-    axes.hist(counts, bins=edges.tolist(), color=_BLUE)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-
-
-def _label(axes: "Axes", over: str, of: str) -> None:
+def label_axes(axes: "Axes", over: str, of: str) -> None:
     axes.set_xlabel(over)
     axes.set_ylabel(of)
     axes.spines[["top", "right"]].set_visible(False)

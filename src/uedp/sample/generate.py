@@ -121,7 +121,7 @@ def write_sample(path: Path, seed: int = 0, people: int = 300) -> int:
     """
     _require_people(people, 2)
     require_new_file(path)
-    return _write(path, [_line(sentence) for sentence in sample_sentences(seed, people)])
+    return write_sentences(list(sample_sentences(seed, people)), path)
 
 
 def write_sample_split(
@@ -133,10 +133,10 @@ def write_sample_split(
         require_new_file(each)
     if held_out == path:
         raise UserError(f"{path}: named twice; choose another file for the held-out people")
-    parts: tuple[list[str], list[str]] = [], []
+    parts: tuple[list[Sentence], list[Sentence]] = [], []
     for sentence in sample_sentences(seed, people):
-        parts[int(sentence.user[1:]) % 5 == 4].append(_line(sentence))
-    return _write(path, parts[0]), _write(held_out, parts[1])
+        parts[int(sentence.user[1:]) % 5 == 4].append(sentence)
+    return write_sentences(parts[0], path), write_sentences(parts[1], held_out)
 
 
 def _require_people(people: int, least: int) -> None:
@@ -144,18 +144,16 @@ def _require_people(people: int, least: int) -> None:
         raise UserError(f"`people={people}`: at least {least} are needed")
 
 
-def _line(sentence: Sentence) -> str:
-    return json.dumps({**asdict(sentence), "marks": [mark._asdict() for mark in sentence.marks]})
-
-
-def _write(path: Path, lines: Sequence[str]) -> int:
-    data = "".join(f"{line}\n" for line in lines).encode()
+def write_sentences(sentences: Sequence[Sentence], path: Path) -> int:
+    """Write JSON lines that corpora are read from, compressed if the name ends in `.gz`."""
+    rows = (asdict(s) | {"marks": [mark._asdict() for mark in s.marks]} for s in sentences)
+    data = "".join(f"{json.dumps(row)}\n" for row in rows).encode()
     # gzip writes the time into its header by default.
     data = gzip.compress(data, mtime=0) if path.suffix == ".gz" else data
     with scratch_dir(path) as folder:
         (folder / "draft").write_bytes(data)
         (folder / "draft").replace(path)
-    return len(lines)
+    return len(sentences)
 
 
 def _zipf(rng: random.Random, items: Sequence[T], exponent: float = 1.0) -> T:
