@@ -101,7 +101,7 @@ def test_lending_rule(extension, tmp_path):
     module.RotationByHolder.lending_rule = staticmethod(counted)
     issued = train(tmp_path, privacy__method="rotation-by-holder")
     assert issued.private
-    assert len(calls) == 4  # one per round
+    assert len(set(calls)) == 4  # a key per round; the rule is checked before it is used
 
 
 def test_method(extension, tmp_path):

@@ -217,13 +217,7 @@ def _task_maker(
 
     def make_task(texts: Texts) -> tasks.Task:
         return tasks.build_task(
-            config.task.kind,
-            texts.texts,
-            texts.labels,
-            names,
-            loaded.tokenizer,
-            max_tokens,
-            encode,
+            config.task.kind, texts.texts, texts.labels, names, loaded.tokenizer, max_tokens, encode
         )
 
     return make_task, max_tokens

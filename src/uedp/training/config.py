@@ -129,10 +129,7 @@ ADAPTER_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 # Defaults of probes. Their gradients are short: a clip below most of them weights users equally,
 # and few weights tolerate long steps.
 PROBE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "privacy": {"update_clip": 0.1},
-        "optimiser": {"rate": 0.05, **CONSTANT_RATE},
-    }
+    {"privacy": {"update_clip": 0.1}, "optimiser": {"rate": 0.05, **CONSTANT_RATE}}
 )
 
 

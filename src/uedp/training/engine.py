@@ -225,12 +225,7 @@ class PrivacyEngine:
             ledger = self._held.enter_context(RunLedger.open(out, planned, data.ledger))
         if config.vocabulary.source != "tokenizer":
             words = vocabulary.make_run_tokenizer(
-                config.vocabulary,
-                out,
-                data.train.texts,
-                data.incidence,
-                plan.vocabulary,
-                ledger,
+                config.vocabulary, out, data.train.texts, data.incidence, plan.vocabulary, ledger
             )
             lineage.write_lineage(words, ancestors)  # a copy of the tokenizer keeps it
             assembly = assembled(str(words))
