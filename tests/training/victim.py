@@ -28,7 +28,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "named, before it is reserved": (CorpusLedger, "reserve"),
     "reserved, before its config": (engine, "write_atomically"),
     "before its ledger": (RunLedger, "open"),
-    "before the first checkpoint": (checkpoint, "write"),
+    "before the first checkpoint": (checkpoint, "write_checkpoint"),
     "before a round is spent": (RunLedger, "spend"),
     "spent, before its mark": (Mark, "advance"),
     "spent, before the round": (ClippedMethod, "round"),
