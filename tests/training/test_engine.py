@@ -208,6 +208,7 @@ def test_callbacks_see_rounds_as_steps_and_nothing_private(engine):
     assert seen == [("begin", 3), ("step", 1), ("step", 2), ("end", 2)]
     assert math.isclose(optimizer.param_groups[0]["lr"], 0.025)
     assert len(of_kind(read_chain(made.out / "ledger.jsonl")[0], "rounds")) == 2
+    assert made.certificate().rounds_spent == 2
 
 
 def test_a_model_in_memory_is_known_to_have_learned_from_the_corpus(engine):

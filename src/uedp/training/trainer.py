@@ -54,6 +54,8 @@ class UedpTrainer:
                 if self.control.should_training_stop:
                     break
             self._notify("on_train_end")
+            if not private.finished:
+                private.certify()
         finally:
             self.engine.close()
 
