@@ -21,8 +21,8 @@ $(DEV): pyproject.toml constraints.txt | .venv
 	$(PIP) --editable '.[dev]'
 	@touch $@ $(USE)
 
-test: $(DEV)  ## install if need be, run the tests
-	$(BIN)/python -m pytest
+test: $(DEV)  ## install if need be, run the tests on two cores
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 slow: $(DEV)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
