@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from uedp.training.api import train as train
     from uedp.training.config import Config as Config
     from uedp.training.engine import PrivacyEngine as PrivacyEngine
+    from uedp.training.trainer import UedpTrainer as UedpTrainer
 
 # Imported when first asked for: one part should not pay for the libraries of another.
 _HOME = {
@@ -42,6 +43,7 @@ _HOME = {
     "SkippedRecords": "uedp.corpus.readers",
     "Source": "uedp.corpus.source",
     "Span": "uedp.corpus.sentence",
+    "UedpTrainer": "uedp.training.trainer",
     "UserError": "uedp.errors",
     "breakdown": "uedp.entities.breakdown",
     "build_corpus": "uedp.entities.build",
