@@ -2,6 +2,7 @@
 
 import ctypes
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -146,6 +147,12 @@ def private_opener(path: str, flags: int) -> int:
     if flags & os.O_CREAT and os.fstat(descriptor).st_mode & 0o777 != 0o600:
         os.fchmod(descriptor, 0o600)
     return descriptor
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file's content, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fsync_tree(folder: Path) -> None:

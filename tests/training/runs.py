@@ -12,11 +12,22 @@ import torch
 from safetensors.torch import load_file
 
 from uedp.accounting.chain import read_chain
+from uedp.errors import UserError
 from uedp.methods import ClippedMethod
 from uedp.training.metrics import FILE
 
 PRIVATE = ("rotation", "user-level", "uedp-alg")
 PLAIN = ("noiseless", "deidentified")
+DEEP = b"[" * 100_000  # JSON nested deeper than a parser's stack
+
+
+def refused(action) -> str:
+    """The one line of the error that an action ends in."""
+    with pytest.raises(UserError) as caught:
+        action()
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 class RoundWatcher:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.training import worlds
+from tests.training.runs import DEEP, refused
 from uedp.accounting import certificate as certificates
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -180,17 +181,6 @@ def test_an_unreadable_lineage_is_not_taken_for_none(tmp_path):
         (tmp_path / FILE).write_text(damaged)
         with pytest.raises(UserError, match="damaged"):
             model_ancestors(str(tmp_path))
-
-
-DEEP = b"[" * 100_000
-
-
-def refused(action) -> str:
-    with pytest.raises(UserError) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize("content", [b"{", b"7", b"[7]", b'[{"run": 1}]', b"\xff", DEEP, b'["a"]'])

@@ -3,22 +3,8 @@ import types
 
 import pytest
 
-from tests.training.runs import (
-    metrics,
-    stopping_after,
-)
-from uedp.errors import UserError
+from tests.training.runs import DEEP, metrics, refused, stopping_after
 from uedp.training.metrics import FILE, Metrics
-
-DEEP = b"[" * 100_000
-
-
-def refused(action) -> str:
-    with pytest.raises(UserError) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 def test_resuming_drops_an_incomplete_line(train, tmp_path):

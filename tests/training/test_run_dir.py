@@ -5,27 +5,11 @@ import pytest
 import yaml
 
 from tests.training import worlds
-from tests.training.runs import (
-    RoundWatcher,
-    snapshot,
-    spent,
-    stopping_after,
-)
+from tests.training.runs import DEEP, RoundWatcher, refused, snapshot, spent, stopping_after
 from uedp.errors import UserError
 from uedp.training import loop
 from uedp.training.config import load_config
 from uedp.training.run_dir import CONFIG, IDENTITY, RESULT
-
-DEEP = b"[" * 100_000
-
-
-def refused(action) -> str:
-    with pytest.raises(UserError) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
 
 RESULTS = [
     b"",

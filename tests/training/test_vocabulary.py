@@ -13,9 +13,7 @@ from tokenizers import models as kinds
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tests.training import worlds
-from tests.training.runs import (
-    stopping_after,
-)
+from tests.training.runs import DEEP, refused, stopping_after
 from uedp.accounting.certificate import verify
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
@@ -501,17 +499,6 @@ def test_private_words_are_charged_once(tmp_path):
 def test_vocabulary_settings_that_do_not_fit_the_model_are_refused(changes, why):
     with pytest.raises(UserError, match=why):
         worlds.config("x", **{**NEW, **changes})
-
-
-DEEP = b"[" * 100_000
-
-
-def refused(action) -> str:
-    with pytest.raises(UserError) as caught:
-        action()
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b'{"model": 7}', DEEP])

@@ -5,11 +5,11 @@ may prefer an unexpected file, such as a `model.safetensors` beside shards or an
 `adapter_config.json` that changes what the others mean.
 """
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
 from uedp.errors import UserError
+from uedp.files import sha256_of
 
 # Other files that a run leaves in its folder; no loader reads any of these.
 _RECORDS = frozenset(
@@ -40,7 +40,7 @@ def model_files(folder: Path) -> dict[str, str]:
         if not _belongs(within):
             continue
         if path.is_file():
-            digests[within.as_posix()] = _sha256(path)
+            digests[within.as_posix()] = sha256_of(path)
         elif path.is_symlink():  # a linked folder is neither read nor certified
             digests[within.as_posix()] = "a link"
     return digests
@@ -70,8 +70,3 @@ def _belongs(within: Path) -> bool:
     if len(within.parts) == 1:
         return within.name not in _RECORDS
     return within.parts[0] not in _FOLDERS
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -190,8 +190,12 @@ class Method(ABC):
     ) -> None:
         self.settings, self.incidence = settings, incidence
         self.model, self.task, self.autocast = model, task, autocast
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.packing = task.packing_for(model)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Build what rounds need; subclasses extend this, not the constructor."""
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.packing = self.task.packing_for(self.model)
 
     # --- before training -------------------------------------------------------------------------
 

@@ -13,12 +13,10 @@ from uedp.mechanism.clip import Engine, trainable_layers
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.release import release
 from uedp.methods.base import (
-    Autocast,
     Draw,
     Gradient,
     Method,
     RoundSettings,
-    SentenceTask,
     probe_sentences,
 )
 from uedp.methods.randomness import Randomness
@@ -45,18 +43,11 @@ class ClippedMethod(Method):
         super().check_model(model)
         trainable_layers(model)
 
-    def __init__(
-        self,
-        settings: RoundSettings,
-        incidence: Incidence,
-        model: nn.Module,
-        task: SentenceTask,
-        autocast: Autocast,
-    ) -> None:
-        super().__init__(settings, incidence, model, task, autocast)
-        self._engine = Engine(model)
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._engine = Engine(self.model)
         self.parameters = self._engine.parameters
-        self._draw = self.sampler(settings, incidence)
+        self._draw = self.sampler(self.settings, self.incidence)
         try:
             self._check()
         except UserError:

@@ -4,7 +4,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import UedpAlgProfile
@@ -14,7 +13,6 @@ from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import add_once_
 from uedp.mechanism.release import ClipStats, max_tokens_on
 from uedp.methods.base import (
-    Autocast,
     Count,
     Gradient,
     Method,
@@ -22,7 +20,6 @@ from uedp.methods.base import (
     Positive,
     PrivacySettings,
     RoundSettings,
-    SentenceTask,
     register_method,
 )
 from uedp.methods.randomness import Randomness
@@ -68,19 +65,13 @@ class UedpAlg(Method):
     def noise_per_update(cls, settings: RoundSettings) -> float:
         return settings.noise * (settings.expected_users + 1)
 
-    def __init__(
-        self,
-        settings: RoundSettings,
-        incidence: Incidence,
-        model: nn.Module,
-        task: SentenceTask,
-        autocast: Autocast,
-    ) -> None:
-        super().__init__(settings, incidence, model, task, autocast)
+    def _set_up(self) -> None:
+        super()._set_up()
+        settings, task = self.settings, self.task
         options, clip = settings.options, settings.clips.update
         assert isinstance(options, UedpAlgOptions)
         estimator = f_e if options.estimator == "f_E" else f_e_plus
-        weights = Weights.of(incidence, options.user_cap, options.entity_cap)
+        weights = Weights.of(self.incidence, options.user_cap, options.entity_cap)
         self._estimator = estimator(settings.sampling, weights, clip, settings.noise)
         batch_tokens = options.local_batch * max(1, int(task.lengths.max(initial=1)))
         max_tokens = settings.max_tokens or max_tokens_on(self.parameters[0].device)
@@ -92,7 +83,10 @@ class UedpAlg(Method):
             from_start=options.literal_line,
         )
         self._local = LocalUpdate(
-            model, task.sentence_losses, steps, users_at_once=max(1, max_tokens // batch_tokens)
+            self.model,
+            task.sentence_losses,
+            steps,
+            users_at_once=max(1, max_tokens // batch_tokens),
         )
 
     def round(self, number: int) -> Gradient:

@@ -4,7 +4,6 @@ A checkpoint is a folder `checkpoints/ROUND` with the hashes of its files, and i
 has that name. The ledger determines which rounds were spent, not the checkpoint.
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -17,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from uedp.errors import UserError
-from uedp.files import SCRATCH, fsync_path, fsync_tree, make_private, scratch_dir
+from uedp.files import SCRATCH, fsync_path, fsync_tree, make_private, scratch_dir, sha256_of
 from uedp.signals import deferred
 from uedp.strict import parse_json
 
@@ -51,7 +50,7 @@ def write_checkpoint(
                 f"{target}: cannot be written ({error}); free space, and use `resume=True`"
             ) from None
         (folder / INFO).write_text(json.dumps({**info, "done": done}) + "\n")
-        digests = {name: _sha256(folder / name) for name in (STATE, INFO)}
+        digests = {name: sha256_of(folder / name) for name in (STATE, INFO)}
         (folder / DIGESTS).write_text(json.dumps(digests) + "\n")
         make_private(folder)
         fsync_tree(folder)  # or the name could reach the disk before the content
@@ -84,7 +83,7 @@ def load_newest_checkpoint(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]
     try:
         digests = parse_json((newest / DIGESTS).read_bytes())
         for name in (STATE, INFO):
-            if not isinstance(digests, dict) or digests.get(name) != _sha256(newest / name):
+            if not isinstance(digests, dict) or digests.get(name) != sha256_of(newest / name):
                 raise ValueError(f"{name} is not the file that was written")
         info = parse_json((newest / INFO).read_bytes())
         _check(info, int(newest.name))
@@ -103,8 +102,3 @@ def _check(info: Any, done: int) -> None:
     before = info.get("before", {})
     if not isinstance(before, dict) or not all(type(v) in (int, float) for v in before.values()):
         raise ValueError(f"{INFO} lacks the measures before training")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -236,17 +236,13 @@ class PrivacyEngine:
 _RUNS = "_uedp_runs"  # on every module of a trained model, so that wrapped ones and copies have it
 
 
-def _trained_in(model: nn.Module) -> set[lineage.Ancestor]:
-    """The runs that parts of a model in memory went through."""
-    runs = (run for module in model.modules() for run in getattr(module, _RUNS, ()))
-    return {lineage.Ancestor(**dict(run)) for run in runs}
-
-
 def _ancestors(model: nn.Module) -> list[lineage.Ancestor]:
-    """The same, and the runs that its parts were loaded from."""
+    """The runs that parts of a model in memory went through, or were loaded from."""
+    marks = {run for module in model.modules() for run in getattr(module, _RUNS, ())}
+    trained = {lineage.Ancestor(**dict(run)) for run in marks}
     names = {str(getattr(module, "name_or_path", "")) for module in model.modules()} - {""}
-    loaded = {one for name in names for one in lineage.model_ancestors(name)}
-    return sorted(_trained_in(model) | loaded, key=lambda ancestor: ancestor.run)
+    loaded = {ancestor for name in names for ancestor in lineage.model_ancestors(name)}
+    return sorted(trained | loaded, key=lambda ancestor: ancestor.run)
 
 
 def _describe(model: nn.Module, tokenizer: Any, config: Config) -> Config:
@@ -296,7 +292,9 @@ class PrivateRun:
         held: ExitStack,
         say: Say,
     ) -> None:
-        self.assembly, self.out, self.name, self._ancestors = assembly, out, name, ancestors
+        self.assembly, self.out, self.name = assembly, out, name
+        # plain values: a module that is pickled must not need this package
+        self._mark = tuple(tuple(asdict(ancestor).items()) for ancestor in ancestors)
         self._ledger, self._corpus, self._held, self._say = ledger, corpus, held, say
         self.finished = False
         self._next: int | None = None
@@ -350,17 +348,18 @@ class PrivateRun:
                 "the trained parameters are not those that were attached: one that was unfrozen "
                 "since would get a gradient without clipping and noise; attach the model again"
             )
-        known = {ancestor.run for ancestor in self._ancestors}
-        if others := sorted({one.run for one in _trained_in(self.model)} - known):
+        unmarked = [m for m in self.model.modules() if getattr(m, _RUNS, ()) is not self._mark]
+        known = {dict(run)["run"] for run in self._mark}
+        marks = {run for module in unmarked for run in getattr(module, _RUNS, ())}
+        if others := sorted({dict(run)["run"] for run in marks} - known):
             raise UserError(
                 f"the model was trained in run {others[0]} since it was attached, which this run's "
                 "epsilon does not cover; attach a model to one run at a time"
             )
         if self._ledger is not None:
             self._ledger.spend()  # before anything of the round can be seen
-        runs = tuple(tuple(asdict(ancestor).items()) for ancestor in self._ancestors)
-        for module in self.model.modules():
-            setattr(module, _RUNS, runs)
+        for module in unmarked:
+            setattr(module, _RUNS, self._mark)
         self.model.train()
         with set_up_for_training(self.model, self.plan.config.task.kind):
             return self.assembly.method.round(number)
