@@ -7,7 +7,7 @@ entities are numbered and the incidence is built. Text is held a batch at a time
 with the users, the distinct entities, and a few bytes per sentence and mention.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def detect(
     out: Path | str,
     detection: Detection,
     *,
-    origin: dict[str, Any] | None = None,
+    origin: Mapping[str, Any] | None = None,
     position: Callable[[], int] | None = None,
     total: int | None = None,
     overwrite: bool = False,
@@ -77,35 +77,60 @@ def detect(
       - mentions with the same canonical form are one entity, whoever wrote them
       - `out` appears complete or not at all
     """
-    linker = _Linker(detection)
     with new_corpus_folder(Path(out), overwrite) as work:
-        with progress.stage("detecting", total, "sentences") as meter:
-            count = _first_pass(sentences, work, detection, linker, meter, position)
-        with progress.stage("linking", count, "sentences") as meter:
-            kept, mentions = _second_pass(work, count, detection, linker, meter)
-        with progress.stage("counting", mentions, "mentions") as meter:
-            users, entities = _number_and_count(work, meter)
-        (work / "hits.arrow").unlink()
-        (work / "linked.arrow").unlink()
-        store.write_manifest(
+        detect_into(
             work,
-            {
-                "uedp": uedp.__version__,
-                "users": users,
-                "sentences": kept,
-                "entities": entities,
-                "mentions": mentions,
-                "source": origin or {},
-                "detectors": list(detection.detectors),
-                "detector_versions": {name: detector_version(name) for name in detection.detectors},
-                "categories": sorted(detection.categories),
-                "propagated": detection.propagate,
-                "normalised": detection.normalised,
-                "empty_after_normalising": count - kept,
-                **linker.lists_used(),
-            },
+            sentences,
+            detection,
+            origin=origin,
+            position=position,
+            total=total,
+            progress=progress,
         )
     return Corpus(out)
+
+
+def detect_into(
+    work: Path,
+    sentences: Iterable[Sentence],
+    detection: Detection,
+    *,
+    origin: Mapping[str, Any] | None = None,
+    position: Callable[[], int] | None = None,
+    total: int | None = None,
+    progress: Progress = SILENT,
+) -> None:
+    """Write the files of a corpus to an empty folder, see `detect`.
+
+    `origin` may be filled in while the sentences are read.
+    """
+    linker = _Linker(detection)
+    with progress.stage("detecting", total, "sentences") as meter:
+        count = _first_pass(sentences, work, detection, linker, meter, position)
+    with progress.stage("linking", count, "sentences") as meter:
+        kept, mentions = _second_pass(work, count, detection, linker, meter)
+    with progress.stage("counting", mentions, "mentions") as meter:
+        users, entities = _number_and_count(work, meter)
+    (work / "hits.arrow").unlink()
+    (work / "linked.arrow").unlink()
+    store.write_manifest(
+        work,
+        {
+            "uedp": uedp.__version__,
+            "users": users,
+            "sentences": kept,
+            "entities": entities,
+            "mentions": mentions,
+            "source": dict(origin or {}),
+            "detectors": list(detection.detectors),
+            "detector_versions": {name: detector_version(name) for name in detection.detectors},
+            "categories": sorted(detection.categories),
+            "propagated": detection.propagate,
+            "normalised": detection.normalised,
+            "empty_after_normalising": count - kept,
+            **linker.lists_used(),
+        },
+    )
 
 
 class _Linker:
