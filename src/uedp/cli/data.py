@@ -44,7 +44,7 @@ def detect(
         None, help="A column with human marks: a list of {start, end, label}."
     ),
     detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     split: str | None = Option(
         None, metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
     ),
@@ -136,7 +136,7 @@ def inspect(
 def coverage(
     corpus: options.CorpusArgument,
     detector: Detectors = [],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     propagate: Propagate = True,
     workers: Workers = 1,
     record: bool = Option(
@@ -219,6 +219,7 @@ def categories(as_json: options.AsJson = False) -> None:
         origins = "; ".join(f"{origin}: {', '.join(x)}" for origin, x in meanings[name].items())
         shown.add_row(name, f"{description}\n[dim]{origins}[/dim]")
     shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
+    shown.add_row("default", "all but percent and year: what is protected unless you choose")
     shown.add_row("all", "any of the above")
     show("", shown)
 
@@ -232,7 +233,7 @@ def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> No
     show(plain(str(path)), top)
     sensitive = table("category", "sentences", "share")
     for name, count in numbers["sensitive"].items():
-        if count or name == "all":
+        if (count and name != "default") or name == "all":
             sensitive.add_row(name, f"{count:,}", f"{count / max(numbers['sentences'], 1):.1%}")
     show("\nsentences that mention", sensitive)
     spread = table("", "p50", "p90", "p99", "max")

@@ -30,7 +30,7 @@ def build_corpus(
     label: str | None = None,
     marks: str | None = None,
     detectors: Sequence[str] = ("patterns",),
-    categories: str | Iterable[str] = "all",
+    categories: str | Iterable[str] = "default",
     split: str | None = None,
     normalise: bool = False,
     assign_users: tuple[float, float] | None = None,
@@ -52,7 +52,8 @@ def build_corpus(
         reader: the format of a file; `auto` goes by its suffix
         user, text, label, marks: the columns
         detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own
-        categories: the categories to protect; unions such as `pii` are allowed
+        categories: the categories to protect; unions such as `pii` are allowed. The default is
+            all but percentages and years
         split: a language (`en`) by whose rules texts are split into sentences
         normalise: lower-case the text and remove punctuation, after detection
         assign_users: form users at random, of sizes with this mean and standard deviation
