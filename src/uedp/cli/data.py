@@ -32,11 +32,17 @@ Workers = Annotated[int, Option(help="Number of processes for detection.")]
 
 
 def detect(
-    source: Annotated[Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset.")],
+    source: Annotated[
+        Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset or of mail.")
+    ],
     out: options.NewCorpus,
     reader: str = Option(
-        "auto", help="jsonl, csv, parquet, hf, conll, ag, presidio-research; auto: by file name."
+        "auto",
+        help="jsonl, json, csv, xlsx, parquet, hf, mbox, eml, conll, ag, presidio-research; "
+        "auto: by file name.",
     ),
+    encoding: str | None = Option(None, help="Of a text file, such as cp1252. Default: UTF-8."),
+    delimiter: str | None = Option(None, help="Of a CSV file, such as ';' or tab. Default: auto."),
     user: options.AuthorColumn = "user",
     text: options.TextColumn = "text",
     label: options.LabelColumn = None,
@@ -81,6 +87,8 @@ def detect(
         source,
         out,
         reader=reader,
+        encoding=encoding,
+        delimiter=delimiter,
         user=user,
         text=text,
         label=label,
