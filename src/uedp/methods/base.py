@@ -55,83 +55,83 @@ class PrivacySettings(Section):
     """
 
     method: str = Field(
-        "rotation",
+        default="rotation",
         description="What is protected and how. By default users together with entities, which is "
         "what this package is for.",
     )
     epsilon: Positive | None = Field(
-        None,
+        default=None,
         description="The target of the guarantee: the noise is calibrated so that all rounds "
         "together stay within it. Without a default, because it is a decision about people.",
     )
     noise: Annotated[float, Field(ge=0)] | None = Field(
-        None,
+        default=None,
         description="The noise multiplier, in units of `update_clip`, instead of `epsilon`, which "
         "then follows from it. Nothing is planned for a given noise.",
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
-        1e-5,
+        default=1e-5,
         description="The probability with which epsilon may fail. Chosen: 1e-5, or the power of "
         "ten below a tenth of one over the number of users, if that is smaller: with a delta of "
         "one over the users, publishing one user's text would count as private.",
     )
     rounds: Count = Field(
-        200,
+        default=200,
         description="Noisy updates of the model. Chosen: 200, as in our experiments, or 100 or 50 "
         "if these give more signal within `run.time`.",
     )
     user_rate: Rate = Field(
-        0.1,
+        default=0.1,
         description="The probability that a user is drawn in a round. Chosen: the smallest rate "
         "that draws at least 20 users and reaches 93% of the best predicted signal-to-noise ratio "
         "within `run.time`; the rest would multiply the time.",
     )
     update_clip: Positive = Field(
-        1.0,
+        default=1.0,
         description="The norm that a user's update is clipped to. Not chosen from the text. The "
         "default depends on the trained parameters: 0.1 for probes, whose gradients are short, 1 "
         "otherwise; Adam adapts to the scale.",
     )
     entity_share: Annotated[float, Field(gt=0, le=2)] = Field(
-        0.3,
+        default=0.3,
         description="How much of the clip one entity can move, and so the clip of a sentence. "
         "Chosen: the smallest share within 2% of the best predicted signal-to-noise ratio, "
         "because a smaller share also limits what a missed mention costs.",
     )
     entity_rate: Rate = Field(
-        1.0,
+        default=1.0,
         description="The probability that a lent entity is used in a round (q_e). By default "
         "always: leaving entities out loses sentences and saves little noise.",
     )
     extended_rate: Annotated[float, Field(ge=0, le=1)] = Field(
-        1.0,
+        default=1.0,
         description="The same for sentences without a detected entity (q_s). By default always: "
         "no smaller rate was better (docs/results.md).",
     )
     sentences_per_entity: Count | None = Field(
-        None,
+        default=None,
         description="The most sentences of a user in a round that mention one entity. By default "
         "no limit: their clips are divided by their number instead.",
     )
     sentences_per_user: Count | None = Field(
-        None,
+        default=None,
         description="The most sentences of a user in a round; without a number, no limit. Chosen: "
         "what 95% of the users stay below, and what fills the clip if that is more; only as much "
         "as fills the clip if time is short. An update is clipped however long it is, so more "
         "sentences of few users cost time and gain little.",
     )
     seed: Seed | None = Field(
-        None,
+        default=None,
         description="Makes a run repeatable and voids its guarantee. By default the noise comes "
         "from a cipher with a secret key.",
     )
     chosen_by: str | None = Field(
-        None,
+        default=None,
         description="Who chose clips, rates and schedule, and on which data; it goes on the "
         "certificate. Fields that the planner chose are named there in any case.",
     )
     corpus_budget: Positive | None = Field(
-        None,
+        default=None,
         description="Refuses a run if all runs on the corpus together would exceed this epsilon. "
         "By default the sum is stated but not limited.",
     )

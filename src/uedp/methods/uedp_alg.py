@@ -30,23 +30,23 @@ class UedpAlgOptions(MethodOptions):
     """Options of the paper's mechanism."""
 
     estimator: Literal["f_E", "f_E+"] = Field(
-        "f_E+",
+        default="f_E+",
         description="The paper's estimator of the mean update. f_E+, which it recommends.",
     )
     local_rate: Positive = Field(
-        0.1, description="The learning rate of local steps. A common one for SGD."
+        default=0.1, description="The learning rate of local steps. A common one for SGD."
     )
     local_batch: Count = Field(
-        8, description="Sentences in a local step. Few, since users have few."
+        default=8, description="Sentences in a local step. Few, since users have few."
     )
     user_cap: Count = Field(
-        1, description="The cap on a user's weight; at 1 all users count the same."
+        default=1, description="The cap on a user's weight; at 1 all users count the same."
     )
     entity_cap: Count = Field(
-        1, description="The cap on an entity's weight; at 1 all entities count the same."
+        default=1, description="The cap on an entity's weight; at 1 all entities count the same."
     )
     literal_line: bool = Field(
-        False,
+        default=False,
         description="Take every local step from the round's start, as the paper's pseudocode "
         "reads. By default each step continues from the one before, as in federated averaging.",
     )

@@ -32,12 +32,12 @@ class DataSettings(Section):
 
     train: Path = Field(description="The corpus to train on, as detection wrote it.")
     evaluate: Path | None = Field(
-        None,
+        default=None,
         description="A corpus of other users to evaluate on. By default none, and no quality is "
         "measured: the guarantee does not cover measures on the users that it protects.",
     )
     evaluate_sentences: Count | None = Field(
-        None, description="Evaluate on so many of its sentences. By default on all, to be exact."
+        default=None, description="Evaluate on so many of its sentences. By default on all, to be exact."
     )
 
 
@@ -47,11 +47,11 @@ class TaskSettings(Section):
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
     kind: Literal["next-word", "classification"] = Field(
-        "next-word",
+        default="next-word",
         description="By default language modelling, which needs no labels.",
     )
     labels: tuple[str, ...] = Field(
-        (),
+        default=(),
         description="The classes of a classifier. By default those in the corpus, and the "
         "certificate says that their set is not covered.",
     )
@@ -69,42 +69,42 @@ class ModelSettings(Section):
 
     name: str = Field(description="A folder, a .gguf file, a name on the hub, or awd-lstm.")
     sizes: dict[str, bool | int | float] = Field(
-        default_factory=dict,
+       default= default_factory=dict,
         description="Sizes of a new model, such as `hidden_size`. By default those of its kind.",
     )
     tokenizer: str | None = Field(
-        None,
+        default=None,
         description="The tokenizer of a new model: bytes, a folder, a tokenizer.json or a name. "
         "By default none; a saved model has its own.",
     )
     train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+|attached)$")] = Field(
-        "lora",
+        default="lora",
         description="Which parameters are trained: full, lora, lora-b (half of each adapter), "
         "probe, last:N blocks. Adapters by default, since the norm of the noise grows with the "
         "number of parameters; a new model is trained in full.",
     )
     rank: Count = Field(
-        8, description="The rank of adapters. 8 was used in all our experiments with adapters."
+        default=8, description="The rank of adapters. 8 was used in all our experiments with adapters."
     )
     alpha: Positive | None = Field(
-        None,
+        default=None,
         description="The scale of adapters. By default twice the rank.",
     )
     targets: tuple[str, ...] = Field(
-        (),
+        default=(),
         description="The layers that get adapters, by the last part of their names. By default all "
         "that can have one.",
     )
     max_tokens: Annotated[int, Field(ge=2)] = Field(
-        128,
+        default=128,
         description="Longer sentences are truncated. 128 tokens hold nearly every single "
         "sentence, and memory grows with the longest.",
     )
     dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
-        None, description="Overrides the dropout of the model. By default its own."
+        default=None, description="Overrides the dropout of the model. By default its own."
     )
     seed: Seed = Field(
-        0,
+        default=0,
         description="The seed of new weights, which are public. 0, so that a run starts from the "
         "same model again.",
     )
@@ -127,33 +127,33 @@ class VocabularySettings(Section):
     """The vocabulary of a new word-level model (section 7 of docs/privacy.md)."""
 
     source: Literal["tokenizer", "public", "private", "corpus"] = Field(
-        "tokenizer",
+        default="tokenizer",
         description="tokenizer: none, `model.tokenizer` is used. public: the words in `path`. "
         "private: these, if any, and words that many users contributed, for `share` of epsilon. "
         "corpus: the most frequent words of the corpus, which no guarantee covers. By default "
         "nothing is taken from the corpus.",
     )
     path: str | None = Field(
-        None, description="A word list or a public tokenizer, which `public` needs."
+        default=None, description="A word list or a public tokenizer, which `public` needs."
     )
     size: Count = Field(
-        10_000, description="The most words. Ten thousand cover most of everyday English."
+        default=10_000, description="The most words. Ten thousand cover most of everyday English."
     )
     lowercase: bool = Field(
-        True, description="Words in lower case, so that each is counted once, as in the paper."
+        default=True, description="Words in lower case, so that each is counted once, as in the paper."
     )
     share: Rate = Field(
-        0.3,
+        default=0.3,
         description="The share of epsilon spent on a private vocabulary. A compromise: less finds "
         "few words, more leaves little for training.",
     )
     words_per_user: Count = Field(
-        64,
+        default=64,
         description="Words that a user contributes to a private vocabulary. More would need more "
         "noise on every count.",
     )
     words_per_sentence: Count = Field(
-        16, description="The same for a sentence; it bounds what an entity contributes."
+        default=16, description="The same for a sentence; it bounds what an entity contributes."
     )
 
 
@@ -166,30 +166,30 @@ class OptimiserSettings(Section):
     """
 
     name: Literal["sgd", "momentum", "adam"] = Field(
-        "adam", description="Adam by default: its steps do not depend on the scale of the clip."
+        default="adam", description="Adam by default: its steps do not depend on the scale of the clip."
     )
     rate: Positive = Field(
-        1e-3, description="The learning rate. The usual one of Adam, except as said above."
+        default=1e-3, description="The learning rate. The usual one of Adam, except as said above."
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.9, description="The average over past gradients, which also averages noise. As usual."
+        default=0.9, description="The average over past gradients, which also averages noise. As usual."
     )
     second_moment: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.99, description="The same for squares. Shorter than usual, since runs have few rounds."
+        default=0.99, description="The same for squares. Shorter than usual, since runs have few rounds."
     )
     subtract_noise: bool = Field(
-        False,
+        default=False,
         description="Subtract the known variance of the noise from Adam's squares. Off: what "
         "is left of small squares is unreliable.",
     )
     warm_up: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.05, description="The part of the rounds in which the rate rises. Short, as usual."
+        default=0.05, description="The part of the rounds in which the rate rises. Short, as usual."
     )
     decay: Literal["none", "linear", "cosine"] = Field(
-        "linear", description="How the rate falls after that. To zero, so that the end is quiet."
+        default="linear", description="How the rate falls after that. To zero, so that the end is quiet."
     )
     average: Annotated[float, Field(ge=0, lt=1)] = Field(
-        0.0,
+        default=0.0,
         description="The average over past weights that is evaluated and saved. Off with a "
         "falling rate, which averages by itself.",
     )
@@ -212,31 +212,31 @@ class RunSettings(Section):
     """How and where to compute; may change when a run is resumed."""
 
     time: Annotated[Positive, BeforeValidator(parse_duration)] = Field(
-        3600.0,
+        default=3600.0,
         description="How long the planner may let the run take, in seconds or as 90s, 30m, 2h, "
         "1d; a run is not stopped by it. One hour: long enough to learn, short enough to wait.",
     )
     device: str = Field(
-        "auto", description="cpu, cuda or cuda:1. By default an accelerator if there is one."
+        default="auto", description="cpu, cuda or cuda:1. By default an accelerator if there is one."
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto",
+        default="auto",
         description="By default float32 for private methods, since half precision needs more "
         "noise, and half precision on an accelerator for others.",
     )
     tokens_at_once: Count | None = Field(
-        None,
+        default=None,
         description="Tokens per batch. By default 4,096, on an accelerator 32,768, and fewer when "
         "memory runs out.",
     )
     evaluate_every: Count = Field(
-        25, description="Rounds between two evaluations. Rare, since each reads all of the text."
+        default=25, description="Rounds between two evaluations. Rare, since each reads all of the text."
     )
     checkpoint_seconds: Annotated[float, Field(ge=0)] = Field(
-        60.0, description="Seconds between two checkpoints: about what a killed run loses."
+        default=60.0, description="Seconds between two checkpoints: about what a killed run loses."
     )
     vectors: Path | None = Field(
-        None,
+        default=None,
         description="A folder in which the sentence vectors of probes are cached between runs. "
         "By default none, since they are as private as the text.",
     )
