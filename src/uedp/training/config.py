@@ -37,7 +37,8 @@ class DataSettings(Section):
         "measured: the guarantee does not cover measures on the users that it protects.",
     )
     evaluate_sentences: Count | None = Field(
-        default=None, description="Evaluate on so many of its sentences. By default on all, to be exact."
+        default=None,
+        description="Evaluate on so many of its sentences. By default on all, to be exact.",
     )
 
 
@@ -69,7 +70,7 @@ class ModelSettings(Section):
 
     name: str = Field(description="A folder, a .gguf file, a name on the hub, or awd-lstm.")
     sizes: dict[str, bool | int | float] = Field(
-       default= default_factory=dict,
+        default_factory=dict,
         description="Sizes of a new model, such as `hidden_size`. By default those of its kind.",
     )
     tokenizer: str | None = Field(
@@ -84,7 +85,8 @@ class ModelSettings(Section):
         "number of parameters; a new model is trained in full.",
     )
     rank: Count = Field(
-        default=8, description="The rank of adapters. 8 was used in all our experiments with adapters."
+        default=8,
+        description="The rank of adapters. 8 was used in all our experiments with adapters.",
     )
     alpha: Positive | None = Field(
         default=None,
@@ -140,7 +142,8 @@ class VocabularySettings(Section):
         default=10_000, description="The most words. Ten thousand cover most of everyday English."
     )
     lowercase: bool = Field(
-        default=True, description="Words in lower case, so that each is counted once, as in the paper."
+        default=True,
+        description="Words in lower case, so that each is counted once, as in the paper.",
     )
     share: Rate = Field(
         default=0.3,
@@ -166,16 +169,19 @@ class OptimiserSettings(Section):
     """
 
     name: Literal["sgd", "momentum", "adam"] = Field(
-        default="adam", description="Adam by default: its steps do not depend on the scale of the clip."
+        default="adam",
+        description="Adam by default: its steps do not depend on the scale of the clip.",
     )
     rate: Positive = Field(
         default=1e-3, description="The learning rate. The usual one of Adam, except as said above."
     )
     momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.9, description="The average over past gradients, which also averages noise. As usual."
+        default=0.9,
+        description="The average over past gradients, which also averages noise. As usual.",
     )
     second_moment: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.99, description="The same for squares. Shorter than usual, since runs have few rounds."
+        default=0.99,
+        description="The same for squares. Shorter than usual, since runs have few rounds.",
     )
     subtract_noise: bool = Field(
         default=False,
@@ -186,7 +192,8 @@ class OptimiserSettings(Section):
         default=0.05, description="The part of the rounds in which the rate rises. Short, as usual."
     )
     decay: Literal["none", "linear", "cosine"] = Field(
-        default="linear", description="How the rate falls after that. To zero, so that the end is quiet."
+        default="linear",
+        description="How the rate falls after that. To zero, so that the end is quiet.",
     )
     average: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0,
@@ -217,7 +224,8 @@ class RunSettings(Section):
         "1d; a run is not stopped by it. One hour: long enough to learn, short enough to wait.",
     )
     device: str = Field(
-        default="auto", description="cpu, cuda or cuda:1. By default an accelerator if there is one."
+        default="auto",
+        description="cpu, cuda or cuda:1. By default an accelerator if there is one.",
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
@@ -230,7 +238,8 @@ class RunSettings(Section):
         "memory runs out.",
     )
     evaluate_every: Count = Field(
-        default=25, description="Rounds between two evaluations. Rare, since each reads all of the text."
+        default=25,
+        description="Rounds between two evaluations. Rare, since each reads all of the text.",
     )
     checkpoint_seconds: Annotated[float, Field(ge=0)] = Field(
         default=60.0, description="Seconds between two checkpoints: about what a killed run loses."
