@@ -83,6 +83,7 @@ def detect(
     from uedp.entities.build import build_corpus
 
     skipped = SkippedRecords()
+    doubts: list[str] = []
     corpus = build_corpus(
         source,
         out,
@@ -106,6 +107,7 @@ def detect(
         workers=workers,
         skip_invalid=skipped if skip_invalid else False,
         overwrite=overwrite,
+        on_warning=doubts.append,
         progress=progress(),
     )
     if skipped.count:
@@ -116,6 +118,7 @@ def detect(
         f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, "
         f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
     )
+    _show_warnings(doubts)
 
 
 def inspect(
@@ -126,6 +129,7 @@ def inspect(
     """Describe a corpus: its size, sensitive sentences, and how many users share entities."""
     from uedp.corpus.store import Corpus
     from uedp.entities.breakdown import breakdown
+    from uedp.entities.warnings import corpus_warnings
 
     opened = Corpus(corpus)
     if plot is not None:
@@ -133,10 +137,12 @@ def inspect(
 
         incidence_histograms(opened.incidence, plot)
     numbers = breakdown(opened, progress())
+    doubts = corpus_warnings(opened)
     if as_json:
-        say_json(numbers)
+        say_json({**numbers, "warnings": doubts})
         return
     _show_breakdown(corpus, opened, numbers)
+    _show_warnings(doubts)
     if plot is not None:
         say(f"\nhistograms: {plot}")
 
@@ -230,6 +236,11 @@ def categories(as_json: options.AsJson = False) -> None:
     shown.add_row("default", "all but percent and year: what is protected unless you choose")
     shown.add_row("all", "any of the above")
     show("", shown)
+
+
+def _show_warnings(doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        typer.echo(f"warning: {plain(with_flags(doubt))}", err=True)
 
 
 def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """From a file or a table to a corpus: read, assign users, split, detect."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from uedp.corpus.store import Corpus
 from uedp.entities.categories import expand_categories
 from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import read_lists
-from uedp.errors import UserError
+from uedp.entities.warnings import corpus_warnings
+from uedp.errors import CorpusWarning, UserError
 from uedp.progress import SILENT, Progress
 
 DEFAULT_GROUPS = (15.0, 2.0)  # the paper's, for data sets without users
@@ -44,6 +46,7 @@ def build_corpus(
     workers: int = 1,
     skip_invalid: bool | SkippedRecords = False,
     overwrite: bool = False,
+    on_warning: Callable[[str], None] | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
     """Read text, detect its entities, and write a corpus to the folder `out`.
@@ -66,6 +69,7 @@ def build_corpus(
         allow_list, deny_list, aliases: CSV files, see `read_lists`
         skip_invalid: skip invalid records; a `SkippedRecords` counts them
         overwrite: replace `out` if it is a corpus
+        on_warning: called with each of `corpus_warnings`; by default they are `CorpusWarning`s
 
     Guarantees:
       - a path, a DataFrame and a Dataset with the same rows give the same corpus, apart from the
@@ -105,7 +109,7 @@ def build_corpus(
         sentences = users.assign_users(sentences, users.random_groups(count, *groups, seed))
     if split_record:
         sentences = (sentence for record in sentences for sentence in split_record(record))
-    return detect(
+    corpus = detect(
         sentences,
         out,
         detection,
@@ -120,6 +124,12 @@ def build_corpus(
         overwrite=overwrite,
         progress=progress,
     )
+    for warning in corpus_warnings(corpus):
+        if on_warning:
+            on_warning(warning)
+        else:
+            warnings.warn(warning, CorpusWarning, stacklevel=2)
+    return corpus
 
 
 def _count(records: Iterable[Sentence], source: Source | TableSource, progress: Progress) -> int:
