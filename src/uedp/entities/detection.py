@@ -37,7 +37,7 @@ from uedp.corpus.store import (
     read_arrow,
 )
 from uedp.entities.canonical import Canon, strict_form
-from uedp.entities.categories import BASE, category_of
+from uedp.entities.categories import DEFAULT, category_of
 from uedp.entities.detectors import detector_version
 from uedp.entities.lists import Lists, public_list
 from uedp.entities.parallel import detect_batches
@@ -57,7 +57,7 @@ class Detection:
     """The detectors, and how their hits are used."""
 
     detectors: tuple[str, ...]
-    categories: frozenset[str] = frozenset(BASE)
+    categories: frozenset[str] = DEFAULT
     propagate: bool = True
     normalised: bool = False
     lists: Lists = field(default_factory=Lists)
