@@ -50,7 +50,7 @@ def detect(
         None, help="A column with human marks: a list of {start, end, label}."
     ),
     detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     split: str = Option(
         "auto", metavar="LANG", help="Split texts into sentences by the rules of a language."
     ),
@@ -88,6 +88,7 @@ def detect(
     from uedp.entities.build import build_corpus
 
     skipped = SkippedRecords()
+    doubts: list[str] = []
     corpus = build_corpus(
         source,
         out,
@@ -113,6 +114,7 @@ def detect(
         workers=workers,
         skip_invalid=skipped if skip_invalid else False,
         overwrite=overwrite,
+        on_warning=doubts.append,
         progress=progress(),
     )
     if skipped.count:
@@ -127,6 +129,7 @@ def detect(
             "without noise and no guarantee covers them",
             err=True,
         )
+    _show_warnings(doubts)
 
 
 def inspect(
@@ -137,6 +140,7 @@ def inspect(
     """Describe a corpus: its size, sensitive sentences, and how many users share entities."""
     from uedp.corpus.store import Corpus
     from uedp.entities.breakdown import breakdown
+    from uedp.entities.warnings import corpus_warnings
 
     opened = Corpus(corpus)
     if plot is not None:
@@ -144,10 +148,12 @@ def inspect(
 
         incidence_histograms(opened.incidence, plot)
     numbers = breakdown(opened, progress())
+    doubts = corpus_warnings(opened)
     if as_json:
-        say_json(numbers)
+        say_json({**numbers, "warnings": doubts})
         return
     _show_breakdown(corpus, opened, numbers)
+    _show_warnings(doubts)
     if plot is not None:
         say(f"\nhistograms: {plot}")
 
@@ -155,7 +161,7 @@ def inspect(
 def coverage(
     corpus: options.CorpusArgument,
     detector: Detectors = [],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     propagate: Propagate = True,
     workers: Workers = 1,
     record: bool = Option(
@@ -238,6 +244,7 @@ def categories(as_json: options.AsJson = False) -> None:
         origins = "; ".join(f"{origin}: {', '.join(x)}" for origin, x in meanings[name].items())
         shown.add_row(name, f"{description}\n[dim]{origins}[/dim]")
     shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
+    shown.add_row("default", "all but percent and year: what is protected unless you choose")
     shown.add_row("all", "any of the above")
     show("", shown)
 
@@ -267,6 +274,11 @@ def _say_changes(source: dict[str, Any]) -> None:
         )
 
 
+def _show_warnings(doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        typer.echo(f"warning: {plain(with_flags(doubt))}", err=True)
+
+
 def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> None:
     from uedp.entities.breakdown import widest_entities
 
@@ -276,7 +288,7 @@ def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> No
     show(plain(str(path)), top)
     sensitive = table("category", "sentences", "share")
     for name, count in numbers["sensitive"].items():
-        if count or name == "all":
+        if (count and name != "default") or name == "all":
             sensitive.add_row(name, f"{count:,}", f"{count / max(numbers['sentences'], 1):.1%}")
     show("\nsentences that mention", sensitive)
     spread = table("", "p50", "p90", "p99", "max")

@@ -2,7 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ from uedp.corpus.store import USERS, Corpus, SentenceWriter, read_arrow, written
 from uedp.entities.categories import expand_categories
 from uedp.entities.detection import Detection, detect_into
 from uedp.entities.lists import read_lists
-from uedp.errors import UserError
+from uedp.entities.warnings import corpus_warnings
+from uedp.errors import CorpusWarning, UserError
 from uedp.progress import SILENT, Progress
 
 _AUTO, _NONE, _DEFAULT_LANGUAGE = "auto", "none", "en"
@@ -37,7 +39,7 @@ def build_corpus(
     label: str | None = None,
     marks: str | None = None,
     detectors: Sequence[str] = ("patterns",),
-    categories: str | Iterable[str] = "all",
+    categories: str | Iterable[str] = "default",
     split: str | None = "auto",
     normalise: bool = False,
     assign_users: tuple[float, float] | None = None,
@@ -48,9 +50,11 @@ def build_corpus(
     allow_list: Path | str | None = None,
     deny_list: Path | str | None = None,
     aliases: Path | str | None = None,
+    public_lists: Sequence[str] = (),
     workers: int = 1,
     skip_invalid: bool | SkippedRecords = False,
     overwrite: bool = False,
+    on_warning: Callable[[str], None] | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
     """Read text, detect its entities, and write a corpus to the folder `out`.
@@ -63,7 +67,8 @@ def build_corpus(
         delimiter: of a CSV file; by default recognised from its header
         user, text, label, marks: the columns
         detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own
-        categories: the categories to protect; unions such as `pii` are allowed
+        categories: the categories to protect; unions such as `pii` are allowed. The default is
+            all but percentages and years
         split: the language by whose rules texts are split into sentences. `auto`: English, except
             for formats whose records are sentences already; None or `none`: every text stays whole
         normalise: lower-case the text and remove punctuation, after detection
@@ -72,10 +77,12 @@ def build_corpus(
         hold_out: a second folder, for a corpus of users that are held out of the first. Measures
             on them are released without noise: use it for text you may look at
         hold_out_share: the probability that a user is held out
-        propagate: one hit of a model protects every mention of the same surface
+        propagate: what models found in enough of its places is protected in all of them
         allow_list, deny_list, aliases: CSV files, see `read_lists`
+        public_lists: shipped lists of public entities to switch on, by name (`PUBLIC_LISTS`)
         skip_invalid: skip invalid records; a `SkippedRecords` counts them
         overwrite: replace `out` if it is a corpus
+        on_warning: called with each of `corpus_warnings`; by default they are `CorpusWarning`s
 
     Guarantees:
       - a path, a DataFrame and a Dataset with the same rows give the same corpus, apart from the
@@ -94,7 +101,7 @@ def build_corpus(
         categories=expand_categories(categories),
         propagate=propagate,
         normalised=normalise,
-        lists=read_lists(allow_list, deny_list, aliases),
+        lists=read_lists(allow_list, deny_list, aliases, public_lists),
         workers=workers,
     )
     if marks is None and "labels" in detection.detectors:
@@ -139,27 +146,29 @@ def build_corpus(
     }
     if hold_out is None:
         with new_corpus_folder(Path(out), overwrite) as work:
-            detect_into(
-                work,
-                pieces(sentences, origin),
-                detection,
-                origin=origin,
-                progress=progress,
-                **reading,
-            )
-        return Corpus(out)
-    rest = {**origin, "hold_out": {"share": hold_out_share, "seed": seed, "side": "training"}}
-    other = {**origin, "hold_out": {"share": hold_out_share, "seed": seed, "side": "held out"}}
-    with _two_folders(Path(out), Path(hold_out), overwrite) as (work, aside):
-        spool = aside / "texts"
-        spool.mkdir()
-        kept = _without_held_out(sentences, hold_out_share, seed, SentenceWriter(spool))
-        detect_into(work, pieces(kept, rest), detection, origin=rest, progress=progress, **reading)
-        _check_sides(work, spool, hold_out_share)
-        texts = pieces(written_sentences(spool), other)
-        detect_into(aside, texts, detection, origin=other, progress=progress)
-        shutil.rmtree(spool)
-    return Corpus(out)
+            texts = pieces(sentences, origin)
+            detect_into(work, texts, detection, origin, progress=progress, **reading)
+    else:
+        chosen = {"share": hold_out_share, "seed": seed}
+        rest = {**origin, "hold_out": {**chosen, "side": "training"}}
+        other = {**origin, "hold_out": {**chosen, "side": "held out"}}
+        with _two_folders(Path(out), Path(hold_out), overwrite) as (work, aside):
+            spool = aside / "texts"
+            spool.mkdir()
+            kept = _without_held_out(sentences, hold_out_share, seed, SentenceWriter(spool))
+            texts = pieces(kept, rest)
+            detect_into(work, texts, detection, rest, progress=progress, **reading)
+            _check_sides(work, spool, hold_out_share)
+            texts = pieces(written_sentences(spool), other)
+            detect_into(aside, texts, detection, other, progress=progress)
+            shutil.rmtree(spool)
+    corpus = Corpus(out)
+    for warning in corpus_warnings(corpus):
+        if on_warning:
+            on_warning(warning)
+        else:
+            warnings.warn(warning, CorpusWarning, stacklevel=2)
+    return corpus
 
 
 _FEWEST = 2  # users on either side of a hold-out
