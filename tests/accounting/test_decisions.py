@@ -16,6 +16,21 @@ def test_the_statement_names_detectors_versions_categories_lists_and_coverage(tm
     )
 
 
+def test_what_the_default_leaves_out_is_stated(tmp_path):
+    left_out = "percentages and years alone are not protected"
+    for number, (categories, said) in enumerate(
+        [
+            (("contact", "date"), True),
+            (("contact",), False),
+            (("contact", "date", "year"), False),
+            (("contact", "date", "percent"), False),  # of a release without the category `year`
+        ]
+    ):
+        known = ENTITIES.model_copy(update={"categories": categories})
+        shown = issue(make_run(tmp_path / str(number), **{**SETUP, "entities": known}))
+        assert (left_out in shown.statement) == said
+
+
 def test_where_only_patterns_ran_no_names_are_looked_for(tmp_path):
     only = ENTITIES.model_copy(update={"detectors": {"patterns:US": "uedp 1"}, "lists": {}})
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": only}))

@@ -64,6 +64,8 @@ class Entities(StrictModel):
         """One line for people."""
         by = ", ".join(f"{name} ({version})" for name, version in sorted(self.detectors.items()))
         parts = [f"found by {by}", f"categories {', '.join(self.categories)}"]
+        if "date" in self.categories and not {"percent", "year"} & set(self.categories):
+            parts.append("percentages and years alone are not protected")  # a reader may expect it
         if not self.names_sought:
             listed = "sensitive" in self.lists
             parts.insert(0, "no names are looked for" + (" but those listed" if listed else ""))

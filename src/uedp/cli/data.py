@@ -32,11 +32,17 @@ Workers = Annotated[int, Option(help="Number of processes for detection.")]
 
 
 def detect(
-    source: Annotated[Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset.")],
+    source: Annotated[
+        Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset or of mail.")
+    ],
     out: options.NewCorpus,
     reader: str = Option(
-        "auto", help="jsonl, csv, parquet, hf, conll, ag, presidio-research; auto: by file name."
+        "auto",
+        help="jsonl, json, csv, xlsx, parquet, hf, mbox, eml, conll, ag, presidio-research; "
+        "auto: by file name.",
     ),
+    encoding: str | None = Option(None, help="Of a text file, such as cp1252. Default: UTF-8."),
+    delimiter: str | None = Option(None, help="Of a CSV file, such as ';' or tab. Default: auto."),
     user: options.AuthorColumn = "user",
     text: options.TextColumn = "text",
     label: options.LabelColumn = None,
@@ -44,7 +50,7 @@ def detect(
         None, help="A column with human marks: a list of {start, end, label}."
     ),
     detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     split: str | None = Option(
         None, metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
     ),
@@ -81,6 +87,8 @@ def detect(
         source,
         out,
         reader=reader,
+        encoding=encoding,
+        delimiter=delimiter,
         user=user,
         text=text,
         label=label,
@@ -136,7 +144,7 @@ def inspect(
 def coverage(
     corpus: options.CorpusArgument,
     detector: Detectors = [],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     propagate: Propagate = True,
     workers: Workers = 1,
     record: bool = Option(
@@ -219,6 +227,7 @@ def categories(as_json: options.AsJson = False) -> None:
         origins = "; ".join(f"{origin}: {', '.join(x)}" for origin, x in meanings[name].items())
         shown.add_row(name, f"{description}\n[dim]{origins}[/dim]")
     shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
+    shown.add_row("default", "all but percent and year: what is protected unless you choose")
     shown.add_row("all", "any of the above")
     show("", shown)
 
@@ -232,7 +241,7 @@ def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> No
     show(plain(str(path)), top)
     sensitive = table("category", "sentences", "share")
     for name, count in numbers["sensitive"].items():
-        if count or name == "all":
+        if (count and name != "default") or name == "all":
             sensitive.add_row(name, f"{count:,}", f"{count / max(numbers['sentences'], 1):.1%}")
     show("\nsentences that mention", sensitive)
     spread = table("", "p50", "p90", "p99", "max")

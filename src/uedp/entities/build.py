@@ -25,12 +25,14 @@ def build_corpus(
     out: Path | str,
     *,
     reader: str = "auto",
+    encoding: str | None = None,
+    delimiter: str | None = None,
     user: str = "user",
     text: str = "text",
     label: str | None = None,
     marks: str | None = None,
     detectors: Sequence[str] = ("patterns",),
-    categories: str | Iterable[str] = "all",
+    categories: str | Iterable[str] = "default",
     split: str | None = None,
     normalise: bool = False,
     assign_users: tuple[float, float] | None = None,
@@ -47,12 +49,15 @@ def build_corpus(
     """Read text, detect its entities, and write a corpus to the folder `out`.
 
     Args:
-        source: a path (a file of any format in `READERS`, or a folder from `save_to_disk`), a
-            pandas DataFrame, or a `datasets.Dataset`
+        source: a path (a file of any format in `READERS`, a folder from `save_to_disk` or one of
+            mail), a pandas or polars DataFrame, or a `datasets.Dataset`
         reader: the format of a file; `auto` goes by its suffix
+        encoding: of a text file; by default UTF-8, or what its byte order mark says
+        delimiter: of a CSV file; by default recognised from its header
         user, text, label, marks: the columns
         detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own
-        categories: the categories to protect; unions such as `pii` are allowed
+        categories: the categories to protect; unions such as `pii` are allowed. The default is
+            all but percentages and years
         split: a language (`en`) by whose rules texts are split into sentences
         normalise: lower-case the text and remove punctuation, after detection
         assign_users: form users at random, of sizes with this mean and standard deviation
@@ -67,7 +72,11 @@ def build_corpus(
         name of the source in `corpus.json`
       - `out` appears complete or not at all (`detect`)
     """
-    opened = Source(Path(source)) if isinstance(source, str | Path) else TableSource(source)
+    opened: Source | TableSource
+    if isinstance(source, str | Path):
+        opened = Source(Path(source), encoding, delimiter)
+    else:
+        opened = TableSource(source)
     kind = readers.choose_reader(reader, opened) if isinstance(opened, Source) else str(opened)
     detection = Detection(
         detectors=tuple(detectors),

@@ -22,7 +22,7 @@ from uedp.corpus.normalise import normalise
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import ENTITIES, MENTIONS, Corpus, RowWriter, SentenceWriter, read_arrow
 from uedp.entities.canonical import Canon, strict_form
-from uedp.entities.categories import BASE, category_of
+from uedp.entities.categories import DEFAULT, category_of
 from uedp.entities.detectors import detector_version
 from uedp.entities.lists import Lists
 from uedp.entities.parallel import detect_batches
@@ -41,7 +41,7 @@ class Detection:
     """The detectors, and how their hits are used."""
 
     detectors: tuple[str, ...]
-    categories: frozenset[str] = frozenset(BASE)
+    categories: frozenset[str] = DEFAULT
     propagate: bool = True
     normalised: bool = False
     lists: Lists = field(default_factory=Lists)
