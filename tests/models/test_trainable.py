@@ -249,7 +249,7 @@ def test_our_own_models_have_blocks_too():
 @pytest.mark.parametrize(
     ("how", "options", "said"),
     [
-        ("some", {}, "train 'some': must be `full`, `lora`, `lora-b`, `lora:N`, `probe` or `last:N`"),
+        ("some", {}, "train 'some': must be `full`, `lora`, `lora-b`, `lora:N`"),
         ("last:", {}, "must be `full`, `lora`, `lora-b`, `lora:N`, `probe` or `last:N`"),
         ("last:4", {}, "choose at most 3"),
         ("lora:4", {}, "train 'lora:4': choose at most 3"),

@@ -52,7 +52,9 @@ class ModelSettings(Section):
     name: str
     sizes: dict[str, bool | int | float] = Field(default_factory=dict)
     tokenizer: str | None = None
-    train: Annotated[str, Field(pattern=r"^(full|lora(-b)?(:\d+)?|probe|last:\d+|attached)$")] = "lora"
+    train: Annotated[str, Field(pattern=r"^(full|lora(-b)?(:\d+)?|probe|last:\d+|attached)$")] = (
+        "lora"
+    )
     rank: Count = 8
     alpha: Positive | None = None
     targets: tuple[str, ...] = ()
