@@ -41,6 +41,7 @@ def build_corpus(
     allow_list: Path | str | None = None,
     deny_list: Path | str | None = None,
     aliases: Path | str | None = None,
+    public_lists: Sequence[str] = (),
     workers: int = 1,
     skip_invalid: bool | SkippedRecords = False,
     overwrite: bool = False,
@@ -62,8 +63,9 @@ def build_corpus(
         normalise: lower-case the text and remove punctuation, after detection
         assign_users: form users at random, of sizes with this mean and standard deviation
         seed: of `assign_users`
-        propagate: one hit of a model protects every mention of the same surface
+        propagate: what models found in enough of its places is protected in all of them
         allow_list, deny_list, aliases: CSV files, see `read_lists`
+        public_lists: shipped lists of public entities to switch on, by name (`PUBLIC_LISTS`)
         skip_invalid: skip invalid records; a `SkippedRecords` counts them
         overwrite: replace `out` if it is a corpus
 
@@ -83,7 +85,7 @@ def build_corpus(
         categories=expand_categories(categories),
         propagate=propagate,
         normalised=normalise,
-        lists=read_lists(allow_list, deny_list, aliases),
+        lists=read_lists(allow_list, deny_list, aliases, public_lists),
         workers=workers,
     )
     if marks is None and "labels" in detection.detectors:
