@@ -53,6 +53,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
+# for values inside a longer text; raises what `json` does, and DuplicateKeyError
+DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     _depth = 0
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 JSON_KEYS = {
+    "warnings",
     "users",
     "sentences",
     "entities",

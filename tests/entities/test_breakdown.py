@@ -22,6 +22,7 @@ def test_numbers_by_hand(tmp_path):
         "person": 2,
         "org": 2,
         "pii": 2,
+        "default": 3,
         "all": 3,
     }
     assert (numbers["users"], numbers["sentences"], numbers["entities"]) == (3, 4, 3)

@@ -146,11 +146,11 @@ def test_bad_tables_are_refused_by_name(tmp_path, frame, dataset):
         assert not (tmp_path / "c").exists()
 
     refused(datasets.DatasetDict(train=dataset), "DatasetDict: holds train; give one")
-    refused([1, 2], "list: give a path, a pandas DataFrame or a datasets.Dataset")
+    refused([1, 2], "list: give a path, a pandas or polars DataFrame, or a datasets.Dataset")
     refused(frame, "DataFrame: no column 'txt'; the columns are who, body", text="txt")
     refused(dataset, "Dataset: no column 'txt'; the columns are who, body", text="txt")
     refused(frame.iloc[:0], "DataFrame: holds no sentences")
-    refused(frame.assign(who=["a", 1, 2, 3]), "DataFrame: a column mixes types")
+    refused(frame.assign(who=["a", 1, 2, 3]), "DataFrame: column 'who' mixes types")
     refused(frame.assign(body=pandas.Timestamp("2024-01-01")), "'body' holds timestamp")
     twice = frame.rename(columns={"topic": "who"})
     refused(twice, "DataFrame: two columns are called 'who'")

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from uedp.corpus.sentence import Sentence
+from tests.conftest import marked
+from uedp.corpus.sentence import Sentence, Span
 from uedp.entities import parallel
+from uedp.entities.detectors import register_detector
+from uedp.entities.parallel import detect_batches
 from uedp.errors import UserError
 
 
@@ -70,6 +73,8 @@ def test_a_failure_does_not_wait_for_the_workers():
 ORPHANS = """
 import multiprocessing, os, signal, sys, time
 from uedp.entities import parallel
+from uedp.entities.detectors import register_detector
+from uedp.entities.parallel import detect_batches
 
 if __name__ == "__main__":
     with parallel._pool(["labels"], 2) as pool:
@@ -118,3 +123,37 @@ def test_workers_do_not_hear_an_interrupt():
             blocked = pool.submit(signal.pthread_sigmask, signal.SIG_BLOCK, ())
         assert signal.SIGINT in blocked.result()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+@register_detector("dates-and-numbers")
+class _DatesAndNumbers:
+    """A stand-in for a model that calls the first word a date and the second a number."""
+
+    propagates = True
+
+    def __init__(self, argument):
+        assert argument is None
+
+    def detect(self, texts):
+        for text in texts:
+            space = text.index(" ")
+            yield [Span(0, space, "DATE"), Span(space + 1, len(text), "CARDINAL")]
+
+
+@pytest.mark.parametrize(
+    ("text", "labels"),
+    [
+        ("1999 1776", ["YEAR", "YEAR"]),
+        ("1980s 2003-2004", ["YEAR", "YEAR"]),
+        ("Monday 42", ["DATE", "CARDINAL"]),
+        ("1999-12 19999", ["DATE", "CARDINAL"]),
+    ],
+)
+def test_a_models_date_that_is_only_a_year_is_a_year(text, labels):
+    ((_, hits),) = detect_batches([Sentence("a", text)], ["dates-and-numbers"])
+    assert [span.label for span, *_ in hits[0]] == labels
+
+
+def test_what_a_person_marked_keeps_its_label():
+    ((_, hits),) = detect_batches([marked("a", "in 1999", ("1999", "DATE"))], ["labels"])
+    assert [span.label for span, *_ in hits[0]] == ["DATE"]

@@ -119,11 +119,14 @@ def _jsonl(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
 def _csv(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
     suffix = rng.choice(("csv", "tsv"))
     out = io.StringIO()
-    writer = csv.writer(out, delimiter="\t" if suffix == "tsv" else ",", lineterminator="\n")
+    delimiter = "\t" if suffix == "tsv" else rng.choice(",,;\t|")
+    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
     writer.writerow(["user", "text", "label", "marks"])
     for row in _rows(rng):
         writer.writerow([*list(row.values())[:3], json.dumps(row["marks"])])
     data = out.getvalue().encode("utf-8", "surrogatepass")
+    if rng.random() < 0.1:
+        data = out.getvalue().encode("utf-16", "replace")
     return _write(rng, folder / f"x.{suffix}", data), _columns(rng)
 
 
@@ -163,6 +166,78 @@ def _presidio(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
     ]
     value: Any = rows if rng.random() < 0.9 else values.json_value(rng)
     return _write(rng, folder / "x.json", json.dumps(value).encode()), _columns(rng)
+
+
+def _json(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
+    value: Any = _rows(rng) if rng.random() < 0.9 else values.json_value(rng)
+    if rng.random() < 0.4:
+        value = {"count": 3, "names": ["a"], "messages": value, "done": {"at": [{}]}}
+    text = json.dumps(value, ensure_ascii=rng.random() < 0.5, indent=rng.choice((None, 2)))
+    encoding = rng.choice(("utf-8", "utf-8", "utf-8-sig", "utf-16", "utf-32"))
+    return _write(rng, folder / "x.json", text.encode(encoding, "surrogatepass")), _columns(rng)
+
+
+def _message(rng: random.Random) -> bytes:
+    lines = [
+        f"From: {rng.choice(('ann@a.example', values.text(rng), 'B <b@b.example>', ''))}",
+        f"Subject: {values.text(rng)}",
+        f"Content-Type: {rng.choice(('text/plain', 'text/html', 'multipart/mixed; boundary=x'))}"
+        f"; charset={rng.choice(('utf-8', 'latin-1', 'none-such'))}",
+        f"Content-Transfer-Encoding: {rng.choice(('8bit', 'base64', 'quoted-printable', 'x'))}",
+        "",
+        rng.choice(("", "--x", "<p>Hi<blockquote>", "On Monday, Ann wrote:", "> quoted")),
+        values.text(rng),
+        rng.choice(("", "-- ", "From here", ">From there")),
+        values.text(rng),
+    ]
+    return "\n".join(lines).encode("utf-8", "replace")
+
+
+def _mbox(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
+    messages = [
+        b"From a@b.example Sat Jan  3 01:05:34 1996\n" + _message(rng) + b"\n\n"
+        for _ in range(rng.randint(1, 6))
+    ]
+    return _write(rng, folder / "x.mbox", b"".join(messages)), Columns(label="subject")
+
+
+def _eml(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
+    path = folder / "mail"
+    for number in range(rng.randint(1, 6)):
+        place = path / rng.choice((".", "deep/er", "box/cur"))
+        place.mkdir(parents=True, exist_ok=True)
+        data = _message(rng)
+        data = data if rng.random() < 0.5 else values.spoiled(rng, data)
+        (place / f"{number}.eml").write_bytes(data)
+    return path, Columns()
+
+
+def _writable(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()[:30_000]  # a cell holds no more
+
+
+def _xlsx(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
+    import openpyxl
+    from openpyxl.utils.exceptions import IllegalCharacterError
+
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.append(["user", "text", "label", "marks"])
+    for row in _rows(rng):
+        cells = [*list(row.values())[:3], json.dumps(row["marks"])]
+        cells = [
+            cell if isinstance(cell, float | None) or cell == 7 else _writable(str(cell))
+            for cell in cells
+        ]
+        with suppress(IllegalCharacterError, ValueError):  # what no workbook can hold
+            sheet.append(cells)
+    out = io.BytesIO()
+    book.save(out)
+    data = out.getvalue()
+    data = data if rng.random() < 0.3 else values.spoiled(rng, data)
+    path = folder / "x.xlsx"
+    path.write_bytes(data)
+    return path, _columns(rng)
 
 
 # --- tables --------------------------------------------------------------------------------------
@@ -249,6 +324,10 @@ _MAKERS: dict[str, Callable[[random.Random, Path], tuple[Path, Columns]]] = {
     "conll": _conll,
     "ag": _ag,
     "presidio-research": _presidio,
+    "json": _json,
+    "mbox": _mbox,
+    "eml": _eml,
+    "xlsx": _xlsx,
 }
 
 

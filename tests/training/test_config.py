@@ -95,8 +95,18 @@ def test_a_config_cannot_be_changed():
             },
             "privacy: uedp-alg uses all sentences it samples; leave out sentences_per_entity",
         ),
-        ({"privacy__epsilom": 3}, "privacy.epsilom: no such field"),
-        ({"optimizer__rate": 3}, "optimizer: no such field"),
+        (
+            {"privacy__epsilom": 3},
+            "privacy.epsilom: no such field; did you mean privacy.epsilon?",
+        ),
+        ({"optimizer__rate": 3}, "optimizer: no such field; did you mean optimiser?"),
+        ({"privacy__user_rat": 3}, "privacy.user_rat: no such field; did you mean privacy.user_r"),
+        ({"model__epsilon": 3}, "model.epsilon: no such field; did you mean privacy.epsilon?"),
+        ({"data__ruonds": 3}, "data.ruonds: no such field; did you mean privacy.rounds?"),
+        ({"epsilon__x": 3}, "epsilon: no such field; did you mean privacy.epsilon?"),
+        ({"optimiser__lr": 3}, "optimiser.lr: no such field; did you mean optimiser.rate?"),
+        ({"run__time": "soon"}, "run.time 'soon': write a number with s, m, h or d"),
+        ({"run__time": "0s"}, "run.time 0.0: Input should be greater than 0"),
         ({"model__train": "last"}, "model.train 'last':"),
         ({"model__max_tokens": 1}, "model.max_tokens 1:"),
         ({"model__dropout": 1}, "model.dropout 1:"),
@@ -107,6 +117,33 @@ def test_a_config_cannot_be_changed():
 )
 def test_a_bad_field_is_named_with_its_value(changes, complaint):
     assert refusal(changed(**changes)).startswith(f"my.yaml: {complaint}")
+
+
+def test_an_option_of_a_method_is_suggested():
+    values = changed(privacy__method="uedp-alg", privacy__epsilon=None, privacy__noise=1)
+    assert "method_options.estimater: no such field; did you mean estimator?" in refusal(
+        values, "method_options.estimater=f_E"
+    )
+
+
+def test_what_resembles_nothing_gets_no_suggestion():
+    assert refusal(changed(model__qqq=3)) == "my.yaml: model.qqq: no such field"
+    assert refusal({**BASE, "more": {}}) == "my.yaml: more: no such field"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("30m", 1800), ("2h", 7200), ("1d", 86400), ("1.5 h", 5400), (45, 45), ("7", 7)],
+)
+def test_a_duration_has_a_unit(text, seconds):
+    assert parse_config(changed(run__time=text)).run.time == seconds
+
+
+def test_a_config_knows_which_fields_were_set():
+    assert parse_config(BASE).privacy.model_fields_set == {"epsilon"}
+    given = changed(privacy__rounds=None, privacy__delta=1e-5)
+    assert parse_config(given).privacy.model_fields_set == {"epsilon", "delta"}
+    assert parse_config(BASE, "", ["privacy.user_rate="]).privacy.user_rate == 0.1
 
 
 def test_a_missing_field_is_named():

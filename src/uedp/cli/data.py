@@ -32,11 +32,17 @@ Workers = Annotated[int, Option(help="Number of processes for detection.")]
 
 
 def detect(
-    source: Annotated[Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset.")],
+    source: Annotated[
+        Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset or of mail.")
+    ],
     out: options.NewCorpus,
     reader: str = Option(
-        "auto", help="jsonl, csv, parquet, hf, conll, ag, presidio-research; auto: by file name."
+        "auto",
+        help="jsonl, json, csv, xlsx, parquet, hf, mbox, eml, conll, ag, presidio-research; "
+        "auto: by file name.",
     ),
+    encoding: str | None = Option(None, help="Of a text file, such as cp1252. Default: UTF-8."),
+    delimiter: str | None = Option(None, help="Of a CSV file, such as ';' or tab. Default: auto."),
     user: options.AuthorColumn = "user",
     text: options.TextColumn = "text",
     label: options.LabelColumn = None,
@@ -44,7 +50,7 @@ def detect(
         None, help="A column with human marks: a list of {start, end, label}."
     ),
     detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     split: str | None = Option(
         None, metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
     ),
@@ -77,10 +83,13 @@ def detect(
     from uedp.entities.build import build_corpus
 
     skipped = SkippedRecords()
+    doubts: list[str] = []
     corpus = build_corpus(
         source,
         out,
         reader=reader,
+        encoding=encoding,
+        delimiter=delimiter,
         user=user,
         text=text,
         label=label,
@@ -98,6 +107,7 @@ def detect(
         workers=workers,
         skip_invalid=skipped if skip_invalid else False,
         overwrite=overwrite,
+        on_warning=doubts.append,
         progress=progress(),
     )
     if skipped.count:
@@ -108,6 +118,7 @@ def detect(
         f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, "
         f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
     )
+    _show_warnings(doubts)
 
 
 def inspect(
@@ -118,6 +129,7 @@ def inspect(
     """Describe a corpus: its size, sensitive sentences, and how many users share entities."""
     from uedp.corpus.store import Corpus
     from uedp.entities.breakdown import breakdown
+    from uedp.entities.warnings import corpus_warnings
 
     opened = Corpus(corpus)
     if plot is not None:
@@ -125,10 +137,12 @@ def inspect(
 
         incidence_histograms(opened.incidence, plot)
     numbers = breakdown(opened, progress())
+    doubts = corpus_warnings(opened)
     if as_json:
-        say_json(numbers)
+        say_json({**numbers, "warnings": doubts})
         return
     _show_breakdown(corpus, opened, numbers)
+    _show_warnings(doubts)
     if plot is not None:
         say(f"\nhistograms: {plot}")
 
@@ -136,7 +150,7 @@ def inspect(
 def coverage(
     corpus: options.CorpusArgument,
     detector: Detectors = [],  # noqa: B006 - Typer copies it
-    categories: Categories = "all",
+    categories: Categories = "default",
     propagate: Propagate = True,
     workers: Workers = 1,
     record: bool = Option(
@@ -219,8 +233,14 @@ def categories(as_json: options.AsJson = False) -> None:
         origins = "; ".join(f"{origin}: {', '.join(x)}" for origin, x in meanings[name].items())
         shown.add_row(name, f"{description}\n[dim]{origins}[/dim]")
     shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
+    shown.add_row("default", "all but percent and year: what is protected unless you choose")
     shown.add_row("all", "any of the above")
     show("", shown)
+
+
+def _show_warnings(doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        typer.echo(f"warning: {plain(with_flags(doubt))}", err=True)
 
 
 def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> None:
@@ -232,7 +252,7 @@ def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> No
     show(plain(str(path)), top)
     sensitive = table("category", "sentences", "share")
     for name, count in numbers["sensitive"].items():
-        if count or name == "all":
+        if (count and name != "default") or name == "all":
             sensitive.add_row(name, f"{count:,}", f"{count / max(numbers['sentences'], 1):.1%}")
     show("\nsentences that mention", sensitive)
     spread = table("", "p50", "p90", "p99", "max")

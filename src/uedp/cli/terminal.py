@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import sys
 import time
 from collections.abc import Container, Iterable, Iterator
@@ -27,6 +28,7 @@ _SPEED_SECONDS = 600.0  # the window for estimating the time left: a step may ta
 _PARAMETER = re.compile(r"`([a-z][a-z_]*)=([^`]+)`")
 _FLAGS = {"detectors": "detector"}  # parameters that have a flag of another name
 _QUOTES = "'\""
+_SPECIAL = re.compile(r"[\s;|&<>()$`*?]")
 
 
 class _Bars(Progress):
@@ -127,7 +129,11 @@ def _flag(parameter: re.Match[str]) -> str:
     flag = _FLAGS.get(name, name).replace("_", "-")
     if value in ("True", "..."):
         return f"--{flag}"
-    return f"--no-{flag}" if value == "False" else f"--{flag} {value.strip(_QUOTES)}"
+    if value == "False":
+        return f"--no-{flag}"
+    value = value.strip(_QUOTES)
+    # quoted where a shell would take it apart, so that it can be pasted
+    return f"--{flag} {shlex.quote(value) if _SPECIAL.search(value) else value}"
 
 
 def show(title: str, table: Table) -> None:

@@ -5,8 +5,9 @@ import math
 import re
 import reprlib
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from uedp.corpus.sentence import Sentence, Span
@@ -32,12 +33,31 @@ class Columns:
 
     def require(self, where: str, present: Sequence[str]) -> list[str]:
         """The columns to read; a missing or ambiguous one is an error before the first row."""
-        chosen = {name: column for name, column in asdict(self).items() if column is not None}
-        for parameter, column in chosen.items():
-            _field(where, dict.fromkeys(present), column, parameter)
+        self.check(where, present)
+        chosen = dict.fromkeys(filter(None, astuple(self)))
+        for column in chosen:
             if present.count(column) > 1:
                 raise UserError(f"{where}: two columns are called {column!r}; rename one of them")
-        return list(dict.fromkeys(chosen.values()))
+        return list(chosen)
+
+    def check(self, where: str, present: Collection[str]) -> None:
+        """Refuse a record without one of the columns, and say which to name instead."""
+        chosen = {name: column for name, column in asdict(self).items() if column is not None}
+        missing = {name: column for name, column in chosen.items() if column not in present}
+        if not missing:
+            return
+        taken = set(chosen.values())
+        others = [name for name in present if name not in taken]
+        remedies = [
+            f"`{parameter}={_likely(parameter, column, others) or '...'}`"
+            for parameter, column in missing.items()
+        ]
+        random = " (or use `assign_users=...` to form users at random)" if "user" in missing else ""
+        raise UserError(
+            f"{where}: no column {' or '.join(map(repr, missing.values()))}; "
+            f"the columns are {listed(present)}; name {'them' if len(missing) > 1 else 'it'} with "
+            f"{', '.join(remedies)}{random}"
+        )
 
 
 def sentence_from(where: str, fields: Mapping[str, Any], columns: Columns) -> Sentence:
@@ -49,16 +69,17 @@ def sentence_from(where: str, fields: Mapping[str, Any], columns: Columns) -> Se
       - every mark lies within the text
       - all of it can be written as UTF-8
     """
-    text = _text(where, _field(where, fields, columns.text, "text"), columns.text)
+    columns.check(where, fields)
+    text = _text(where, fields[columns.text], columns.text)
     user = ""
     if columns.user is not None:
-        user = _user(where, _field(where, fields, columns.user, "user"), columns.user)
+        user = _user(where, fields[columns.user], columns.user)
     label = None
     if columns.label is not None:
-        label = _label(where, _field(where, fields, columns.label, "label"), columns.label)
+        label = _label(where, fields[columns.label], columns.label)
     marks: tuple[Span, ...] = ()
     if columns.marks is not None:
-        marks = _marks(where, _field(where, fields, columns.marks, "marks"), text)
+        marks = _marks(where, fields[columns.marks], text)
     return Sentence(user, text, label, marks)
 
 
@@ -110,25 +131,57 @@ def user_name(name: str) -> str:
         name = plain
 
 
-def _field(where: str, fields: Mapping[str, Any], name: str, parameter: str) -> Any:
-    if name not in fields:
-        or_form = " (or `assign_users=...` to form users at random)" if parameter == "user" else ""
-        raise UserError(
-            f"{where}: no column {name!r}; the columns are {listed(fields)}; "
-            f"choose one with `{parameter}=...`{or_form}"
-        )
-    return fields[name]
+_SYNONYMS = {
+    "user": "author user_id userid user_name username from sender from_id sender_id author_id "
+    "speaker writer account screen_name handle nick member customer customer_id who name id",
+    "text": "body message content msg sentence comment post full_text utterance review description",
+    "label": "class category topic target",
+    "marks": "spans entities annotations",
+}
+
+
+def _likely(parameter: str, column: str, present: Sequence[str]) -> str:
+    """The column that is probably meant, quoted; empty if none is."""
+    if parameter == "user" and column != "user" and "user" in present:
+        return "'user'"
+    plain = {re.sub(r"\W+", "_", name.strip().casefold()): name for name in reversed(present)}
+    for name in (column.casefold(), parameter, *_SYNONYMS[parameter].split()):
+        if name in plain:
+            return repr(plain[name])
+    close = get_close_matches(column.casefold(), plain, 1, 0.7)
+    return repr(plain[close[0]]) if close else ""
+
+
+_SHOWN = 24  # characters of a value that an error may quote: names, not messages
+_NAME = re.compile(r"[^\W\d]\w*([ ./:-]+\w+){0,2}[?:.]?")
+
+
+def quoted(value: str, most: int = 12) -> str:
+    """The beginning of a value, quoted: errors may not print a private message."""
+    return repr(value) if len(value) <= most else f"{value[: most - 3]!r}..."
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
-    """Names on one line, unprintable ones quoted."""
-    shown = [name if name.isprintable() else repr(name) for name in names]
+    """Names on one line; what is no name but text, as in a file without a header, is not shown."""
+    shown = [
+        name
+        if len(name) <= _SHOWN and _NAME.fullmatch(name) and not re.search(r"\d{4}", name)
+        else f"({len(name)} characters)"
+        for name in names
+    ]
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
 
+_QUOTED = re.compile(r"""(['"]).*\1""")
+
+
 def first_line(error: object) -> str:
-    """The first line of an error from a library, shortened."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    """The first line of an error from a library, shortened, without what it quotes."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
+    found = _QUOTED.search(line)
+    if found and len(found[0]) > 14:
+        line = line[: found.start()] + "..." + line[found.end() :]
+    return line[:160]
 
 
 def _text(where: str, value: Any, column: str) -> str:
@@ -193,7 +246,7 @@ def _mark(where: str, mark: Any, text: str) -> Span:
     if not (type(start) is type(end) is int and isinstance(label, str) and label):
         raise UserError(
             f"{where}: a mark needs `start` and `end`, whole numbers, and a `label`, "
-            f"not {reprlib.repr(mark)}"
+            f"not {_shown(mark)}"
         )
     if not 0 <= start < end <= len(text):
         raise UserError(
@@ -219,5 +272,12 @@ def _encodable(where: str, text: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    """A value and its type, for an error."""
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
+    """A value of a wrong type, for an error: numbers, but no text."""
+    kind = type(value).__name__
+    if isinstance(value, dict):
+        return f"an object with {listed(map(str, value)) or 'no fields'}"
+    if isinstance(value, str):
+        return f"a text of {len(value):,} characters"
+    if isinstance(value, bytes | list | tuple):
+        return f"{len(value):,} {'bytes' if isinstance(value, bytes) else 'elements'} ({kind})"
+    return f"{reprlib.repr(value)} ({kind})"

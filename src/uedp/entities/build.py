@@ -1,6 +1,7 @@
 """From a file or a table to a corpus: read, assign users, split, detect."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from uedp.corpus.store import Corpus
 from uedp.entities.categories import expand_categories
 from uedp.entities.detection import Detection, detect
 from uedp.entities.lists import read_lists
-from uedp.errors import UserError
+from uedp.entities.warnings import corpus_warnings
+from uedp.errors import CorpusWarning, UserError
 from uedp.progress import SILENT, Progress
 
 DEFAULT_GROUPS = (15.0, 2.0)  # the paper's, for data sets without users
@@ -25,12 +27,14 @@ def build_corpus(
     out: Path | str,
     *,
     reader: str = "auto",
+    encoding: str | None = None,
+    delimiter: str | None = None,
     user: str = "user",
     text: str = "text",
     label: str | None = None,
     marks: str | None = None,
     detectors: Sequence[str] = ("patterns",),
-    categories: str | Iterable[str] = "all",
+    categories: str | Iterable[str] = "default",
     split: str | None = None,
     normalise: bool = False,
     assign_users: tuple[float, float] | None = None,
@@ -39,42 +43,53 @@ def build_corpus(
     allow_list: Path | str | None = None,
     deny_list: Path | str | None = None,
     aliases: Path | str | None = None,
+    public_lists: Sequence[str] = (),
     workers: int = 1,
     skip_invalid: bool | SkippedRecords = False,
     overwrite: bool = False,
+    on_warning: Callable[[str], None] | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
     """Read text, detect its entities, and write a corpus to the folder `out`.
 
     Args:
-        source: a path (a file of any format in `READERS`, or a folder from `save_to_disk`), a
-            pandas DataFrame, or a `datasets.Dataset`
+        source: a path (a file of any format in `READERS`, a folder from `save_to_disk` or one of
+            mail), a pandas or polars DataFrame, or a `datasets.Dataset`
         reader: the format of a file; `auto` goes by its suffix
+        encoding: of a text file; by default UTF-8, or what its byte order mark says
+        delimiter: of a CSV file; by default recognised from its header
         user, text, label, marks: the columns
         detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own
-        categories: the categories to protect; unions such as `pii` are allowed
+        categories: the categories to protect; unions such as `pii` are allowed. The default is
+            all but percentages and years
         split: a language (`en`) by whose rules texts are split into sentences
         normalise: lower-case the text and remove punctuation, after detection
         assign_users: form users at random, of sizes with this mean and standard deviation
         seed: of `assign_users`
-        propagate: one hit of a model protects every mention of the same surface
+        propagate: what models found in enough of its places is protected in all of them
         allow_list, deny_list, aliases: CSV files, see `read_lists`
+        public_lists: shipped lists of public entities to switch on, by name (`PUBLIC_LISTS`)
         skip_invalid: skip invalid records; a `SkippedRecords` counts them
         overwrite: replace `out` if it is a corpus
+        on_warning: called with each of `corpus_warnings`; by default they are `CorpusWarning`s
 
     Guarantees:
       - a path, a DataFrame and a Dataset with the same rows give the same corpus, apart from the
         name of the source in `corpus.json`
       - `out` appears complete or not at all (`detect`)
     """
-    opened = Source(Path(source)) if isinstance(source, str | Path) else TableSource(source)
+    opened: Source | TableSource
+    if isinstance(source, str | Path):
+        opened = Source(Path(source), encoding, delimiter)
+    else:
+        opened = TableSource(source)
     kind = readers.choose_reader(reader, opened) if isinstance(opened, Source) else str(opened)
     detection = Detection(
         detectors=tuple(detectors),
         categories=expand_categories(categories),
         propagate=propagate,
         normalised=normalise,
-        lists=read_lists(allow_list, deny_list, aliases),
+        lists=read_lists(allow_list, deny_list, aliases, public_lists),
         workers=workers,
     )
     if marks is None and "labels" in detection.detectors:
@@ -96,7 +111,7 @@ def build_corpus(
         sentences = users.assign_users(sentences, users.random_groups(count, *groups, seed))
     if split_record:
         sentences = (sentence for record in sentences for sentence in split_record(record))
-    return detect(
+    corpus = detect(
         sentences,
         out,
         detection,
@@ -111,6 +126,12 @@ def build_corpus(
         overwrite=overwrite,
         progress=progress,
     )
+    for warning in corpus_warnings(corpus):
+        if on_warning:
+            on_warning(warning)
+        else:
+            warnings.warn(warning, CorpusWarning, stacklevel=2)
+    return corpus
 
 
 def _count(records: Iterable[Sentence], source: Source | TableSource, progress: Progress) -> int:

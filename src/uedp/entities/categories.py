@@ -1,6 +1,8 @@
 """The categories of sensitive entity; `categories.yaml` lists them and the labels that mean them.
 
-There are two unions: `pii`, the paper's twentieth category, and `all`.
+There are three unions: `pii`, the paper's twentieth category; `all`; and `default`, what is
+protected unless a person chooses: all but percentages and years, which are seldom anybody's secret
+and stand in many people's text.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,8 +20,13 @@ _LISTS: Any = yaml.safe_load(
 # Name -> description. The order is the bit order of masks and that of stored numbers.
 BASE: Mapping[str, str] = MappingProxyType(_LISTS["base"])
 UNIONS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {"pii": frozenset({"person", "loc", "gpe", "contact"}), "all": frozenset(BASE)}
+    {
+        "pii": frozenset({"person", "loc", "gpe", "contact"}),
+        "default": frozenset(BASE) - {"percent", "year"},
+        "all": frozenset(BASE),
+    }
 )
+DEFAULT = UNIONS["default"]
 NAMES: tuple[str, ...] = (*BASE, *UNIONS)
 # Source of the labels -> label -> category.
 LABELS: Mapping[str, Mapping[str, str]] = MappingProxyType(

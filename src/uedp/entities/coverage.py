@@ -89,7 +89,7 @@ def coverage(corpus: Corpus, progress: Progress = SILENT) -> dict[str, Any]:
 def compare_detectors(
     corpus: Corpus,
     detectors: Sequence[str] = (),
-    categories: str | Iterable[str] = "all",
+    categories: str | Iterable[str] = "default",
     *,
     propagate: bool = True,
     workers: int = 1,

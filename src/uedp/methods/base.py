@@ -43,27 +43,98 @@ class MethodOptions(Section):
     """Settings of one method only; most methods have none."""
 
 
-class PrivacySettings(Section):
-    """The `privacy` section of a config: the method and its guarantee.
+PLANNED = ("user_rate", "rounds", "entity_share", "sentences_per_user", "delta")
+"""Fields of the privacy section that the planner chooses where a config sets none."""
 
-    With `epsilon` the noise multiplier is calibrated; with `noise` epsilon is computed.
+
+class PrivacySettings(Section):
+    """The method and its guarantee.
+
+    With `epsilon` the noise multiplier is calibrated; with `noise` epsilon is computed. One of the
+    two is needed, unless the method adds no noise.
     """
 
-    method: str = "rotation"
-    epsilon: Positive | None = None
-    noise: Annotated[float, Field(ge=0)] | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    rounds: Count = 200
-    user_rate: Rate = 0.1
-    update_clip: Positive = 1.0
-    entity_share: Annotated[float, Field(gt=0, le=2)] = 0.3
-    entity_rate: Rate = 1.0
-    extended_rate: Annotated[float, Field(ge=0, le=1)] = 1.0
-    sentences_per_entity: Count | None = None
-    sentences_per_user: Count | None = None
-    seed: Seed | None = None
-    chosen_by: str | None = None
-    corpus_budget: Positive | None = None
+    method: str = Field(
+        default="rotation",
+        description="What is protected and how. By default users together with entities, which is "
+        "what this package is for.",
+    )
+    epsilon: Positive | None = Field(
+        default=None,
+        description="The target of the guarantee: the noise is calibrated so that all rounds "
+        "together stay within it. Without a default, because it is a decision about people.",
+    )
+    noise: Annotated[float, Field(ge=0)] | None = Field(
+        default=None,
+        description="The noise multiplier, in units of `update_clip`, instead of `epsilon`, which "
+        "then follows from it. Nothing is planned for a given noise.",
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=1e-5,
+        description="The probability with which epsilon may fail. Chosen: 1e-5, or the power of "
+        "ten below a tenth of one over the number of users, if that is smaller: with a delta of "
+        "one over the users, publishing one user's text would count as private.",
+    )
+    rounds: Count = Field(
+        default=200,
+        description="Noisy updates of the model. Chosen: 200, as in our experiments, or 100 or 50 "
+        "if these give more signal within `run.time`.",
+    )
+    user_rate: Rate = Field(
+        default=0.1,
+        description="The probability that a user is drawn in a round. Chosen: the smallest rate "
+        "that draws at least 20 users and reaches 93% of the best predicted signal-to-noise ratio "
+        "within `run.time`; the rest would multiply the time.",
+    )
+    update_clip: Positive = Field(
+        default=1.0,
+        description="The norm that a user's update is clipped to. Not chosen from the text. The "
+        "default depends on the trained parameters: 0.1 for probes, whose gradients are short, 1 "
+        "otherwise; Adam adapts to the scale.",
+    )
+    entity_share: Annotated[float, Field(gt=0, le=2)] = Field(
+        default=0.3,
+        description="How much of the clip one entity can move, and so the clip of a sentence. "
+        "Chosen: the smallest share within 2% of the best predicted signal-to-noise ratio, "
+        "because a smaller share also limits what a missed mention costs.",
+    )
+    entity_rate: Rate = Field(
+        default=1.0,
+        description="The probability that a lent entity is used in a round (q_e). By default "
+        "always: leaving entities out loses sentences and saves little noise.",
+    )
+    extended_rate: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=1.0,
+        description="The same for sentences without a detected entity (q_s). By default always: "
+        "no smaller rate was better (docs/results.md).",
+    )
+    sentences_per_entity: Count | None = Field(
+        default=None,
+        description="The most sentences of a user in a round that mention one entity. By default "
+        "no limit: their clips are divided by their number instead.",
+    )
+    sentences_per_user: Count | None = Field(
+        default=None,
+        description="The most sentences of a user in a round; without a number, no limit. Chosen: "
+        "what 95% of the users stay below, and what fills the clip if that is more; only as much "
+        "as fills the clip if time is short. An update is clipped however long it is, so more "
+        "sentences of few users cost time and gain little.",
+    )
+    seed: Seed | None = Field(
+        default=None,
+        description="Makes a run repeatable and voids its guarantee. By default the noise comes "
+        "from a cipher with a secret key.",
+    )
+    chosen_by: str | None = Field(
+        default=None,
+        description="Who chose clips, rates and schedule, and on which data; it goes on the "
+        "certificate. Fields that the planner chose are named there in any case.",
+    )
+    corpus_budget: Positive | None = Field(
+        default=None,
+        description="Refuses a run if all runs on the corpus together would exceed this epsilon. "
+        "By default the sum is stated but not limited.",
+    )
 
     @field_validator("method")
     @classmethod
@@ -226,7 +297,10 @@ class Method(ABC):
         if cls.profile_type is None and given:
             raise ValueError(f"{cls.name} adds no noise; leave out epsilon and noise")
         if cls.profile_type is not None and given != 1:
-            raise ValueError("give either epsilon or noise")
+            raise ValueError(
+                "give either epsilon or noise; privacy.epsilon is the target that sets the noise, "
+                "often between 1 and 10, and smaller protects more"
+            )
 
     @classmethod
     def profile(cls, privacy: PrivacySettings, incidence: Incidence, noise: float) -> Profile:

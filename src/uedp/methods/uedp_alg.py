@@ -4,6 +4,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import UedpAlgProfile
@@ -28,14 +29,29 @@ from uedp.methods.randomness import Randomness
 
 
 class UedpAlgOptions(MethodOptions):
-    """`literal_line`: local steps from the round's start, as in the paper's pseudocode."""
+    """Options of the paper's mechanism."""
 
-    estimator: Literal["f_E", "f_E+"] = "f_E+"
-    local_rate: Positive = 0.1
-    local_batch: Count = 8
-    user_cap: Count = 1
-    entity_cap: Count = 1
-    literal_line: bool = False
+    estimator: Literal["f_E", "f_E+"] = Field(
+        default="f_E+",
+        description="The paper's estimator of the mean update. f_E+, which it recommends.",
+    )
+    local_rate: Positive = Field(
+        default=0.1, description="The learning rate of local steps. A common one for SGD."
+    )
+    local_batch: Count = Field(
+        default=8, description="Sentences in a local step. Few, since users have few."
+    )
+    user_cap: Count = Field(
+        default=1, description="The cap on a user's weight; at 1 all users count the same."
+    )
+    entity_cap: Count = Field(
+        default=1, description="The cap on an entity's weight; at 1 all entities count the same."
+    )
+    literal_line: bool = Field(
+        default=False,
+        description="Take every local step from the round's start, as the paper's pseudocode "
+        "reads. By default each step continues from the one before, as in federated averaging.",
+    )
 
 
 @register_method

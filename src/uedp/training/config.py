@@ -1,6 +1,8 @@
 """The config of a run: one YAML layout, validated when it is read. Privacy comes first."""
 
-from collections.abc import Mapping, Sequence
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -9,6 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SerializeAsAny,
@@ -19,24 +22,40 @@ from pydantic import (
 
 from uedp.errors import UserError
 from uedp.methods import PrivacySettings, method_named, method_names
-from uedp.methods.base import Count, MethodOptions, Positive, Rate, Section, Seed
+from uedp.methods.base import PLANNED, Count, MethodOptions, Positive, Rate, Section, Seed
 from uedp.models.scratch import KINDS as NEW_MODELS
 from uedp.strict import parse_yaml
 
 
 class DataSettings(Section):
-    train: Path
-    evaluate: Path | None = None
-    evaluate_sentences: Count | None = None
+    """The corpora."""
+
+    train: Path = Field(description="The corpus to train on, as detection wrote it.")
+    evaluate: Path | None = Field(
+        default=None,
+        description="A corpus of other users to evaluate on. By default none, and no quality is "
+        "measured: the guarantee does not cover measures on the users that it protects.",
+    )
+    evaluate_sentences: Count | None = Field(
+        default=None,
+        description="Evaluate on so many of its sentences. By default on all, to be exact.",
+    )
 
 
 class TaskSettings(Section):
-    """`labels` are the classes of a classifier; by default the labels of the corpus."""
+    """What the model learns."""
 
     model_config = ConfigDict(coerce_numbers_to_str=True)
 
-    kind: Literal["next-word", "classification"] = "next-word"
-    labels: tuple[str, ...] = ()
+    kind: Literal["next-word", "classification"] = Field(
+        default="next-word",
+        description="By default language modelling, which needs no labels.",
+    )
+    labels: tuple[str, ...] = Field(
+        default=(),
+        description="The classes of a classifier. By default those in the corpus, and the "
+        "certificate says that their set is not covered.",
+    )
 
     @field_validator("labels")
     @classmethod
@@ -49,16 +68,48 @@ class TaskSettings(Section):
 class ModelSettings(Section):
     """A saved model by folder or name; or a new one: its kind, its sizes, a public tokenizer."""
 
-    name: str
-    sizes: dict[str, bool | int | float] = Field(default_factory=dict)
-    tokenizer: str | None = None
-    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+|attached)$")] = "lora"
-    rank: Count = 8
-    alpha: Positive | None = None
-    targets: tuple[str, ...] = ()
-    max_tokens: Annotated[int, Field(ge=2)] = 128
-    dropout: Annotated[float, Field(ge=0, lt=1)] | None = None
-    seed: Seed = 0
+    name: str = Field(description="A folder, a .gguf file, a name on the hub, or awd-lstm.")
+    sizes: dict[str, bool | int | float] = Field(
+        default_factory=dict,
+        description="Sizes of a new model, such as `hidden_size`. By default those of its kind.",
+    )
+    tokenizer: str | None = Field(
+        default=None,
+        description="The tokenizer of a new model: bytes, a folder, a tokenizer.json or a name. "
+        "By default none; a saved model has its own.",
+    )
+    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+|attached)$")] = Field(
+        default="lora",
+        description="Which parameters are trained: full, lora, lora-b (half of each adapter), "
+        "probe, last:N blocks. Adapters by default, since the norm of the noise grows with the "
+        "number of parameters; a new model is trained in full.",
+    )
+    rank: Count = Field(
+        default=8,
+        description="The rank of adapters. 8 was used in all our experiments with adapters.",
+    )
+    alpha: Positive | None = Field(
+        default=None,
+        description="The scale of adapters. By default twice the rank.",
+    )
+    targets: tuple[str, ...] = Field(
+        default=(),
+        description="The layers that get adapters, by the last part of their names. By default all "
+        "that can have one.",
+    )
+    max_tokens: Annotated[int, Field(ge=2)] = Field(
+        default=128,
+        description="Longer sentences are truncated. 128 tokens hold nearly every single "
+        "sentence, and memory grows with the longest.",
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] | None = Field(
+        default=None, description="Overrides the dropout of the model. By default its own."
+    )
+    seed: Seed = Field(
+        default=0,
+        description="The seed of new weights, which are public. 0, so that a run starts from the "
+        "same model again.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -75,47 +126,129 @@ class ModelSettings(Section):
 
 
 class VocabularySettings(Section):
-    """The vocabulary of a new word-level model (section 7 of docs/privacy.md).
+    """The vocabulary of a new word-level model (section 7 of docs/privacy.md)."""
 
-    `tokenizer`: none, `model.tokenizer` is used. `public`: the words in `path`, a word list or a
-    public tokenizer. `private`: these, if any, and words that many users contributed, for `share`
-    of epsilon. `corpus`: the most frequent words of the corpus, which no guarantee covers.
-    """
-
-    source: Literal["tokenizer", "public", "private", "corpus"] = "tokenizer"
-    path: str | None = None
-    size: Count = 10_000
-    lowercase: bool = True
-    share: Rate = 0.3
-    words_per_user: Count = 64
-    words_per_sentence: Count = 16
+    source: Literal["tokenizer", "public", "private", "corpus"] = Field(
+        default="tokenizer",
+        description="tokenizer: none, `model.tokenizer` is used. public: the words in `path`. "
+        "private: these, if any, and words that many users contributed, for `share` of epsilon. "
+        "corpus: the most frequent words of the corpus, which no guarantee covers. By default "
+        "nothing is taken from the corpus.",
+    )
+    path: str | None = Field(
+        default=None, description="A word list or a public tokenizer, which `public` needs."
+    )
+    size: Count = Field(
+        default=10_000, description="The most words. Ten thousand cover most of everyday English."
+    )
+    lowercase: bool = Field(
+        default=True,
+        description="Words in lower case, so that each is counted once, as in the paper.",
+    )
+    share: Rate = Field(
+        default=0.3,
+        description="The share of epsilon spent on a private vocabulary. A compromise: less finds "
+        "few words, more leaves little for training.",
+    )
+    words_per_user: Count = Field(
+        default=64,
+        description="Words that a user contributes to a private vocabulary. More would need more "
+        "noise on every count.",
+    )
+    words_per_sentence: Count = Field(
+        default=16, description="The same for a sentence; it bounds what an entity contributes."
+    )
 
 
 class OptimiserSettings(Section):
-    """The server optimiser, which post-processes noisy gradients."""
+    """The server optimiser, which post-processes noisy gradients.
 
-    name: Literal["sgd", "momentum", "adam"] = "adam"
-    rate: Positive = 1e-3
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    second_moment: Annotated[float, Field(ge=0, lt=1)] = 0.99
-    subtract_noise: bool = False
-    warm_up: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    decay: Literal["none", "linear", "cosine"] = "linear"
-    average: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    Probes, and next-word adapters under noise, have defaults of their own, which were the best in
+    our experiments: a constant rate (`decay: none`, `warm_up: 0`), `average: 0.95`, and a `rate` of
+    0.05 for probes and 3e-3 for adapters.
+    """
+
+    name: Literal["sgd", "momentum", "adam"] = Field(
+        default="adam",
+        description="Adam by default: its steps do not depend on the scale of the clip.",
+    )
+    rate: Positive = Field(
+        default=1e-3, description="The learning rate. The usual one of Adam, except as said above."
+    )
+    momentum: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.9,
+        description="The average over past gradients, which also averages noise. As usual.",
+    )
+    second_moment: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.99,
+        description="The same for squares. Shorter than usual, since runs have few rounds.",
+    )
+    subtract_noise: bool = Field(
+        default=False,
+        description="Subtract the known variance of the noise from Adam's squares. Off: what "
+        "is left of small squares is unreliable.",
+    )
+    warm_up: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.05, description="The part of the rounds in which the rate rises. Short, as usual."
+    )
+    decay: Literal["none", "linear", "cosine"] = Field(
+        default="linear",
+        description="How the rate falls after that. To zero, so that the end is quiet.",
+    )
+    average: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="The average over past weights that is evaluated and saved. Off with a "
+        "falling rate, which averages by itself.",
+    )
+
+
+def parse_duration(value: Any) -> Any:
+    """Seconds; a text such as 90s, 30m, 2h or 1d has a unit."""
+    found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if found is None:
+        if isinstance(value, str):
+            raise ValueError("write a number with s, m, h or d, as 30m or 2h")
+        return value
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2] or "s"]
+
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) *([smhd]?)")
 
 
 class RunSettings(Section):
-    """`vectors` is a folder in which the sentence vectors of probes are cached between runs.
+    """How and where to compute; may change when a run is resumed."""
 
-    `precision: auto` is float32 for private methods, half precision on an accelerator for others.
-    """
-
-    device: str = "auto"
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    tokens_at_once: Count | None = None
-    evaluate_every: Count = 25
-    checkpoint_seconds: Annotated[float, Field(ge=0)] = 60.0
-    vectors: Path | None = None
+    time: Annotated[Positive, BeforeValidator(parse_duration)] = Field(
+        default=3600.0,
+        description="How long the planner may let the run take, in seconds or as 90s, 30m, 2h, "
+        "1d; a run is not stopped by it. One hour: long enough to learn, short enough to wait.",
+    )
+    device: str = Field(
+        default="auto",
+        description="cpu, cuda or cuda:1. By default an accelerator if there is one.",
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto",
+        description="By default float32 for private methods, since half precision needs more "
+        "noise, and half precision on an accelerator for others.",
+    )
+    tokens_at_once: Count | None = Field(
+        default=None,
+        description="Tokens per batch. By default 4,096, on an accelerator 32,768, and fewer when "
+        "memory runs out.",
+    )
+    evaluate_every: Count = Field(
+        default=25,
+        description="Rounds between two evaluations. Rare, since each reads all of the text.",
+    )
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = Field(
+        default=60.0, description="Seconds between two checkpoints: about what a killed run loses."
+    )
+    vectors: Path | None = Field(
+        default=None,
+        description="A folder in which the sentence vectors of probes are cached between runs. "
+        "By default none, since they are as private as the text.",
+    )
 
 
 # Under noise, a constant rate makes more progress than a decaying one; averaging removes noise.
@@ -208,7 +341,7 @@ def _options(values: Mapping[str, Any]) -> Any:
     try:
         return options.model_validate(given or {})
     except ValidationError as error:
-        raise ValueError(f"method_options.{_first_error(error)}") from None
+        raise ValueError(f"method_options.{_first_error(error, options.model_fields)}") from None
 
 
 def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
@@ -232,7 +365,10 @@ def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 def parse_config(
     values: Mapping[str, Any], origin: str = "config", changes: Sequence[str] = ()
 ) -> Config:
-    """A config from nested values, after `section.field=value` changes."""
+    """A config from nested values, after `section.field=value` changes.
+
+    A null for a field that the planner chooses is as good as none.
+    """
     nested: dict[str, Any] = {
         section: dict(fields or {}) if isinstance(fields, Mapping | None) else fields
         for section, fields in values.items()
@@ -249,6 +385,10 @@ def parse_config(
         fields = nested.setdefault(section, {})
         if isinstance(fields, dict):  # if not, validation reports it below
             fields[field] = value
+    if isinstance(privacy := nested.get("privacy"), dict):
+        for field in PLANNED:
+            if field in privacy and privacy[field] is None:
+                del privacy[field]
     try:
         return Config.model_validate(nested)
     except ValidationError as error:
@@ -279,13 +419,52 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     return parse_config(values, str(path), changes)
 
 
-def _first_error(error: ValidationError) -> str:
-    """The first validation error, with its field and value."""
+def _first_error(error: ValidationError, known: Iterable[str] | None = None) -> str:
+    """The first validation error, with its field and value; `known` are fields of one section."""
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"])) or "config"
     if first["type"] == "extra_forbidden":
-        return f"{field}: no such field"
+        meant = _meant(*map(str, first["loc"])) if known is None else closest(field, known)
+        return f"{field}: no such field" + (f"; did you mean {meant}?" if meant else "")
     if first["type"] == "missing":
         return f"{field}: is missing"
     value = "" if isinstance(first["input"], dict | BaseModel) else f" {first['input']!r}"
     return f"{field}{value}: {first['msg'].removeprefix('Value error, ')}"
+
+
+# What other programs call a field.
+_OTHER_NAMES = {
+    "learning_rate": "optimiser.rate",
+    "lr": "optimiser.rate",
+    "epochs": "privacy.rounds",
+    "steps": "privacy.rounds",
+    "batch_size": "privacy.user_rate",
+    "noise_multiplier": "privacy.noise",
+    "max_grad_norm": "privacy.update_clip",
+    "max_length": "model.max_tokens",
+}
+
+
+def _meant(*path: str) -> str | None:
+    """The section or the field that an unknown one was probably meant to be."""
+    fields: dict[str, list[str]] = {}  # the places of each name
+    for section, info in Config.model_fields.items():
+        for field in getattr(info.annotation, "model_fields", ()):
+            fields.setdefault(field, []).append(f"{section}.{field}")
+    *sections, name = path[:2]
+    if name in _OTHER_NAMES:
+        return _OTHER_NAMES[name]
+    if sections:
+        own = [field for field, places in fields.items() if f"{sections[0]}.{field}" in places]
+        if near := closest(name, own):
+            return f"{sections[0]}.{near}"
+    elif near := closest(name, Config.model_fields):
+        return near
+    near = closest(name, fields)
+    return fields[near][0] if near else None
+
+
+def closest(name: str, names: Iterable[str]) -> str | None:
+    """The most similar of some names, None if no one is similar."""
+    found = difflib.get_close_matches(name.lower().replace("-", "_"), list(names), 1, 0.7)
+    return found[0] if found else None

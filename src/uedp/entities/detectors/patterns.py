@@ -29,7 +29,8 @@ class Patterns:
       - a form that is found once is found wherever it is separate from letters, digits and other
         forms, by itself or inside a longer form ("March 12" in "March 12, 2024"); so nothing needs
         propagation. Adjacent numbers and dates without punctuation are covered, but may be read as
-        one
+        one. A month that is also a word is a form together with what shows that it is a month
+        ("in may"), and is not looked for without it
       - time is linear in the length of the text, whatever the text
     """
 
@@ -62,6 +63,7 @@ class Patterns:
         page.take("IP", network.ip4)
         if long:
             page.take("IBAN", numbers.ibans)
+        page.take("YEAR", dates.years)
         page.take("DATE", dates.numeric)
         if long:
             page.take("CARD", numbers.cards)
@@ -75,11 +77,12 @@ class Patterns:
             page.take("DATE", dates.day_first)
             page.take("DATE", dates.named)
         if long:
+            page.take("ACCOUNT", numbers.marked_reference)
             page.take("PHONE", phones.written)
             page.take("PHONE", self._phones_in_use)
             page.take("ACCOUNT", numbers.reference)
         page.take("ACCOUNT", numbers.cued)
-        page.take("DATE", dates.year)
+        page.take("YEAR", dates.year)
 
 
 class _Page:

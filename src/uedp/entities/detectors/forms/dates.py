@@ -1,6 +1,8 @@
-"""Dates and times of day.
+"""Dates, years and times of day.
 
 A weekday before a date is a form of its own, so that "March 12" is the same entity without it.
+May, March and August are words too: in lower case, a digit or the word before must say that they
+are months. That word is part of the form, which is then found wherever it stands.
 """
 
 import re
@@ -24,17 +26,30 @@ def _numeric(by: str) -> str:
     if by == r"\.":
         forms.append(r"(?:3[01]|[0-2][0-9])\.(?:1[0-2]|0[1-9])\.[0-9]{2}")  # 3.11.7 is a version
     else:
-        forms += [rf"{day_month}[0-9]{{2}}", rf"{_RECENT}{by}(?:{_RECENT}|[0-9]{{2}})"]
+        forms += [rf"{day_month}[0-9]{{2}}", rf"{_RECENT}{by}[0-9]{{2}}"]
     if by == "/":
         forms.append(rf"{_MONTH}/{_RECENT}")
     return rf"(?<![0-9]{by})(?:{'|'.join(forms)})(?![0-9A-Za-z]|{by}[0-9])"
 
 
 numeric = finder(rf"{BEGIN}(?:{'|'.join(map(_numeric, '-/.'))})", gate="[0-9][-/.][0-9]")
+# taken before dates: 2003-2004 is two years
+years = finder(
+    rf"{BEGIN}(?<![0-9][-/]) {_RECENT}[-/]{_RECENT} (?![0-9A-Za-z]|[-/][0-9])",
+    gate="[12][90][0-9]{2}[-/][12]",
+)
 year = finder(
     rf"{BEGIN}(?<![0-9]\.) {_RECENT}(?:(?<=0)s)? (?![0-9A-Za-z]|\.[0-9]|,[0-9]{{1,3}}(?![0-9]))",
     gate="[12][90][0-9]{2}",
 )
+
+_ONLY_YEARS = re.compile(rf"(?:the\s)?{_YEAR}(?:(?<=0)'?s)?(?:\s?[-–/]\s?{_YEAR})?", re.IGNORECASE)
+
+
+def is_year(surface: str) -> bool:
+    """Whether a surface is nothing but a year, a decade or two years."""
+    return bool(_ONLY_YEARS.fullmatch(surface.strip()))
+
 
 _MONTHS = (
     *("january", "february", "march", "april", "may", "june"),
@@ -46,19 +61,23 @@ _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday",
 STEMS = ("nday", "sday", "iday", "rday", *_SHORT_MONTHS)
 
 _NAMES = cased((*_MONTHS, "sept", *_SHORT_MONTHS))
-_ORDINAL = r"(?:st|nd|rd|th|ST|ND|RD|TH)?"
+_ORDINAL = r"(?:st|nd|rd|th|ST|ND|RD|TH)"
 _YEAR_AFTER = rf"(?:,\ ?|\ )(?:{_YEAR}|'[0-9]{{2}})"
 _TEXT_END = r"(?![0-9A-Za-z]|[.:][0-9]|,[0-9]{3}(?![0-9]))"
 _NAMED = re.compile(
     rf"""(?<![^\W_])(?=[ADFJMNOSTWadfjmnostw]) (?:
       (?P<weekday> {cased(_WEEKDAYS)} )[sS]?(?![^\W_])
     | (?P<month> {_NAMES} )(?![^\W_])
-      (?: (?: \.?\ {_DAY}{_ORDINAL}(?P<year>{_YEAR_AFTER})? | (?P<bare_year>\.?{_YEAR_AFTER}) )
-          {_TEXT_END} )? )""",
+      (?: (?: \.?\ {_DAY}(?P<ordinal>{_ORDINAL})?(?P<year>{_YEAR_AFTER})?
+            | (?P<bare_year>\.?{_YEAR_AFTER}) ) {_TEXT_END} )? )""",
     re.VERBOSE,
 )
-_VERBS = frozenset({"may", "march", "mar"})  # in lower case, unless a year follows
-_QUALIFIER = re.compile(r"(?<![^\W_])(?:last|next|this|early|late|mid)[ -]\Z", re.IGNORECASE)
+_VERBS = frozenset({"may", "march", "mar"})  # in lower case, unless a year or an ordinal follows
+_CONTEXT = re.compile(
+    r"(?<![^\W_])(?:last|next|early|late|mid|in|on|since|until|till|during|by)[ -]\Z", re.IGNORECASE
+)
+_THIS = re.compile(r"(?<![^\W_])this \Z", re.IGNORECASE)  # "this may work", but "this May"
+_LONGEST_CONTEXT = len("during ")
 
 
 def named(text: str) -> Iterator[Extent]:
@@ -66,24 +85,35 @@ def named(text: str) -> Iterator[Extent]:
     for match in _NAMED.finditer(text):
         start, end = match.span()
         month = match["month"]
-        if match["weekday"] or match["year"] or match["bare_year"]:
+        if match["weekday"] or match["year"] or match["bare_year"] or match["ordinal"]:
             yield start, end
-        elif end > match.end("month"):
-            if month not in _VERBS:
-                yield start, end
-        elif month.lower() == "may":
-            qualifier = _QUALIFIER.search(text, max(0, start - 6), start)
-            if qualifier:
-                yield qualifier.start(), end
-        elif month.lower() in _MONTHS and month not in {"march", "august"}:
-            yield start, end
+            continue
+        if end > match.end("month"):
+            is_word = month in _VERBS
+        elif month.lower() in _MONTHS:
+            is_word = month.lower() == "may" or month in {"march", "august"}
+        else:
+            continue
+        begin = _context(text, start, month) if is_word else start
+        if begin is not None:
+            yield begin, end
+
+
+def _context(text: str, start: int, month: str) -> int | None:
+    """Where the words begin that make a month of the word at `start`, if there are any."""
+    for pattern in (_CONTEXT, _THIS) if month == "May" else (_CONTEXT,):
+        if match := pattern.search(text, max(0, start - _LONGEST_CONTEXT), start):
+            return match.start()
+    return None
 
 
 day_first = finder(
-    rf"""{BEGIN}(?<![0-9][.,/:]) {_DAY}{_ORDINAL} (?:\ (?:of\ )?|[-/.])?
+    rf"""{BEGIN}(?<![0-9][.,/:]) {_DAY}{_ORDINAL}? (?: \ |(?P<surely>\ of\ |[-/.]) )?
     (?P<month> {_NAMES} )(?![A-Za-z])
     (?P<year> (?: \.?{_YEAR_AFTER} | [-/.]?(?:{_YEAR}|[0-9]{{2}}) ) {_TEXT_END} )?""",
-    lambda match: match.span() if match["year"] or match["month"] not in _VERBS else None,
+    lambda match: (
+        match.span() if match["year"] or match["surely"] or match["month"] not in _VERBS else None
+    ),
     gate=r"[0-9](?:st|nd|rd|th|ST|ND|RD|TH)?(?:\ |[-/.])?[A-Za-z]",
 )
 

@@ -120,6 +120,18 @@ def _if_long(match: re.Match[str]) -> Extent | None:
     return match.span() if enough else None
 
 
+# Digits after a mark that letters begin are no telephone number, unless the letters say so.
+_DIALS = frozenset(
+    ("call", "cell", "dial", "fax", "mob", "ph", "phone", "ring", "sms", "tel", "text", "to", "at")
+)
+marked_reference = finder(
+    rf"""{BEGIN} (?P<letters>[A-Za-z]{{1,5}}+)[-\#/] (?P<digits>[0-9]{{6,}}+)
+    (?: [-/](?=[A-Za-z]{{0,10}}[0-9])[0-9A-Za-z]++ ){{0,6}}+
+    (?![0-9A-Za-z]|\.[0-9]|,[0-9]{{1,2}}(?![0-9]))""",
+    lambda match: None if match["letters"].lower() in _DIALS else match.span(),
+    gate=r"[A-Za-z][-\#/][0-9]{6}",
+)
+
 # AC-20394857, A56319335, 1HGCM82633A004352, 20394857; or a long number in groups.
 reference = finder(
     rf"""{BEGIN}(?<![0-9]\.) (?: [0-9]{{2,8}}(?:\ [0-9]{{2,8}}){{2,}}
