@@ -3,8 +3,8 @@
     python benchmarks/sentences.py DATA --ner MODEL [--articles 6000] [--out JSON]
 
 `DATA` holds `ag_news/train.csv.gz`; `MODEL` is a spaCy model. The first articles are detected whole
-and split, each user with about 15 of them, and in 50 rounds the sentences are counted whose entities
-are all lent to their user. A sentence counts as one, and once more by its words, since whole
+and split, each user with about 15 of them. In 50 rounds the sentences are counted whose entities
+are all lent to their user: each as one (`usable`), and by its words (`usable_words`), since whole
 articles are longer.
 """
 
