@@ -459,12 +459,16 @@ class RunLedger:
         """Record rounds before their noisy sums are used."""
         if rounds < 1:
             raise ValueError("at least one round is spent at a time")
+        self.require(rounds)
+        self._spend({"kind": "rounds", "first": self.spent, "count": rounds})
+
+    def require(self, rounds: int = 1) -> None:
+        """Refuse if fewer rounds are left."""
         if rounds > self.left:
             raise UserError(
                 f"{self._chain.path}: {self.spent} of {self._plan['rounds']} planned rounds are "
                 "spent; no more may be run"
             )
-        self._spend({"kind": "rounds", "first": self.spent, "count": rounds})
 
     @property
     def vocabulary_spent(self) -> bool:

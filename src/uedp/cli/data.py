@@ -51,9 +51,10 @@ def detect(
     ),
     detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
     categories: Categories = "default",
-    split: str | None = Option(
-        None, metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
+    split: str = Option(
+        "auto", metavar="LANG", help="Split texts into sentences by the rules of a language."
     ),
+    no_split: bool = Option(False, "--no-split", help="Keep every text whole."),
     normalise: bool = Option(
         False, "--normalise", help="Lowercase and remove punctuation, as in the paper."
     ),
@@ -62,7 +63,11 @@ def detect(
         metavar="MEAN,STD",
         help="Group texts into random users of this size, as in the paper.",
     ),
-    seed: int = Option(0, help="Seed of --assign-users."),
+    seed: int = Option(0, help="Seed of --assign-users and --hold-out."),
+    hold_out: Path | None = Option(
+        None, help="Write some users, with all their text, to this corpus instead."
+    ),
+    hold_out_share: float = Option(0.1, help="The share of users that --hold-out takes."),
     propagate: Propagate = True,
     allow_list: Path | None = Option(
         None, help="CSV `entity,reason`: entities declared public; the reason is recorded."
@@ -79,7 +84,7 @@ def detect(
 ) -> None:
     """Read texts with their authors, detect sensitive entities, and write a corpus."""
     from uedp.corpus.readers import SkippedRecords
-    from uedp.entities.breakdown import sentence_masks
+    from uedp.corpus.store import Corpus
     from uedp.entities.build import build_corpus
 
     skipped = SkippedRecords()
@@ -96,10 +101,12 @@ def detect(
         marks=marks,
         detectors=_split_commas(detector),
         categories=categories,
-        split=split,
+        split=None if no_split else split,
         normalise=normalise,
         assign_users=_mean_and_std(assign_users) if assign_users else None,
         seed=seed,
+        hold_out=hold_out,
+        hold_out_share=hold_out_share,
         propagate=propagate,
         allow_list=allow_list,
         deny_list=deny_list,
@@ -113,11 +120,15 @@ def detect(
     if skipped.count:
         first = plain(with_flags(skipped.first))
         typer.echo(f"skipped {skipped.count:,} invalid records, the first: {first}", err=True)
-    sensitive = int((sentence_masks(corpus) != 0).sum())
-    say(
-        f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, "
-        f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
-    )
+    _say_changes(corpus.info["source"])
+    _say_size(out, corpus)
+    if hold_out is not None:
+        _say_size(hold_out, Corpus(hold_out))
+        typer.echo(
+            f"note: --evaluate {hold_out} measures on these other users; such measures are shown "
+            "without noise and no guarantee covers them",
+            err=True,
+        )
     _show_warnings(doubts)
 
 
@@ -243,6 +254,31 @@ def categories(as_json: options.AsJson = False) -> None:
     shown.add_row("default", "all but percent and year: what is protected unless you choose")
     shown.add_row("all", "any of the above")
     show("", shown)
+
+
+def _say_size(path: Path, corpus: "Corpus") -> None:
+    from uedp.entities.breakdown import sentence_masks
+
+    sensitive = int((sentence_masks(corpus) != 0).sum())
+    say(
+        f"{path}: {corpus.users:,} users, {len(corpus):,} sentences, "
+        f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
+    )
+
+
+def _say_changes(source: dict[str, Any]) -> None:
+    """What reading left out or divided."""
+    dropped = ", ".join(f"{count:,} {name}" for name, count in source.get("dropped", {}).items())
+    if dropped:
+        typer.echo(f"left out of the mail: {dropped}", err=True)
+    split = source.get("split")
+    if split and split["divided"]:
+        cuts = f"; {split['cuts']:,} cuts at {split['max_words']} words" if split["cuts"] else ""
+        typer.echo(
+            f"split {split['divided']:,} of {split['texts']:,} texts into sentences{cuts} "
+            "(--no-split keeps texts whole)",
+            err=True,
+        )
 
 
 def _show_warnings(doubts: Iterable[str]) -> None:

@@ -78,11 +78,13 @@ class ModelSettings(Section):
         description="The tokenizer of a new model: bytes, a folder, a tokenizer.json or a name. "
         "By default none; a saved model has its own.",
     )
-    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+|attached)$")] = Field(
+    train: str = Field(
         default="lora",
+        pattern=r"^(full|lora(-b)?(:\d+)?|probe|last:\d+|attached)$",
         description="Which parameters are trained: full, lora, lora-b (half of each adapter), "
-        "probe, last:N blocks. Adapters by default, since the norm of the noise grows with the "
-        "number of parameters; a new model is trained in full.",
+        "lora:N (adapters in the last N blocks), probe, last:N blocks. Adapters by default, since "
+        "the norm of the noise grows with the number of parameters; a new model is trained in "
+        "full.",
     )
     rank: Count = Field(
         default=8,
