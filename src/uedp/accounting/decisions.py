@@ -34,6 +34,8 @@ class Coverage(StrictModel):
     marks: int
     sentences_found: Annotated[float, Field(ge=0, le=1)]
     sentences_complete: Annotated[float, Field(ge=0, le=1)]
+    # the share of mentions that overlap a mark; null: not recorded, or none to judge
+    precision: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class EntityList(StrictModel):
@@ -117,6 +119,8 @@ class Entities(StrictModel):
                 f"of the marked sentences {self.coverage.sentences_found:.1%} found, "
                 f"{self.coverage.sentences_complete:.1%} complete"
             )
+            if self.coverage.precision is not None:
+                parts.append(f"{self.coverage.precision:.1%} of the mentions are right")
         return " ".join("; ".join(parts).split())  # a version may contain newlines
 
 
