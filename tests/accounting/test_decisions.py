@@ -2,7 +2,7 @@
 
 from tests.accounting.runs import ENTITIES, SETUP, make_run
 from uedp.accounting.certificate import issue
-from uedp.accounting.decisions import Coverage
+from uedp.accounting.decisions import Coverage, Propagation
 
 
 def test_the_statement_names_detectors_versions_categories_lists_and_coverage(tmp_path):
@@ -39,8 +39,31 @@ def test_where_only_patterns_ran_no_names_are_looked_for(tmp_path):
 
 
 def test_coverage_is_stated_where_it_was_measured(tmp_path):
-    measured = Coverage(marks=10, sentences_found=0.983, sentences_complete=0.9)
+    measured = Coverage(marks=10, sentences_found=0.983, sentences_complete=0.9, precision=0.875)
     known = ENTITIES.model_copy(update={"coverage": measured, "propagated": False})
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": known}))
-    assert "98.3% found, 90.0% complete" in shown.statement
+    assert "98.3% found, 90.0% complete; 87.5% of the mentions are right" in shown.statement
     assert "no propagation" in shown.statement
+
+
+RULE = Propagation(share=0.5, ordinary_share=0.75, ordinary_hits=2, noise_share=0.1, dropped=1234)
+
+
+def test_the_rule_of_propagation_and_what_it_dropped_are_stated(tmp_path):
+    ruled = ENTITIES.model_copy(update={"propagation": RULE})
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": ruled})).statement
+    assert (
+        "what models found in at least 50% of its places counts in all of them (75% and 2 hits if "
+        "its words are ordinary); 1,234 hits of models dropped (without a letter or digit, or "
+        "ordinary words in lower case found in under 10% of their places)"
+    ) in shown
+    assert "one hit" not in shown
+    alone = ruled.model_copy(update={"propagated": False})
+    shown = issue(make_run(tmp_path / "alone", **{**SETUP, "entities": alone})).statement
+    assert "a hit counts only where it was made (no propagation); 1,234 hits of models" in shown
+
+
+def test_public_lists_are_named_with_their_versions(tmp_path):
+    on = ENTITIES.model_copy(update={"public_lists": {"months": "version 1, 52 entries"}})
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": on})).statement
+    assert "public unless a person: the list of months (version 1, 52 entries)" in shown

@@ -22,6 +22,7 @@ from uedp.accounting.ledger import (
     close_run,
     spent_rounds,
 )
+from uedp.accounting.missed import missed_epsilon
 from uedp.accounting.pld import min_delta
 from uedp.accounting.proven import RotationProfile, UserLevelProfile, epsilon, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
@@ -182,9 +183,31 @@ def test_all_runs_on_a_folder_add_up_whatever_was_detected(tmp_path):
     together = guarantee([(PROFILE, 100), (noisier, 30)]).epsilon(1e-5)
     assert corpus.epsilon(1e-5) == pytest.approx(together, rel=1e-6)
     assert [entry.run for entry in corpus.entries()] == ["first", "second", "third"]
-    total = corpus.total(1e-5)
-    assert (total.runs, total.unit) == (3, "one user together with one sensitive entity")
+    assert corpus.total(1e-5).runs == 3
     assert CorpusLedger(tmp_path / "none").epsilon(1e-5) == 0
+
+
+def test_the_total_over_detections_covers_what_all_of_them_found(tmp_path):
+    """An entity that only the second detection knew was not hidden as one by the first run.
+
+    There it was a missed mention in five users' texts, say, and its epsilon exceeds the total.
+    """
+    corpus = CorpusLedger(tmp_path)
+    corpus.reserve(planned("first", "one", PROFILE, 50))
+    corpus.reserve(planned("second", "one", PROFILE, 1))
+    assert corpus.total(1e-5).unit == "one user together with one sensitive entity"
+    corpus.reserve(planned("third", "lists added", PROFILE, 1))
+    total = corpus.total(1e-5)
+    assert missed_epsilon(PROFILE, 51, 1e-5, 5, None) > total.epsilon
+    assert total.unit == (
+        "one user together with one sensitive entity, in the sentences where each of the 2 "
+        "detections that runs used found it"
+    )
+    users = CorpusLedger(tmp_path / "users")
+    users.folder.mkdir()
+    for detection in ("one", "lists added"):
+        users.reserve(planned(detection, detection, UserLevelProfile(1.0, 0.05), 10))
+    assert "detections" not in users.total(1e-5).unit  # entities play no part
 
 
 def test_detecting_anew_does_not_empty_the_budget(tmp_path):

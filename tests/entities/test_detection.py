@@ -3,6 +3,8 @@
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from tests.conftest import marked
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
 from uedp.entities.categories import category_of
-from uedp.entities.detection import Detection, detect
+from uedp.entities.coverage import coverage, record_coverage
+from uedp.entities.detection import Detection, detect, lists_of, relink
 from uedp.entities.detectors import register_detector
 from uedp.entities.lists import Lists
 from uedp.errors import UserError
@@ -96,7 +99,7 @@ def test_lists(tmp_path):
     corpus = detect(sentences, tmp_path / "c", Detection(("labels",), lists=lists))
     assert mentions(corpus) == [["Bob"], ["nobody"], ["see"], ["Bob", "Bob"], ["nobody"]]
     assert corpus.info["declared_public"] == {"ACME corp": "listed company"}
-    assert corpus.info["declared_public_not_met"] == ["Nobody Inc"]
+    assert corpus.info["declared_public_not_met"] == {"Nobody Inc": "never met"}
     assert corpus.info["declared_sensitive"] == {"see": "misc"}
     # Bob, and nobody who is Bob
     assert Incidence.of(corpus.folder).holders[0].tolist() == [0, 1, 2]
@@ -127,7 +130,7 @@ def test_normalising_changes_no_identity(tmp_path):
     plain = detect(sentences, tmp_path / "plain", Detection(detectors))
     normal = detect(sentences, tmp_path / "normal", Detection(detectors, normalised=True))
     assert Incidence.of(plain.folder).digest == Incidence.of(normal.folder).digest
-    assert mentions(normal) == [["acme"], ["acme"], ["cocacola", "coca colas"]]
+    assert mentions(normal) == [["acme"], ["acme", "acme"], ["cocacola", "coca colas"]]
 
 
 def test_normalising_comes_after_detection(tmp_path):
@@ -191,6 +194,7 @@ def test_workers_change_nothing(tmp_path):
     assert Incidence.of(one.folder).digest == Incidence.of(two.folder).digest
     assert mentions(one) == mentions(two)
     assert Incidence.of(one.folder).entities == 50
+    assert files_of(one.folder) == files_of(two.folder)
 
 
 def test_a_worker_that_cannot_load_says_why(tmp_path):
@@ -262,8 +266,233 @@ def test_no_scratch_files_are_left(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == [
         "corpus.json",
         "entities.arrow",
+        "evidence.arrow",
         "incidence",
         "mentions.arrow",
         "sentences.arrow",
         "users.arrow",
     ]
+
+
+# --- raw hits, and linking them again ------------------------------------------------------------
+
+
+@register_detector("capitals")
+class Capitals:
+    """A stand-in for a model: capitalised words are names, except after a full stop."""
+
+    propagates = True
+
+    def __init__(self, argument: str | None) -> None:
+        assert argument is None
+
+    def detect(self, texts: Sequence[str]) -> Iterator[list[Span]]:
+        for text in texts:
+            spans, position = [], 0
+            for word in text.split(" "):
+                before = text[position - 2 : position]
+                if word[:1].isupper() and before != ". ":
+                    label = "GPE" if word.startswith("J") else "PERSON"
+                    spans.append(Span(position, position + len(word.rstrip(".,")), label))
+                position += len(word) + 1
+            yield spans
+
+
+BLOG = [
+    Sentence("a", "with Zork and Bob in Jordan"),
+    Sentence("a", "later. Zork came back"),
+    Sentence("b", "my zork is not ALICE nor Alice"),
+    Sentence("b", "write to Bob at bob@mail.example"),
+    Sentence("c", "Japan in May"),
+    Sentence("c", "we may go :-) now"),
+    Sentence("c", "plain text"),
+]
+MODEL = Detection(("capitals", "patterns"))
+
+
+def files_of(folder) -> dict[str, bytes]:
+    """Everything of a corpus but its ledgers."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not path.name.startswith("ledger")
+    }
+
+
+def test_raw_hits_are_kept_before_lists_and_categories(tmp_path):
+    lists = Lists(public={"Bob": "known"})
+    chosen = Detection(MODEL.detectors, frozenset({"person"}), lists=lists)
+    corpus = detect(BLOG, tmp_path / "c", chosen)
+    texts = [sentence.text for sentence in corpus]
+    hits = corpus.hits.to_pylist()
+    surfaces = [texts[hit["sentence"]][hit["start"] : hit["end"]] for hit in hits]
+    assert {"Bob", "Jordan", "Zork", "bob@mail.example"} <= set(surfaces)
+    by = dict(zip(surfaces, hits, strict=True))
+    assert (by["Bob"]["detector"], by["Bob"]["propagates"]) == (0, True)
+    assert (by["bob@mail.example"]["detector"], by["bob@mail.example"]["propagates"]) == (1, False)
+    assert "Bob" not in chain(*mentions(corpus))
+
+
+def test_evidence_counts_hits_and_places_of_every_entity(tmp_path):
+    corpus = detect(BLOG, tmp_path / "c", MODEL)
+    names = corpus.entities["name"].to_pylist()
+    rows = dict(zip(names, corpus.evidence.to_pylist(), strict=True))
+    # `Zork` passed with one of two places, and `zork` is a variant of it
+    assert rows["zork"] == {"hits": 1, "places": 3, "detectors": 1}
+    assert rows["bob@mail.example"] == {"hits": 1, "places": 1, "detectors": 2}
+    # `may` is no variant of a name, but it is a place where the word stands
+    assert rows["may"]["hits"] == 1
+    report = corpus.info["propagation"]
+    assert report["surfaces"]["spread"] >= 3
+    assert report["mentions_added"] == 3  # and the `bob` in the address
+    assert report["dropped"] == {}
+
+
+def test_dropped_hits_are_counted_by_reason(tmp_path):
+    @register_detector("noisy")
+    class Noisy:
+        propagates = True
+
+        def __init__(self, argument):
+            pass
+
+        def detect(self, texts):
+            for text in texts:
+                yield [Span(i, i + 3, "X") for i in (text.find(":-)"),) if i >= 0]
+
+    corpus = detect(BLOG, tmp_path / "c", Detection(("noisy",)))
+    assert corpus.info["propagation"]["dropped"] == {"no letter or digit": 1}
+    assert corpus.info["mentions"] == 0
+    assert corpus.info["hits"] == 1
+
+
+LISTS = Lists(
+    public={"Bob": "known", "Nobody": "never met"},
+    sensitive={"plain text": "misc", "Jordan": "loc"},
+    aliases={"Zork": "Alice"},
+    shipped=("countries", "months"),
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lists": LISTS},
+        {"categories": frozenset({"person"})},
+        {"propagate": False},
+        {"lists": LISTS, "categories": frozenset({"gpe", "contact"}), "propagate": True},
+    ],
+)
+def test_linking_again_is_detecting_again(tmp_path, changes):
+    """Byte for byte: tables, incidence and manifest."""
+    first = detect(BLOG, tmp_path / "c", MODEL)
+    other = relink(first, tmp_path / "other", **changes)
+    scratch = detect(BLOG, tmp_path / "scratch", replace(MODEL, **changes))
+    assert files_of(other.folder) == files_of(scratch.folder)
+    relink(first, **changes)
+    assert files_of(first.folder) == files_of(scratch.folder)
+    # and back
+    back = relink(
+        Corpus(first.folder),
+        lists=MODEL.lists,
+        categories=MODEL.categories,
+        propagate=MODEL.propagate,
+    )
+    assert files_of(back.folder) == files_of(detect(BLOG, tmp_path / "again", MODEL).folder)
+
+
+def test_linking_again_keeps_the_lists_of_before(tmp_path):
+    first = detect(BLOG, tmp_path / "c", replace(MODEL, lists=LISTS))
+    assert lists_of(first) == LISTS
+    more = lists_of(first).with_more(Lists(sensitive={"go": "misc"}))
+    both = relink(first, lists=more)
+    assert lists_of(both) == more
+    assert "go" in chain(*mentions(both))
+    assert "Bob" not in chain(*mentions(both))
+
+
+def test_shipped_lists_are_public_unless_a_person_or_denied(tmp_path):
+    @register_detector("people")
+    class People:
+        propagates = True
+
+        def __init__(self, argument):
+            pass
+
+        def detect(self, texts):
+            for text in texts:
+                label = "PERSON" if "met" in text else "GPE"
+                yield [Span(i, i + 6, label) for i in (text.find("Jordan"),) if i >= 0]
+
+    texts = [
+        Sentence("a", "we met Jordan"),
+        Sentence("b", "off to Jordan"),
+        Sentence("c", "the Jordan border"),
+    ]
+    on = Lists(shipped=("countries",))
+    corpus = detect(texts, tmp_path / "c", Detection(("people",), lists=on))
+    assert mentions(corpus) == [["Jordan"], [], []]
+    assert corpus.info["public_lists"]["countries"].startswith("version 1, ")
+    off = relink(corpus, lists=Lists())
+    assert [set(found) for found in mentions(off)] == [{"Jordan"}] * 3
+    denied = relink(off, lists=replace(on, sensitive={"Jordan": "gpe"}))
+    assert [set(found) for found in mentions(denied)] == [{"Jordan"}] * 3
+
+
+def test_a_corpus_without_raw_hits_is_refused_with_the_remedy(tmp_path):
+    normal = detect(BLOG, tmp_path / "n", replace(MODEL, normalised=True))
+    with pytest.raises(UserError, match=r"its text was normalised.*detect it again"):
+        relink(normal)
+    old = detect(BLOG, tmp_path / "old", MODEL)
+    path = old.folder / "corpus.json"
+    info = json.loads(path.read_text())
+    for name in ("hits", "hits_digest", "propagation"):
+        del info[name]
+    path.write_text(json.dumps(info))
+    (old.folder / "hits.arrow").unlink()
+    (old.folder / "evidence.arrow").unlink()
+    before = files_of(old.folder)
+    with pytest.raises(UserError, match=r"an earlier version.*detect it again"):
+        relink(Corpus(old.folder))
+    assert Corpus(old.folder).evidence is None
+    assert files_of(old.folder) == before
+
+
+def test_changed_hits_are_refused(tmp_path):
+    corpus = detect(BLOG, tmp_path / "c", MODEL)
+    other = detect(BLOG, tmp_path / "o", Detection(("patterns", "capitals")))
+    (corpus.folder / "hits.arrow").write_bytes((other.folder / "hits.arrow").read_bytes())
+    with pytest.raises(UserError, match=r"hits.arrow: was changed"):
+        relink(corpus)
+
+
+def test_linking_again_forgets_a_coverage_that_was_recorded(tmp_path):
+    corpus = detect([*ACME, *BLOG], tmp_path / "c", MODEL)
+    record_coverage(corpus, coverage(corpus))
+    assert "coverage" in Corpus(corpus.folder).info
+    assert "coverage" not in relink(Corpus(corpus.folder)).info
+
+
+def test_one_ledger_for_all_detections_of_the_same_texts(tmp_path):
+    """A copy with other entities is no way to forget what was spent, before or after."""
+    corpus = detect(BLOG, tmp_path / "c", MODEL)
+    early = relink(corpus, tmp_path / "early", propagate=False)  # before there is a ledger
+    (corpus.folder / "ledger.jsonl").write_text("spent\n")
+    (corpus.folder / "ledger-mark-one.jsonl").write_text("one\n")
+    late = relink(corpus, tmp_path / "late", propagate=False)
+    here = relink(corpus)
+    with (here.folder / "ledger.jsonl").open("a") as file:
+        file.write("more\n")
+    for made in (early, late, here):
+        assert (made.folder / "ledger.jsonl").read_text() == "spent\nmore\n"
+    assert (late.folder / "ledger-mark-one.jsonl").read_text() == "one\n"
+
+
+def test_the_ledger_of_other_texts_is_not_replaced(tmp_path):
+    corpus = detect(BLOG, tmp_path / "c", MODEL)
+    (corpus.folder / "ledger.jsonl").write_text("spent\n")
+    other = detect(ACME, tmp_path / "o", MODEL)
+    (other.folder / "ledger.jsonl").write_text("of others\n")
+    with pytest.raises(UserError, match="has a ledger of its own"):
+        relink(corpus, other.folder, overwrite=True)
+    assert (other.folder / "ledger.jsonl").read_text() == "of others\n"

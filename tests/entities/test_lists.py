@@ -1,6 +1,6 @@
 import pytest
 
-from uedp.entities.lists import Lists, read_lists
+from uedp.entities.lists import PUBLIC_LISTS, Lists, public_list, read_lists
 from uedp.errors import UserError
 
 
@@ -65,3 +65,57 @@ def test_unknown_category_and_missing_column(tmp_path):
         read_lists(None, write(tmp_path / "d.csv", "entity,category\nX,secret\n"), None)
     with pytest.raises(UserError, match=r"a.csv:1: .*must be `entity,reason`"):
         read_lists(write(tmp_path / "a.csv", "entity\nX\n"), None, None)
+
+
+# --- lists that come with the package ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "some"),
+    [
+        ("countries", ["Afghanistan", "Zimbabwe", "Côte d'Ivoire", "U.S.", "American", "Danes"]),
+        ("months", ["May", "Sept.", "Wednesday", "Thurs", "Sundays"]),
+        ("currencies", ["euro", "JPY", "£", "US$", "rubles", "ZMW"]),
+    ],
+)
+def test_shipped_lists_hold_what_they_say(name, some):
+    listed = public_list(name)
+    assert set(some) <= set(listed.entries)
+    assert "" not in listed.entries
+    assert not any(entry.startswith("#") for entry in listed.entries)
+    assert str(listed) == f"version 1, {len(listed.entries)} entries"
+
+
+def test_every_member_of_the_united_nations_is_listed():
+    """One line each: 193, two observers, Taiwan, Kosovo, four parts of Britain, 11 regions."""
+    from importlib.resources import files
+
+    lines = files("uedp.entities").joinpath("public", "countries.txt").read_text().splitlines()
+    assert sum(not line.startswith("#") for line in lines) == 193 + 2 + 2 + 4 + 11
+
+
+def test_shipped_lists_are_switched_on_by_name(tmp_path):
+    lists = read_lists(shipped=["months", "countries", "months"])
+    assert lists.shipped == ("countries", "months")
+    assert {"may", "france"} <= lists.shipped_forms()
+    assert not Lists().shipped_forms()
+    with pytest.raises(UserError, match="choose among countries, currencies, months"):
+        read_lists(shipped=["planets"])
+    assert set(PUBLIC_LISTS) == {"countries", "currencies", "months"}
+
+
+def test_a_deny_list_overrides_a_shipped_one():
+    lists = Lists(sensitive={"the U.S.": "gpe"}, shipped=("countries",))
+    assert not {"us", "u.s."} & lists.shipped_forms()
+    assert "usa" in lists.shipped_forms()
+
+
+def test_lists_are_combined_and_contradictions_refused():
+    first = Lists(public={"Acme": "listed"}, aliases={"AC": "Acme"})
+    both = first.with_more(
+        Lists(public={"Acme": "on the exchange", "X1": "y"}, shipped=("months",))
+    )
+    assert both.public == {"Acme": "on the exchange", "X1": "y"}
+    assert (both.aliases, both.shipped) == ({"AC": "Acme"}, ("months",))
+    with pytest.raises(UserError, match="deny-list"):
+        first.with_more(Lists(sensitive={"ACME": "org"}))

@@ -151,9 +151,9 @@ class _DatesAndNumbers:
 )
 def test_a_models_date_that_is_only_a_year_is_a_year(text, labels):
     ((_, hits),) = detect_batches([Sentence("a", text)], ["dates-and-numbers"])
-    assert [span.label for span, _ in hits[0]] == labels
+    assert [span.label for span, *_ in hits[0]] == labels
 
 
 def test_what_a_person_marked_keeps_its_label():
     ((_, hits),) = detect_batches([marked("a", "in 1999", ("1999", "DATE"))], ["labels"])
-    assert [span.label for span, _ in hits[0]] == ["DATE"]
+    assert [span.label for span, *_ in hits[0]] == ["DATE"]

@@ -38,6 +38,8 @@ class Coverage(StrictModel):
     marks: int
     sentences_found: Annotated[float, Field(ge=0, le=1)]
     sentences_complete: Annotated[float, Field(ge=0, le=1)]
+    # the share of mentions that overlap a mark; null: not recorded, or none to judge
+    precision: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class EntityList(StrictModel):
@@ -50,13 +52,41 @@ class EntityList(StrictModel):
     digest: str
 
 
+class Propagation(StrictModel):
+    """When a surface that models found counts in all its places, and what was dropped.
+
+    Shares are of the places where the surface stands, counted with its case.
+    """
+
+    share: Annotated[float, Field(ge=0, le=1)]
+    ordinary_share: Annotated[float, Field(ge=0, le=1)]  # if its words are ordinary English
+    ordinary_hits: Annotated[int, Field(ge=0)]
+    noise_share: Annotated[float, Field(ge=0, le=1)]
+    dropped: Annotated[int, Field(ge=0)]  # hits of models that count nowhere
+
+    def describe(self) -> str:
+        return (
+            f"what models found in at least {self.share:.0%} of its places counts in all of them "
+            f"({self.ordinary_share:.0%} and {self.ordinary_hits} hits if its words are ordinary)"
+        )
+
+    def describe_dropped(self) -> str:
+        return (
+            f"{self.dropped:,} hits of models dropped (without a letter or digit, or ordinary "
+            f"words in lower case found in under {self.noise_share:.0%} of their places)"
+        )
+
+
 class Entities(StrictModel):
     """Which entities were looked for: the meaning of "an entity" in the guarantee."""
 
     detectors: dict[str, str]  # name to version
     categories: tuple[str, ...]
     propagated: bool
+    # null: of a release in which one hit was enough, and none was dropped
+    propagation: Propagation | None = None
     lists: dict[str, EntityList] = {}
+    public_lists: dict[str, str] = {}  # shipped ones that are switched on: name to version
     coverage: Coverage | None = None
 
     @property
@@ -73,11 +103,16 @@ class Entities(StrictModel):
         if not self.names_sought:
             listed = "sensitive" in self.lists
             parts.insert(0, "no names are looked for" + (" but those listed" if listed else ""))
-        parts.append(
-            "one hit of a model counts wherever the same words stand"
-            if self.propagated
-            else "a hit counts only where it was made (no propagation)"
-        )
+        if not self.propagated:
+            parts.append("a hit counts only where it was made (no propagation)")
+        elif self.propagation is None:
+            parts.append("one hit of a model counts wherever the same words stand")
+        else:
+            parts.append(self.propagation.describe())
+        if self.propagation is not None and (self.propagated or self.propagation.dropped):
+            parts.append(self.propagation.describe_dropped())
+        for name, version in sorted(self.public_lists.items()):
+            parts.append(f"public unless a person: the list of {name} ({version})")
         for name, held in sorted(self.lists.items()):  # as a ledger has them
             by_hash = f", {held.digest[:12]}" if held.digest else ""
             parts.append(f"{_LIST_NAMES.get(name, name)} ({held.entries} entries{by_hash})")
@@ -88,6 +123,8 @@ class Entities(StrictModel):
                 f"of the marked sentences {self.coverage.sentences_found:.1%} found, "
                 f"{self.coverage.sentences_complete:.1%} complete"
             )
+            if self.coverage.precision is not None:
+                parts.append(f"{self.coverage.precision:.1%} of the mentions are right")
         return " ".join("; ".join(parts).split())  # a version may contain newlines
 
 

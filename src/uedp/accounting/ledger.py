@@ -218,7 +218,8 @@ class CorpusLedger:
     this key, which tell nothing to those who do not have the corpus.
 
     Guarantees:
-      - all runs of a folder add up
+      - all runs of a folder add up; if they used different detections, the total is stated for
+        the mentions that all of them found
       - a run without a guarantee counts as infinite
       - a closed run counts the rounds that it spent, an open one those that it reserved
       - a reservation that would exceed the budget is refused and leaves no trace
@@ -399,7 +400,16 @@ def _unit(entries: Sequence[LedgerEntry]) -> str:
         return "nobody: a run without a guarantee is among them"
     profiles = [entry.profile for entry in entries if entry.profile is not None]
     weakest = min(profiles, key=lambda profile: profile.protects_entities, default=None)
-    return "nobody: there are no runs" if weakest is None else weakest.short_unit
+    if weakest is None:
+        return "nobody: there are no runs"
+    detections = len({entry.incidence for entry in entries})
+    if detections > 1 and weakest.protects_entities:
+        # a sentence in which an earlier run knew of no such entity was not hidden with it there
+        return (
+            f"{weakest.short_unit}, in the sentences where each of the {detections} detections "
+            "that runs used found it"
+        )
+    return weakest.short_unit
 
 
 # --- runs ----------------------------------------------------------------------------------------
@@ -460,12 +470,16 @@ class RunLedger:
         """Record rounds before their noisy sums are used."""
         if rounds < 1:
             raise ValueError("at least one round is spent at a time")
+        self.require(rounds)
+        self._spend({"kind": "rounds", "first": self.spent, "count": rounds})
+
+    def require(self, rounds: int = 1) -> None:
+        """Refuse if fewer rounds are left."""
         if rounds > self.left:
             raise UserError(
                 f"{self._chain.path}: {self.spent} of {self._plan['rounds']} planned rounds are "
                 "spent; no more may be run"
             )
-        self._spend({"kind": "rounds", "first": self.spent, "count": rounds})
 
     @property
     def vocabulary_spent(self) -> bool:

@@ -57,7 +57,7 @@ def train(
         None, help="For awd-lstm: bytes, a folder, a tokenizer.json, a name. model.tokenizer"
     ),
     train_: str | None = Option(
-        None, "--train", help="lora, lora-b, probe, full or last:N. model.train"
+        None, "--train", help="lora, lora-b, lora:N, probe, full, last:N. model.train"
     ),
     task: str | None = Option(None, help="next-word or classification. task.kind"),
     method: str | None = Option(

@@ -10,14 +10,20 @@ from uedp import files
 from uedp.errors import UserError
 from uedp.signals import deferred
 
+LEDGER = "ledger.jsonl"
 LEDGERS = "ledger*"  # files of a corpus that stay when it is replaced
 
 
 @contextmanager
-def new_corpus_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
+def new_corpus_folder(
+    path: Path, overwrite: bool = False, same_texts_as: Path | None = None
+) -> Iterator[Path]:
     """A folder that appears at `path` only if the block succeeds.
 
     A link is followed: its target is created or replaced.
+
+    Args:
+        same_texts_as: a corpus of the same texts, whose ledger the new one shares
 
     Guarantees:
       - an existing `path` is refused before any work and again after it, or with `overwrite`
@@ -27,13 +33,18 @@ def new_corpus_folder(path: Path, overwrite: bool = False) -> Iterator[Path]:
       - `path` is never part of a corpus; whenever the process is killed, the old corpus or the new
         one is there the next time it is opened
       - only its owner can read it, whatever the umask
+      - with `same_texts_as`, the ledgers of both are one file: what was spent on these texts counts
+        in both folders, and so does what either spends later
     """
     target = Path(os.path.realpath(path))
     files.clear_dead(target.parent)  # this may put back the corpus that is to be replaced
     _refuse_existing(path, target, overwrite)
+    shares = same_texts_as is not None and not _is_same(same_texts_as, target)
     with files.scratch_dir(target) as work:
         new = work / "new"
         new.mkdir(mode=0o700)
+        if same_texts_as is not None and shares:  # first of all, since it may be impossible
+            _share_ledgers(same_texts_as, new, target)
         yield new
         _refuse_existing(path, target, overwrite)
         with deferred(), ExitStack() as stack:
@@ -79,6 +90,29 @@ def _carry_ledgers(old: Path, new: Path) -> None:
                 os.link(path, new / path.name)
             except OSError:  # a file system without links
                 shutil.copy2(path, new / path.name)
+
+
+def _is_same(corpus: Path, target: Path) -> bool:
+    return target.exists() and corpus.samefile(target)
+
+
+def _share_ledgers(corpus: Path, new: Path, target: Path) -> None:
+    """Give a new folder the ledger files of a corpus, which gets an empty ledger if it has none."""
+    (corpus / LEDGER).touch(mode=0o600)
+    for path in corpus.glob(LEDGERS):
+        there = target / path.name
+        if there.exists() and not there.samefile(path):
+            raise UserError(
+                f"{target}: has a ledger of its own, which cannot be that of {corpus} as well; "
+                "choose another `out=...`"
+            )
+        try:
+            os.link(path, new / path.name)
+        except OSError as error:
+            raise UserError(
+                f"{target}: cannot share the ledger of {corpus} ({error.strerror}); choose an "
+                "`out=...` on the same disk"
+            ) from None
 
 
 def _refuse_existing(path: Path, target: Path, overwrite: bool) -> None:

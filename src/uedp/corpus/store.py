@@ -6,6 +6,10 @@ CORPUS/
   users.arrow      name                         row i is user i
   mentions.arrow   sentence, start, end, label, category, entity
   entities.arrow   name, surface                row i is entity i
+  evidence.arrow   hits, places, detectors      row i: how often entity i was found, and by which
+  hits.arrow       sentence, start, end, label, detector, propagates
+                   every hit of every detector, before lists and categories; private like the
+                   texts. Not there if the text was normalised
   incidence/       the opaque structure the mechanism reads (uedp.incidence)
   ledger*          the budget that runs spent (uedp.accounting.ledger); outlives the rest
 
@@ -13,6 +17,7 @@ Arrow trusts its files: an invalid offset crashes the interpreter. So every tabl
 when it is opened, before anything is read from it.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -69,6 +74,16 @@ MENTIONS = pa.schema(
     [*_required(sentence=pa.int64()), *_SPAN, *_required(category=pa.int8(), entity=pa.int32())]
 )
 ENTITIES = pa.schema(_required(name=pa.string(), surface=pa.string()))
+# Of the places where an entity's surfaces stand, how many were hit, and by which detectors (bits).
+EVIDENCE = pa.schema(_required(hits=pa.int64(), places=pa.int64(), detectors=pa.int64()))
+MAX_DETECTORS = 63
+HITS = pa.schema(
+    [
+        *_required(sentence=pa.int64()),
+        *_SPAN,
+        *_required(detector=pa.int8(), propagates=pa.bool_()),
+    ]
+)
 
 
 class RowWriter:
@@ -217,21 +232,65 @@ class Corpus:
     def mentions(self) -> pa.Table:
         path = self.folder / "mentions.arrow"
         table = self._table(path, MENTIONS, "mentions")
-        lengths = np.concatenate(
+        for batch in table.to_batches():
+            _check_ids(path, batch, "category", len(CATEGORIES))
+            _check_ids(path, batch, "entity", self.info["entities"])
+        self._check_places(path, table)
+        return table
+
+    @cached_property
+    def hits(self) -> pa.Table:
+        """The raw hits of all detectors; refused if they are not as they were written."""
+        path = self.folder / "hits.arrow"
+        if type(self.info.get("hits")) is not int:
+            why = (
+                "its text was normalised after detection"
+                if self.info.get("normalised")
+                else "it was made by an earlier version"
+            )
+            raise UserError(
+                f"{self.folder}: keeps no hits ({why}); detect it again from the source"
+            )
+        table = self._table(path, HITS, "hits")
+        for batch in table.to_batches():
+            _check_ids(path, batch, "detector", len(self.info["detectors"]))
+        self._check_places(path, table)
+        if _file_digest(path) != self.info.get("hits_digest"):
+            raise _damaged(path, "was changed: its digest is not that in corpus.json")
+        return table
+
+    @cached_property
+    def evidence(self) -> pa.Table | None:
+        """How often each entity was found; None in a corpus of an earlier version."""
+        path = self.folder / "evidence.arrow"
+        if "propagation" not in self.info:
+            return None
+        table = self._table(path, EVIDENCE, "entities")
+        hits, places, detectors = (table[name].to_numpy() for name in EVIDENCE.names)
+        if not ((hits >= 0) & (hits <= places) & (detectors >= 0)).all():
+            raise _damaged(path, "counts that cannot be")
+        if len(detectors) and int(detectors.max()) >> len(self.info["detectors"]):
+            raise _damaged(path, "a detector that is not listed")
+        return table
+
+    @cached_property
+    def _lengths(self) -> npt.NDArray[np.int32]:
+        """The length of every text, in characters."""
+        return np.concatenate(
             [pc.utf8_length(chunk).to_numpy() for chunk in self.sentences["text"].chunks]
             or [np.zeros(0, dtype=np.int32)]
         )
+
+    def _check_places(self, path: Path, table: pa.Table) -> None:
+        """Refuse spans outside their sentences, or out of the order of sentences."""
         last = 0
         for batch in table.to_batches():
             _check_ids(path, batch, "sentence", len(self))
-            _check_ids(path, batch, "category", len(CATEGORIES))
-            _check_ids(path, batch, "entity", self.info["entities"])
             sentence = batch.column("sentence").to_numpy()
             if len(sentence) and (sentence[0] < last or (np.diff(sentence) < 0).any()):
-                raise _damaged(path, "mentions are not in the order of sentences")
+                raise _damaged(path, f"{path.stem} are not in the order of sentences")
             last = int(sentence[-1]) if len(sentence) else last
-            _check_spans(path, batch, lengths[sentence])
-        return table
+            _check_spans(path, batch, self._lengths[sentence])
 
     def _table(self, path: Path, schema: pa.Schema, counted: str) -> pa.Table:
         table = read_arrow(path, schema)
@@ -363,6 +422,11 @@ def _text_digest(sentences: pa.Table) -> str:
     return digest.hexdigest()
 
 
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def _manifest(path: Path) -> dict[str, Any]:
     try:
         info = parse_json(path.read_bytes())
@@ -391,5 +455,7 @@ def write_manifest(folder: Path, info: Mapping[str, Any]) -> None:
         "text_digest": _text_digest(read_arrow(folder / "sentences.arrow", SENTENCES)),
         "incidence_digest": Incidence.of(folder).digest,
     }
+    if (folder / "hits.arrow").exists():
+        digests["hits_digest"] = _file_digest(folder / "hits.arrow")
     whole = {"format": FORMAT, **info, **digests}
     (folder / "corpus.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")

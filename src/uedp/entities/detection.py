@@ -1,18 +1,24 @@
-"""From a stream of sentences to a corpus on disk: detect, propagate, link, count.
+"""From a stream of sentences to a corpus on disk: detect, weigh, link, count.
 
-Pass one runs the detectors over the stream and writes sentences and hits. Pass two reads them
-back, finds the other mentions of the same surfaces, gives each mention its canonical form, and
-normalises the text if asked: last, because the steps before need case and punctuation. Then
-entities are numbered and the incidence is built. Text is held a batch at a time; memory grows only
-with the users, the distinct entities, and a few bytes per sentence and mention.
+Pass one runs the detectors over the stream and writes sentences and raw hits. The hits are read
+back to count how often each surface was found where it stands (`propagation`), then to link: hits
+that are kept and other mentions of the surfaces that passed get their canonical forms, and the text
+is normalised if asked: last, because the steps before need case and punctuation. Then entities are
+numbered and the incidence is built. Text is held a batch at a time; memory grows only with the
+users, the distinct entities, and a few bytes per sentence and mention.
+
+Everything after pass one can be done again without the detectors, with other lists (`relink`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 import uedp
@@ -20,20 +26,30 @@ from uedp.corpus import store
 from uedp.corpus.folder import new_corpus_folder
 from uedp.corpus.normalise import normalise
 from uedp.corpus.sentence import Sentence, Span
-from uedp.corpus.store import ENTITIES, MENTIONS, Corpus, RowWriter, SentenceWriter, read_arrow
+from uedp.corpus.store import (
+    ENTITIES,
+    EVIDENCE,
+    HITS,
+    MENTIONS,
+    Corpus,
+    RowWriter,
+    SentenceWriter,
+    read_arrow,
+)
 from uedp.entities.canonical import Canon, strict_form
 from uedp.entities.categories import DEFAULT, category_of
 from uedp.entities.detectors import detector_version
-from uedp.entities.lists import Lists
+from uedp.entities.lists import Lists, public_list
 from uedp.entities.parallel import detect_batches
-from uedp.entities.propagation import KnownSurfaces
+from uedp.entities.propagation import Evidence, KnownSurfaces, Rule
 from uedp.errors import UserError
 from uedp.incidence import FOLDER, Incidence
 from uedp.progress import SILENT, Meter, Progress
 
 _CATEGORY_NUMBER = {name: number for number, name in enumerate(store.CATEGORIES)}
-_HITS = pa.schema([MENTIONS.field(name) for name in ("sentence", "start", "end", "label")])
-_LINKED = pa.schema([*list(MENTIONS)[:-1], *ENTITIES])
+_LINKED = pa.schema(
+    [*list(MENTIONS)[:-1], *ENTITIES, pa.field("detectors", pa.int64(), nullable=False)]
+)
 
 
 @dataclass(frozen=True)
@@ -45,11 +61,14 @@ class Detection:
     propagate: bool = True
     normalised: bool = False
     lists: Lists = field(default_factory=Lists)
+    rule: Rule = field(default_factory=Rule)
     workers: int = 1
 
     def __post_init__(self) -> None:
         if not self.detectors:
             raise UserError("`detectors=...`: name at least one detector")
+        if len(self.detectors) > store.MAX_DETECTORS:
+            raise UserError(f"`detectors=...`: at most {store.MAX_DETECTORS} of them")
         if self.workers < 1:
             raise UserError(f"`workers={self.workers}`: at least one is needed")
 
@@ -59,7 +78,7 @@ def detect(
     out: Path | str,
     detection: Detection,
     *,
-    origin: dict[str, Any] | None = None,
+    origin: Mapping[str, Any] | None = None,
     position: Callable[[], int] | None = None,
     total: int | None = None,
     overwrite: bool = False,
@@ -73,124 +92,296 @@ def detect(
 
     Guarantees:
       - a sentence's mentions are all hits of any detector in the chosen categories, and what
-        propagation, the deny-list and aliases add, less those whose surface is on the allow-list
+        propagation, the deny-list and aliases add, less those whose surface is public, and less
+        hits of models that are dropped as noise (`propagation.Evidence.dropped`)
       - mentions with the same canonical form are one entity, whoever wrote them
       - `out` appears complete or not at all
     """
-    linker = _Linker(detection)
     with new_corpus_folder(Path(out), overwrite) as work:
-        with progress.stage("detecting", total, "sentences") as meter:
-            count = _first_pass(sentences, work, detection, linker, meter, position)
-        with progress.stage("linking", count, "sentences") as meter:
-            kept, mentions = _second_pass(work, count, detection, linker, meter)
-        with progress.stage("counting", mentions, "mentions") as meter:
-            users, entities = _number_and_count(work, meter)
-        (work / "hits.arrow").unlink()
-        (work / "linked.arrow").unlink()
-        store.write_manifest(
-            work,
-            {
-                "uedp": uedp.__version__,
-                "users": users,
-                "sentences": kept,
-                "entities": entities,
-                "mentions": mentions,
-                "source": origin or {},
-                "detectors": list(detection.detectors),
-                "detector_versions": {name: detector_version(name) for name in detection.detectors},
-                "categories": sorted(detection.categories),
-                "propagated": detection.propagate,
-                "normalised": detection.normalised,
-                "empty_after_normalising": count - kept,
-                **linker.lists_used(),
-            },
-        )
+        detect_into(work, sentences, detection, origin, position, total, progress)
     return Corpus(out)
 
 
-class _Linker:
-    """The entities known while a corpus is built: surfaces to find, lists, canonical forms."""
+def detect_into(
+    work: Path,
+    sentences: Iterable[Sentence],
+    detection: Detection,
+    origin: Mapping[str, Any] | None = None,
+    position: Callable[[], int] | None = None,
+    total: int | None = None,
+    progress: Progress = SILENT,
+) -> None:
+    """Write the files of a corpus to a folder, see `detect`.
 
-    def __init__(self, detection: Detection) -> None:
-        lists = detection.lists
-        self.canon = Canon(lists.aliases, _region(detection.detectors))
-        self._lists = lists
-        self._propagate = detection.propagate
-        self._public = {strict_form(entity): entity for entity in lists.public}
-        self._met: set[str] = set()
-        self._known = KnownSurfaces()
-        for entity, category in lists.sensitive.items():
-            self._known.add(entity, category, always=True)
-            self._add_aliases(entity, category)
+    `origin` may be filled in while the sentences are read.
+    """
+    with progress.stage("detecting", total, "sentences") as meter:
+        _first_pass(sentences, work, detection, meter, position)
+    linked = _link(work, detection, progress)
+    versions = {name: detector_version(name) for name in detection.detectors}
+    _write_manifest(work, detection, linked, origin or {}, versions)
 
-    def is_public(self, surface: str) -> bool:
-        entity = self._public.get(strict_form(surface)) if self._public else None
-        if entity is not None:
-            self._met.add(entity)
-        return entity is not None
 
-    def add_hit(self, surface: str, label: str, propagates: bool) -> None:
-        """A surface was hit: look for it, and for its aliases, elsewhere."""
-        if self._propagate and propagates:
-            self._known.add(surface, label)
-        self._add_aliases(surface, label)
+def relink(
+    corpus: Corpus,
+    out: Path | str | None = None,
+    *,
+    lists: Lists | None = None,
+    categories: Iterable[str] | None = None,
+    propagate: bool | None = None,
+    rule: Rule | None = None,
+    overwrite: bool = False,
+    progress: Progress = SILENT,
+) -> Corpus:
+    """Link the raw hits of a corpus again, with other lists or categories; no detector runs.
 
-    def find(self, text: str) -> list[Span]:
-        """Mentions of known surfaces that are not public."""
-        if not self._known:
-            return []
-        return [s for s in self._known.find(text) if not self.is_public(text[s.start : s.end])]
+    Args:
+        out: a new folder; None replaces the corpus itself. Either way the ledger is the same: the
+            texts are, so that what was spent on them stays spent
+        lists: instead of those the corpus was made with (see `lists_of` and `Lists.with_more`)
+        categories, propagate, rule: None keeps what the corpus was made with
 
-    def lists_used(self) -> dict[str, Any]:
-        """The lists, for the manifest."""
-        lists = self._lists
-        return {
-            "declared_public": {e: why for e, why in lists.public.items() if e in self._met},
-            "declared_public_not_met": sorted(set(lists.public) - self._met),
-            "declared_sensitive": dict(lists.sensitive),
-            "aliases": dict(lists.aliases),
-        }
+    Guarantees:
+      - apart from what a coverage recorded, the result is byte for byte the corpus that `detect`
+        writes with these lists, if the detectors find the same again
+      - `out` appears complete or not at all; the corpus stays as it was until then
+    """
+    info = corpus.info
+    _ = corpus.hits, corpus.sentences, corpus.user_names  # checked before they are copied
+    propagation = info.get("propagation") or {}
+    detection = Detection(
+        detectors=tuple(info["detectors"]),
+        categories=frozenset(info["categories"] if categories is None else categories),
+        propagate=info["propagated"] if propagate is None else propagate,
+        lists=lists_of(corpus) if lists is None else lists,
+        rule=Rule(**propagation["rule"]) if rule is None else rule,
+    )
+    source, target = corpus.folder, corpus.folder if out is None else Path(out)
+    with new_corpus_folder(target, overwrite or out is None, same_texts_as=source) as work:
+        for name in ("sentences.arrow", "users.arrow", "hits.arrow"):
+            shutil.copyfile(source / name, work / name)
+        linked = _link(work, detection, progress)
+        _write_manifest(work, detection, linked, info["source"], info["detector_versions"])
+    return Corpus(target)
 
-    def _add_aliases(self, surface: str, label: str) -> None:
-        if self._lists.aliases:
-            for name in self.canon.other_names(self.canon(surface)):
-                if not self.is_public(name):
-                    self._known.add(name, label)
+
+def lists_of(corpus: Corpus) -> Lists:
+    """The lists that a corpus was made with."""
+    info = corpus.info
+    return Lists(
+        public={**info["declared_public"], **info["declared_public_not_met"]},
+        sensitive=info["declared_sensitive"],
+        aliases=info["aliases"],
+        shipped=tuple(info["public_lists"]),
+    )
+
+
+class Hit(NamedTuple):
+    """A raw hit: the span, the number of its detector, and whether that is a model's."""
+
+    start: int
+    end: int
+    label: str
+    detector: int
+    propagates: bool
+
+    @property
+    def span(self) -> Span:
+        return Span(*self[:3])
 
 
 def _first_pass(
     sentences: Iterable[Sentence],
     work: Path,
     detection: Detection,
-    linker: _Linker,
     meter: Meter,
     position: Callable[[], int] | None,
-) -> int:
-    """Write sentences and hits, and collect the surfaces to look for elsewhere."""
+) -> None:
+    """Write sentences and raw hits."""
     writer = SentenceWriter(work)
-    with RowWriter(work / "hits.arrow", _HITS) as rows:
+    with RowWriter(work / "hits.arrow", HITS) as rows:
         batches = detect_batches(sentences, detection.detectors, detection.workers)
         for batch, hits_of_batch in batches:
             for sentence, hits in zip(batch, hits_of_batch, strict=True):
-                for span, propagates in hits:
-                    surface = sentence.text[span.start : span.end]
-                    chosen = category_of(span.label) in detection.categories
-                    if chosen and not linker.is_public(surface):
-                        rows.append(writer.sentences, *span)
-                        linker.add_hit(surface, span.label, propagates)
+                for span, detector, propagates in hits:
+                    rows.append(writer.sentences, *span, detector, propagates)
                 writer.append(sentence)
             meter.advance(len(batch), position() if position else None)
     writer.close()
-    return writer.sentences
 
 
-def _second_pass(
+def _link(work: Path, detection: Detection, progress: Progress) -> dict[str, Any]:
+    """Everything after pass one, in a folder with sentences and hits; fields of the manifest."""
+    count = read_arrow(work / "sentences.arrow", store.SENTENCES).num_rows
+    linker = _Linker(detection)
+    with progress.stage("weighing", 2 * count, "sentences") as meter:
+        linker.weigh(lambda: _texts_with_hits(work, count, meter))
+    with progress.stage("linking", count, "sentences") as meter:
+        kept, mentions = _write_mentions(work, count, detection, linker, meter)
+    with progress.stage("counting", mentions, "mentions") as meter:
+        users, entities, added = _number_and_count(work, linker, meter)
+    (work / "linked.arrow").unlink()
+    hits: int | None = read_arrow(work / "hits.arrow", HITS).num_rows
+    if detection.normalised:
+        (work / "hits.arrow").unlink()  # they are places in a text that is not kept
+        hits = None
+    return {
+        "users": users,
+        "sentences": kept,
+        "entities": entities,
+        "mentions": mentions,
+        "hits": hits,
+        "empty_after_normalising": count - kept,
+        "propagation": {**linker.report(), "mentions_added": added},
+        **linker.lists_used(),
+    }
+
+
+def _write_manifest(
+    work: Path,
+    detection: Detection,
+    linked: Mapping[str, Any],
+    origin: Mapping[str, Any],
+    versions: Mapping[str, str],
+) -> None:
+    store.write_manifest(
+        work,
+        {
+            "uedp": uedp.__version__,
+            **linked,
+            "source": origin,
+            "detectors": list(detection.detectors),
+            "detector_versions": versions,
+            "categories": sorted(detection.categories),
+            "propagated": detection.propagate,
+            "normalised": detection.normalised,
+        },
+    )
+
+
+class _Linker:
+    """The entities known while a corpus is linked: surfaces to find, lists, canonical forms."""
+
+    def __init__(self, detection: Detection) -> None:
+        lists = detection.lists
+        self.canon = Canon(lists.aliases, _region(detection.detectors))
+        self._lists = lists
+        self._categories = detection.categories
+        self._propagate = detection.propagate
+        self._public = {strict_form(entity): entity for entity in lists.public}
+        self._shipped = lists.shipped_forms()
+        self._met: set[str] = set()
+        self._evidence = Evidence(detection.rule)
+        self._known = KnownSurfaces()
+        self._dropped: Counter[str] = Counter()
+        for entity, category in sorted(lists.sensitive.items()):
+            self._known.add(entity, category, always=True)
+            self._add_aliases(entity, category)
+
+    def weigh(self, texts_with_hits: Callable[[], Iterator[tuple[str, list[Hit]]]]) -> None:
+        """Decide which surfaces to look for, from two readings of all texts and their hits."""
+        for text, hits in texts_with_hits():
+            for hit in self._candidates(text, hits):
+                surface = text[hit.start : hit.end]
+                if hit.propagates:
+                    self._evidence.add(surface, hit.label)
+                self._add_aliases(surface, hit.label)
+        for text, hits in texts_with_hits():
+            self._evidence.count(text, [hit.span for hit in self._candidates(text, hits)])
+        if self._propagate:
+            self._known.add_evidence(self._evidence)
+
+    def kept(self, text: str, hits: Sequence[Hit]) -> list[Hit]:
+        """The hits that are mentions where they were made; what is dropped is counted."""
+        result = []
+        for hit in self._candidates(text, hits):
+            reason = self._evidence.dropped(text[hit.start : hit.end]) if hit.propagates else None
+            self._dropped[reason or ""] += 1
+            if reason is None:
+                result.append(hit)
+        return result
+
+    def find(self, text: str) -> list[Span]:
+        """Mentions of known surfaces that are not public."""
+        if not self._known:
+            return []
+        return [s for s in self._known.find(text) if not self._is_public(text, s)]
+
+    def unfound(self) -> dict[str, int]:
+        """By canonical form: places where an entity's words stand that are no mentions."""
+        result: Counter[str] = Counter()
+        for surface, places in self._evidence.unfound(self._known):
+            result[self.canon(surface)] += places
+        return result
+
+    def report(self) -> dict[str, Any]:
+        """What became of the hits, for the manifest: counts, no names."""
+        dropped = {reason: count for reason, count in sorted(self._dropped.items()) if reason}
+        return {
+            "rule": asdict(self._evidence.rule),
+            "hits": self._dropped.total(),
+            "dropped": dropped,
+            "surfaces": dict(sorted(self._evidence.outcomes().items())) if self._propagate else {},
+        }
+
+    def lists_used(self) -> dict[str, Any]:
+        """The lists, for the manifest."""
+        lists = self._lists
+        public = sorted(lists.public.items())
+        return {
+            "public_lists": {name: str(public_list(name)) for name in lists.shipped},
+            "declared_public": {e: why for e, why in public if e in self._met},
+            "declared_public_not_met": {e: why for e, why in public if e not in self._met},
+            "declared_sensitive": dict(sorted(lists.sensitive.items())),
+            "aliases": dict(sorted(lists.aliases.items())),
+        }
+
+    def _candidates(self, text: str, hits: Sequence[Hit]) -> list[Hit]:
+        """Hits of the chosen categories that are not public."""
+        return [
+            hit
+            for hit in hits
+            if category_of(hit.label) in self._categories and not self._is_public(text, hit.span)
+        ]
+
+    def _is_public(self, text: str, span: Span) -> bool:
+        surface = text[span.start : span.end]
+        if self._declared_public(surface):
+            return True
+        if not self._shipped or category_of(span.label) == "person":
+            return False  # a person called Jordan, April or Chad
+        return strict_form(surface).removeprefix("the ") in self._shipped
+
+    def _declared_public(self, surface: str) -> bool:
+        entity = self._public.get(strict_form(surface)) if self._public else None
+        if entity is not None:
+            self._met.add(entity)
+        return entity is not None
+
+    def _add_aliases(self, surface: str, label: str) -> None:
+        if self._lists.aliases:
+            for name in self.canon.other_names(self.canon(surface)):
+                if not self._declared_public(name):
+                    self._known.add(name, label)
+
+
+def _hits_by_sentence(work: Path, count: int) -> Iterator[list[Hit]]:
+    table = read_arrow(work / "hits.arrow", HITS)
+    return store.grouped_by_sentence(table, count, Hit._fields, Hit)
+
+
+def _texts_with_hits(work: Path, count: int, meter: Meter) -> Iterator[tuple[str, list[Hit]]]:
+    hits = _hits_by_sentence(work, count)
+    for batch in read_arrow(work / "sentences.arrow", store.SENTENCES).to_batches():
+        for text in batch.column("text").to_pylist():
+            yield text, next(hits)
+        meter.advance(batch.num_rows)
+
+
+def _write_mentions(
     work: Path, count: int, detection: Detection, linker: _Linker, meter: Meter
 ) -> tuple[int, int]:
     """Write every mention with its canonical form; return the numbers of sentences and mentions."""
-    hits = store.grouped_by_sentence(
-        read_arrow(work / "hits.arrow", _HITS), count, ("start", "end", "label"), Span
-    )
     writer = None
     if detection.normalised:
         (work / "normalised").mkdir()
@@ -198,10 +389,16 @@ def _second_pass(
     kept = 0
     with RowWriter(work / "linked.arrow", _LINKED) as rows:
         sentences = _metered(store.written_sentences(work), meter)
-        for sentence, spans in zip(sentences, hits, strict=True):
+        for sentence, hits in zip(sentences, _hits_by_sentence(work, count), strict=True):
             text = sentence.text
-            spans = sorted({*spans, *linker.find(text)})
+            hits = linker.kept(text, hits)
+            spans = sorted({*(hit.span for hit in hits), *linker.find(text)})
             names = [linker.canon(text[span.start : span.end]) for span in spans]
+            detectors: dict[tuple[int, int], int] = {}  # bits, by extent
+            for hit in hits:
+                bits = detectors.get(hit[:2], 0)
+                detectors[hit[:2]] = bits | 1 << hit.detector
+            masks = [detectors.get(span[:2], 0) for span in spans]
             moved: Sequence[Span | None] = spans
             if writer:
                 marks = len(sentence.marks)
@@ -210,10 +407,11 @@ def _second_pass(
                     continue
                 moved = both[marks:]
                 writer.append(replace(sentence, text=text, marks=tuple(filter(None, both[:marks]))))
-            for span, name in zip(moved, names, strict=True):
+            for span, name, mask in zip(moved, names, masks, strict=True):
                 if span is not None:
                     category = _CATEGORY_NUMBER[category_of(span.label)]
-                    rows.append(kept, *span, category, name, text[span.start : span.end])
+                    surface = text[span.start : span.end]
+                    rows.append(kept, *span, category, name, surface, mask)
             kept += 1
     if writer:
         writer.close()
@@ -230,8 +428,11 @@ def _metered(sentences: Iterable[Sentence], meter: Meter) -> Iterator[Sentence]:
             meter.advance(1000)
 
 
-def _number_and_count(work: Path, meter: Meter) -> tuple[int, int]:
-    """Number entities by first mention; write the final tables and the incidence."""
+def _number_and_count(work: Path, linker: _Linker, meter: Meter) -> tuple[int, int, int]:
+    """Number entities by first mention; write the final tables and the incidence.
+
+    Returns the numbers of users, of entities, and of mentions that no detector hit.
+    """
     linked = read_arrow(work / "linked.arrow", _LINKED)
     names = linked["name"].dictionary_encode()
     numbers = [np.asarray(chunk.indices, dtype=np.int32) for chunk in names.chunks]
@@ -252,6 +453,9 @@ def _number_and_count(work: Path, meter: Meter) -> tuple[int, int]:
             entities.write(batch.select(ENTITIES.names).take(pa.array(new - done)))
             done = here.stop
             meter.advance(batch.num_rows)
+    names_in_order = names.unify_dictionaries() if names.num_chunks else names
+    known = names_in_order.chunk(0).dictionary.to_pylist() if names.num_chunks else []
+    _write_evidence(work / "evidence.arrow", linked, entity, known, linker.unfound())
     users = read_arrow(work / "users.arrow", store.USERS).num_rows
     incidence = Incidence.build(
         read_arrow(work / "sentences.arrow", store.SENTENCES)["user"].to_numpy(),
@@ -261,7 +465,32 @@ def _number_and_count(work: Path, meter: Meter) -> tuple[int, int]:
         len(first),
     )
     incidence.save(work / FOLDER)
-    return users, len(first)
+    return users, len(first), int((linked["detectors"].to_numpy() == 0).sum())
+
+
+def _write_evidence(
+    path: Path,
+    linked: pa.Table,
+    entity: npt.NDArray[np.int32],
+    names: Sequence[str],
+    unfound: Mapping[str, int],
+) -> None:
+    """For every entity: in how many places it was hit, in how many it stands, and by which."""
+    sentence, start, end, detectors = (
+        linked[name].to_numpy() for name in ("sentence", "start", "end", "detectors")
+    )
+    # two labels of one place stand next to each other
+    new = np.ones(len(entity), dtype=np.bool_)
+    new[1:] = (np.diff(sentence) != 0) | (np.diff(start) != 0) | (np.diff(end) != 0)
+    found = np.bincount(entity[new & (detectors != 0)], minlength=len(names))
+    places = np.bincount(entity[new], minlength=len(names))
+    places += np.array([unfound.get(name, 0) for name in names], dtype=places.dtype)
+    by = np.zeros(len(names), dtype=np.int64)
+    np.bitwise_or.at(by, entity, detectors)
+    with RowWriter(path, EVIDENCE) as rows:
+        rows.write(
+            pa.record_batch([pa.array(c, pa.int64()) for c in (found, places, by)], EVIDENCE)
+        )
 
 
 def _region(detectors: Sequence[str]) -> str:

@@ -24,8 +24,8 @@ AHEAD = 3  # batches in flight per worker, so that none is idle
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
-# Of each sentence in a batch, the detected spans, each with whether its detector propagates.
-Hits = list[list[tuple[Span, bool]]]
+# Of each sentence in a batch: span, number of the detector, and whether that detector propagates.
+Hits = list[list[tuple[Span, int, bool]]]
 
 
 def detect_batches(
@@ -71,13 +71,13 @@ def _batches(sentences: Iterable[Sentence]) -> Iterator[Sequence[Sentence]]:
 def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Hits:
     hits_of_batch: Hits = [[] for _ in batch]
     texts = [sentence.text for sentence in batch]
-    for detector in detectors:
+    for number, detector in enumerate(detectors):
         if isinstance(detector, Labels):
             spans_of_texts: Iterable[Sequence[Span]] = detector.marks(batch)
         else:
             spans_of_texts = map(_with_years, texts, detector.detect(texts))
         for hits, spans in zip(hits_of_batch, spans_of_texts, strict=True):
-            hits.extend((span, detector.propagates) for span in spans)
+            hits.extend((span, number, bool(detector.propagates)) for span in spans)
     return hits_of_batch
 
 

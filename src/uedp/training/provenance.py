@@ -16,6 +16,7 @@ from uedp.accounting.decisions import (
     EntityList,
     Origin,
     Precision,
+    Propagation,
     Users,
 )
 from uedp.accounting.ledger import CorpusLedger
@@ -90,6 +91,8 @@ def detected_entities(
             detectors={name: versions.get(name, "version unknown") for name in info["detectors"]},
             categories=tuple(info.get("categories", ())),
             propagated=info.get("propagated", False),
+            propagation=_propagation(info.get("propagation")),
+            public_lists=info.get("public_lists", {}),
             lists={
                 name: EntityList(
                     entries=sum(len(part) for part in parts),
@@ -100,11 +103,17 @@ def detected_entities(
             },
             coverage=None if coverage is None else Coverage.model_validate(coverage),
         )
-    except (ValidationError, TypeError, AttributeError):
+    except (ValidationError, TypeError, AttributeError, KeyError):
         raise UserError(
             "corpus.json: its detectors, categories, lists or coverage cannot be read; detect the "
             "corpus again"
         ) from None
+
+
+def _propagation(report: Mapping[str, Any] | None) -> Propagation | None:
+    if report is None:
+        return None
+    return Propagation(**report["rule"], dropped=sum(report["dropped"].values()))
 
 
 def user_assignment(info: Mapping[str, Any] | None) -> Users:

@@ -103,8 +103,8 @@ def _fields(source: Source, message: EmailMessage, columns: Columns) -> dict[str
 
 
 def _author(message: EmailMessage) -> str:
-    addresses = getattr(message["from"], "addresses", ())
-    return str(addresses[0].addr_spec).lower() if addresses else ""
+    found = [each for each in getattr(message["from"], "addresses", ()) if each.domain]
+    return str(found[0].addr_spec).lower() if found else ""
 
 
 def _body(message: EmailMessage) -> str:
