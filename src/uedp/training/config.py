@@ -369,7 +369,7 @@ def parse_config(
 ) -> Config:
     """A config from nested values, after `section.field=value` changes.
 
-    A null for a field that the planner chooses is as good as none.
+    A null leaves a field to the planner; but `sentences_per_user: null` means no limit.
     """
     nested: dict[str, Any] = {
         section: dict(fields or {}) if isinstance(fields, Mapping | None) else fields
@@ -388,7 +388,7 @@ def parse_config(
         if isinstance(fields, dict):  # if not, validation reports it below
             fields[field] = value
     if isinstance(privacy := nested.get("privacy"), dict):
-        for field in PLANNED:
+        for field in set(PLANNED) - {"sentences_per_user"}:
             if field in privacy and privacy[field] is None:
                 del privacy[field]
     try:
