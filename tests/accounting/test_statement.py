@@ -33,7 +33,7 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "chosen by": ({"chosen_by": Setup().chosen_by}, "who chose the clip bounds"),
     "chosen by counts": (
         {"chosen_by": f"{BY_PLANNER}: user_rate, rounds{OTHERS_BY}me, on public data"},
-        "user_rate, rounds were chosen by counts of this corpus",
+        "which are not covered: user_rate, rounds",
     ),
 }
 
@@ -52,7 +52,7 @@ def test_what_the_planner_left_to_others_may_still_not_be_stated(tmp_path):
     chosen = f"{BY_PLANNER}: user_rate{OTHERS_BY}{NOT_STATED}"
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "chosen_by": chosen}))
     planner, others = shown.caveats
-    assert planner.startswith("user_rate were chosen by counts")
+    assert planner.startswith("settings were chosen by counts of this corpus")
     assert others.startswith("who chose the clip bounds")
     mine = (
         f"me; {BY_PLANNER}: nothing"  # no claim of a person's own text is taken for the planner's

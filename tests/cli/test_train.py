@@ -152,7 +152,7 @@ def test_a_dry_run_chooses_and_prints_a_command_that_repeats_it(here, run, monke
     shown = run(*line, "--dry-run")
     assert shown.code == 0
     assert "\nChosen from counts of this corpus: each draws about " in shown.out
-    assert "Caveat: user_rate, entity_share, sentences_per_user were chosen by counts" in shown.out
+    assert "Caveat: settings were chosen by counts of this corpus" in shown.out
     for row in (
         "tokens per round",
         "time per round",

@@ -119,14 +119,16 @@ def command_of(config: "Config", out: Path | None) -> str:
         if name in FLAGS:
             words += [FLAGS[name], _plain_value(value)]
         else:
-            words += ["--set", f"{name}={_plain_value(value)}"]
+            words += ["--set", f"{name}={json.dumps(_whole(value))}"]
     return shlex.join([*words, "--out", str(out or "run")])
 
 
 def _plain_value(value: Any) -> str:
-    if isinstance(value, float) and value == int(value):
-        value = int(value)
-    return value if isinstance(value, str) else json.dumps(value)
+    return value if isinstance(value, str) else json.dumps(_whole(value))
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value == int(value) else value
 
 
 def show_missed(

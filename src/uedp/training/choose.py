@@ -353,6 +353,8 @@ def _words(
     }
     stated = [words for field, words in parts.items() if field in fields]
     yield f"Chosen from counts of this corpus: {'; '.join(stated)}."
+    if "user_rate" not in fields and "rounds" not in fields:
+        return
     if planner.too_long:
         yield (
             f"Even this takes longer than run.time, {duration(config.run.time)}; raise it, or "
