@@ -64,6 +64,7 @@ def corpus_warnings(corpus: Corpus) -> list[str]:
         *_mostly_sensitive(corpus),
         *_marks_not_protected(corpus),
         *_one_large_user(corpus),
+        *_a_user_per_text(corpus),
         *_repeated_texts(corpus),
         *_unknown_language(corpus),
     ]
@@ -197,6 +198,19 @@ def _one_large_user(corpus: Corpus) -> Iterator[str]:
         f"one user, {name!r}, wrote {counts[largest] / len(corpus):.0%} of the sentences: in a "
         "round a user counts as one, however much they wrote, so most of it is lost; check that "
         "`user=...` names the author, and that this is one person and not a placeholder"
+    )
+
+
+def _a_user_per_text(corpus: Corpus) -> Iterator[str]:
+    source = corpus.info["source"]
+    split = source.get("split")
+    texts = split["texts"] if isinstance(split, dict) else len(corpus)
+    # a data set of marks has no authors
+    if texts < SMALL or corpus.users < texts or source.get("reader") == "presidio-research":
+        return
+    yield (
+        f"every text has a user of its own ({corpus.users:,} users): if people wrote several, each "
+        "is protected for one text only; check that `user=...` names the author, not the message"
     )
 
 
