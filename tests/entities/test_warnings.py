@@ -131,7 +131,7 @@ def test_one_user_with_a_tenth(tmp_path):
 
 
 def test_a_few_sentences_say_nothing(tmp_path):
-    sentence = marked("a", "Ann wrote to me and to others", ("Ann", "PER"))
+    sentence = marked("a", "Ann wrote to me and to all the others yesterday", ("Ann", "PER"))
     assert corpus_warnings(corpus_of(tmp_path, [sentence] * 19)) == []
     assert len(corpus_warnings(corpus_of(tmp_path / "more", [sentence] * 20))) == 3
 
