@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uedp.entities.detection import Detection as Detection
     from uedp.entities.detection import detect as detect
     from uedp.entities.detectors import register_detector as register_detector
+    from uedp.entities.warnings import corpus_warnings as corpus_warnings
     from uedp.errors import UserError as UserError
     from uedp.incidence import Incidence as Incidence
     from uedp.methods import register_method as register_method
@@ -47,6 +48,7 @@ _HOME = {
     "UserError": "uedp.errors",
     "breakdown": "uedp.entities.breakdown",
     "build_corpus": "uedp.entities.build",
+    "corpus_warnings": "uedp.entities.warnings",
     "coverage": "uedp.entities.coverage",
     "deidentify": "uedp.entities.deidentify",
     "detect": "uedp.entities.detection",

@@ -1,4 +1,4 @@
-"""UserError: a mistake the user can fix."""
+"""UserError: a mistake the user can fix; CorpusWarning: one that they may want to."""
 
 
 class UserError(Exception):
@@ -8,3 +8,7 @@ class UserError(Exception):
     it without a traceback and exit with code 2; any other exception is a bug and keeps its
     traceback.
     """
+
+
+class CorpusWarning(UserWarning):
+    """A corpus was written, but its entities, users or texts look wrong."""

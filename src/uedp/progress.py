@@ -11,6 +11,9 @@ class Meter(Protocol):
     def advance(self, items: int, position: int | None = None) -> None:
         """Add items; `position` is the progress toward the total, if that counts otherwise."""
 
+    def within(self, part: float, text: str) -> None:
+        """Show in words that a part, from 0 to 1, of the next item is done."""
+
     def note(self, text: str) -> None:
         """Set the text shown with the bar."""
 
@@ -23,6 +26,9 @@ class Progress(Protocol):
 
 class _Silent:
     def advance(self, items: int, position: int | None = None) -> None:
+        pass
+
+    def within(self, part: float, text: str) -> None:
         pass
 
     def note(self, text: str) -> None:

@@ -102,8 +102,8 @@ def division_by_the_drawn(patch) -> None:
     """A mean over who was drawn, instead of over who is drawn on average."""
     original = ClippedMethod.round
 
-    def mean(self, number):
-        found = original(self, number)
+    def mean(self, number, *attempt):
+        found = original(self, number, *attempt)
         scale = self.settings.expected_users / max(found.stats.users, 1)
         return replace(found, values=[value * scale for value in found.values])
 

@@ -13,7 +13,7 @@ from uedp.audit import sensitivity
 from uedp.audit.sensitivity import measure, relative_noise, stress_incidence
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.methods import Method, clipped, rotation
+from uedp.methods import UNATTENDED, Method, clipped, rotation
 from uedp.methods.base import _METHODS
 from uedp.methods.randomness import Randomness
 from uedp.methods.user_level import UserLevel
@@ -147,8 +147,8 @@ class OwnMethod(Method):
     def profile(cls, privacy, incidence, noise):
         return UserLevelProfile(noise, privacy.user_rate)
 
-    def round(self, number):
-        return self._inner.round(number)
+    def round(self, number, attempt=UNATTENDED):
+        return self._inner.round(number, attempt)
 
 
 @pytest.mark.parametrize(("clip", "broken"), [(1.0, False), (2.0, True)])

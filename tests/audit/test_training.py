@@ -29,7 +29,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism import release
 from uedp.mechanism.clip import reference
-from uedp.methods import Gradient
+from uedp.methods import Attempt, Gradient
 from uedp.methods.plain import Noiseless
 from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
@@ -372,10 +372,10 @@ def test_an_audit_that_was_killed_goes_on(
     }
     real, out = Noiseless.round, tmp_path / "audit"
 
-    def killed(self: Noiseless, number: int) -> Gradient:
+    def killed(self: Noiseless, number: int, attempt: Attempt) -> Gradient:
         if number == 3:
             raise RuntimeError("killed")
-        return real(self, number)
+        return real(self, number, attempt)
 
     monkeypatch.setattr(Noiseless, "round", killed)
     with pytest.raises(RuntimeError, match="killed"):

@@ -156,6 +156,18 @@ def test_the_generator_it_replaces_ends_at_six_deviations():
     assert float(values.abs().max()) < 5.78
 
 
+def test_bytes_under_a_key_depend_on_all_of_it():
+    key = os.urandom(32)
+    take, again = secret.bytes_under(key), secret.bytes_under(key)
+    first = take(48)
+    assert first == again(20) + again(28)
+    assert take(48) != first
+    assert len({secret.bytes_under(bytes([key[0] ^ 1 << b, *key[1:]]))(16) for b in range(8)}) == 8
+    assert len({secret.bytes_under(key[:31] + bytes([b]))(16) for b in range(256)}) == 256
+    with pytest.raises(ValueError, match="32 bytes"):
+        secret.bytes_under(key[:16])
+
+
 # --- draws and coins -----------------------------------------------------------------------------
 
 
@@ -280,8 +292,8 @@ def test_a_mask_from_one_word_is_noticed(kernel, word):
 def test_a_generator_of_another_layout_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "get_rng_state", lambda: torch.zeros(100, dtype=torch.uint8))
     with pytest.raises(RuntimeError, match="unknown layout"):
-        secret._mersenne_state()
-    state = secret._philox_state()
+        secret._mersenne_state(os.urandom)
+    state = secret._philox_state(os.urandom)
     assert state.shape == (16,)
     offset = int(state.numpy()[8:].view(np.uint64)[0])
     assert offset % 4 == 0

@@ -31,7 +31,7 @@ def test_a_clipped_round_matches_a_sum_by_hand(method):
     gradient = method_.round(3)
     with Randomness(output.config.privacy.seed).of_round(3, CPU) as (generator, key, _):
         if method == "rotation":
-            usable = LendingSchedule(lend, worlds.incidence(), 1).usable(3)
+            usable = LendingSchedule(lend, worlds.incidence(), 1).usable(3, key)
             who = draw(worlds.incidence(), output.sampling, generator, key, usable)
         else:
             who = draw_whole(worlds.incidence(), output.sampling, generator, key)

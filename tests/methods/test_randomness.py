@@ -57,3 +57,14 @@ def test_the_noise_source_matches_the_certificate():
         output = plan(privacy__seed=seed)
         with Randomness(output.config.privacy.seed).of_round(0, CPU) as (_, _, noise):
             assert output.setup().noise_source == noise.source == name
+
+
+def test_with_a_key_all_but_the_noise_is_repeated():
+    key = bytes(range(32))
+    *one, noise = seen(Randomness(None, key), 3)
+    torch.manual_seed(1)
+    *other, fresh = seen(Randomness(None, key), 3)
+    assert one == other
+    assert noise != fresh
+    *turned, _ = seen(Randomness(None, bytes([1, *key[1:]])), 3)
+    assert differ(turned, one)

@@ -19,6 +19,8 @@ from uedp.audit.training import audit
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import Sampling, draw_whole
 from uedp.methods import (
+    UNATTENDED,
+    Attempt,
     ClippedMethod,
     Gradient,
     MethodOptions,
@@ -73,9 +75,10 @@ class FewSentences(ClippedMethod):
         sampling = Sampling(settings.sampling.user_rate, per_user=options.sentences)
         return lambda number, uniforms, key: draw_whole(incidence, sampling, uniforms, key)
 
-    def round(self, number: int) -> Gradient:
-        self.rounds_made += 1
-        return super().round(number)
+    def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
+        gradient = super().round(number, attempt)
+        self.rounds_made += 1  # after it: a round that is interrupted leaves no trace
+        return gradient
 
     def state(self) -> dict[str, torch.Tensor]:
         return {"rounds": torch.tensor(self.rounds_made)}

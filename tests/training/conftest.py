@@ -26,7 +26,9 @@ def train(tmp_path, saved, monkeypatch):
     # without the table of missed mentions, which takes a second
     monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
 
-    def run_config(out="run", *, resume=False, model=None, data=None, progress=None, **changes):
+    def run_config(
+        out="run", *, resume=False, model=None, data=None, progress=None, say=None, **changes
+    ):
         run_config.said = []
         config = worlds.config(model or saved(), **changes)
         options = {} if progress is None else {"progress": progress}
@@ -35,7 +37,7 @@ def train(tmp_path, saved, monkeypatch):
             tmp_path / out,
             data=data or worlds.training_data(tmp_path / "corpus"),
             resume=resume,
-            say=run_config.said.append,
+            say=say or run_config.said.append,
             **options,
         )
 

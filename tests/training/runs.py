@@ -34,7 +34,7 @@ class RoundWatcher:
     """A progress bar that calls back after every round."""
 
     def __init__(self, after=lambda done: None):
-        self.after, self.notes = after, []
+        self.after, self.notes, self.texts = after, [], []
 
     @contextmanager
     def stage(self, name, total, unit) -> Iterator["RoundWatcher"]:
@@ -46,6 +46,9 @@ class RoundWatcher:
             self.resumed = position
         else:
             self.after(position)
+
+    def within(self, part, text):
+        self.texts.append((part, text))
 
     def note(self, text):
         self.notes.append(text)
@@ -69,10 +72,11 @@ def crashing_in(number: int, kind=ClippedMethod) -> Iterator[None]:
     """A method crashes in this round: the round is spent, and its result is lost."""
     round_ = kind.round
 
-    def crashes(self, at):
+    def crashes(self, at, attempt):
+        gradient = round_(self, at, attempt)
         if at == number:
             raise SimulatedCrashError
-        return round_(self, at)
+        return gradient
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "round", crashes)

@@ -32,7 +32,8 @@ from uedp.accounting.ledger import CorpusLedger, close_run
 from uedp.accounting.proven import epsilon
 from uedp.entities.detection import Detection, detect
 from uedp.errors import UserError
-from uedp.methods import ClippedMethod
+from uedp.mechanism import release
+from uedp.methods import ClippedMethod, uedp_alg
 from uedp.methods.plain import Noiseless
 from uedp.methods.uedp_alg import UedpAlg
 from uedp.models.load import load_model
@@ -335,17 +336,17 @@ def test_methods_without_noise_get_no_certificate(method, train, tmp_path):
 
 
 @pytest.mark.parametrize("method", PRIVATE)
-def test_a_round_is_in_the_ledger_before_it_starts(method, train, tmp_path, monkeypatch):
-    kind = UedpAlg if method == "uedp-alg" else ClippedMethod
-    round_, on_disk = kind.round, []
+def test_a_round_is_in_the_ledger_before_its_noise(method, train, tmp_path, monkeypatch):
+    module = uedp_alg if method == "uedp-alg" else release
+    add_noise, on_disk = module.add_once_, []
 
-    def spy(self, number):
-        on_disk.append((number, len(spent(tmp_path / "run"))))
-        return round_(self, number)
+    def spy(*arguments):
+        on_disk.append(len(spent(tmp_path / "run")))
+        add_noise(*arguments)
 
-    monkeypatch.setattr(kind, "round", spy)
+    monkeypatch.setattr(module, "add_once_", spy)
     train(privacy__method=method)
-    assert on_disk == [(0, 1), (1, 2), (2, 3), (3, 4)]
+    assert on_disk == [1, 2, 3, 4]
 
 
 def test_a_fixed_seed_is_not_private(train, tmp_path):
@@ -400,9 +401,9 @@ def test_lost_rounds_stay_spent(method, train, tmp_path, monkeypatch):
     assert spent(tmp_path / "run") == [(0, 1), (1, 1), (2, 1)]
     round_, numbers = kind.round, []
 
-    def spy(self, number):
+    def spy(self, number, attempt):
         numbers.append(number)
-        return round_(self, number)
+        return round_(self, number, attempt)
 
     monkeypatch.setattr(kind, "round", spy)
     outcome = train(privacy__method=method, resume=True)

@@ -1,5 +1,6 @@
 """`kill -9`: whenever it comes, the run goes on, and no round is forgotten or done twice."""
 
+import os
 import random
 import signal
 import time
@@ -12,7 +13,7 @@ from tests.training import victim, worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read_chain
 from uedp.errors import UserError
-from uedp.training import checkpoint, loop
+from uedp.training import checkpoint, loop, round_key
 from uedp.training.metrics import FILE, parse_round
 from uedp.training.outcome import Outcome
 from uedp.training.run_dir import IDENTITY, RESULT
@@ -45,8 +46,19 @@ def check(folder: Path, corpus: Path, rounds: int):
     assert numbers == sorted(set(numbers) - {0})  # some may be missing, none is there twice
 
 
-def finished(config, out: Path, corpus: Path) -> Outcome:
-    return loop.run(config, out, data=worlds.training_data(corpus), resume=begun(out))
+def finished(config, out: Path, corpus: Path, said: list[str] | None = None) -> Outcome:
+    say = (lambda line: None) if said is None else said.append
+    return loop.run(config, out, data=worlds.training_data(corpus), resume=begun(out), say=say)
+
+
+# how many rounds the ledger then has, and whether round 2 is repeated
+IN_ROUND_2 = {
+    "before a round has a key": (1, False),
+    "before a round is drawn": (1, True),
+    "before a round is spent": (1, True),
+    "spent, before its key goes": (2, False),
+    "spent, before its noise": (2, False),
+}
 
 
 @pytest.mark.parametrize("point", victim.POINTS)
@@ -56,19 +68,25 @@ def test_a_run_killed_at_any_point_resumes(point, saved, tmp_path, monkeypatch):
     )  # in this process: it is the last
     config = worlds.config(saved(), privacy__rounds=3, run__checkpoint_seconds=0)
     out, corpus = tmp_path / "run", tmp_path / "corpus"
-    often = point in (
-        "before a round is spent",
-        "spent, before its mark",
-        "spent, before the round",
-        "in a checkpoint",
-    )
+    points = list(victim.POINTS)
+    first, last = points.index("before a round has a key"), points.index("in a checkpoint")
+    often = first <= points.index(point) <= last  # in the second round
     killed = victim.process(config, out, corpus, False, point, 2 if often else 1)
     killed.join(60)
     assert killed.exitcode == -signal.SIGKILL
     assert not (out / RESULT).exists()
-    outcome = finished(config, out, corpus)
+    spent_before = spent(out) if (out / "ledger.jsonl").is_file() else []
+    said = []
+    outcome = finished(config, out, corpus, said)
     assert outcome.finished
     check(out, corpus, 3)
+    assert not (out / round_key.FILE).exists()
+    if point in IN_ROUND_2:
+        in_ledger, repeated = IN_ROUND_2[point]
+        assert len(spent_before) == in_ledger
+        again = "round 2 was interrupted before anything of it was released: it is done again"
+        assert any(again in line for line in said) == repeated
+        assert not any("cannot be repeated" in line for line in said)
 
 
 def test_a_killed_run_resumes_from_its_last_checkpoint(saved, tmp_path, monkeypatch):
@@ -126,6 +144,24 @@ def killed_at_random(times: int, config, folder: Path, seed: int) -> None:
 def test_a_run_killed_twice_resumes(seconds, saved, tmp_path):
     config = worlds.config(saved(), privacy__rounds=40, run__checkpoint_seconds=seconds)
     killed_at_random(2, config, tmp_path, seed=1)
+
+
+def test_a_run_interrupted_at_random_moments_resumes(saved, tmp_path):
+    """With one signal, the process ends by itself, and soon; the ledger has each round once."""
+    config = worlds.config(saved(), privacy__rounds=40, run__checkpoint_seconds=0.2)
+    out, corpus, moments = tmp_path / "run", tmp_path / "corpus", random.Random(3)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+        process = victim.process(config, out, corpus, begun(out))
+        until = time.monotonic() + 60
+        while not (out / FILE).is_file():  # before, it is not trained
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        process.join(moments.uniform(0.2, 0.5))
+        os.kill(process.pid, number)
+        process.join(20)
+        assert process.exitcode is not None
+    finished(config, out, corpus)
+    check(out, corpus, 40)
 
 
 @pytest.mark.slow

@@ -15,10 +15,12 @@ from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.ledger import CorpusLedger, RunLedger
 from uedp.accounting.marks import Mark
+from uedp.mechanism import release
 from uedp.methods import ClippedMethod
 from uedp.training import checkpoint, engine, loop
 from uedp.training import run_dir as folder
 from uedp.training.config import Config
+from uedp.training.round_key import RoundKey
 
 torch.set_num_threads(1)  # as in the tests: sums over threads round differently
 
@@ -29,9 +31,13 @@ POINTS: dict[str, tuple[Any, str]] = {
     "reserved, before its config": (engine, "write_atomically"),
     "before its ledger": (RunLedger, "open"),
     "before the first checkpoint": (checkpoint, "write_checkpoint"),
+    "before a round has a key": (RoundKey, "begin"),
+    "before a round is drawn": (ClippedMethod, "round"),
+    "in the sum of a round": (release, "_add"),
     "before a round is spent": (RunLedger, "spend"),
     "spent, before its mark": (Mark, "advance"),
-    "spent, before the round": (ClippedMethod, "round"),
+    "spent, before its key goes": (RoundKey, "end"),
+    "spent, before its noise": (release, "add_once_"),
     "in a checkpoint": (checkpoint, "fsync_tree"),
     "before older checkpoints go": (checkpoint.shutil, "rmtree"),
     "before the model": (engine, "save_model"),

@@ -21,6 +21,7 @@ _RECORDS = frozenset(
         "lineage.json",
         "metrics.jsonl",
         "result.json",
+        "round.key",
         "run.json",
     ]
 )

@@ -31,7 +31,7 @@ from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.files import write_atomically
 from uedp.methods import Gradient, SentenceTask, method_named
-from uedp.methods.base import Rounds
+from uedp.methods.base import UNATTENDED, Attempt, Rounds
 from uedp.models.load import LoadedModel
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
@@ -55,12 +55,13 @@ class WatchedRounds:
     def __init__(self, method: Rounds, white_box: WhiteBox, attack: "RunAttack") -> None:
         self._method, self._white_box, self._attack = method, white_box, attack
         self.parameters = method.parameters
+        self.abandonable = False  # what the attacker has seen of a round could not be taken back
         self.state, self.restore = method.state, method.restore
 
-    def round(self, number: int) -> Gradient:
+    def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         if self._white_box.before_round(number):
             self._attack.keep()
-        gradient = self._method.round(number)
+        gradient = self._method.round(number, attempt)
         self._attack.add(self._white_box.after_round(gradient.values))
         return gradient
 

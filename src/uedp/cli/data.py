@@ -8,7 +8,7 @@ import typer
 from typer import Argument, Option
 
 from uedp.cli import options
-from uedp.cli.terminal import cell, plain, progress, say, say_json, show, table, with_flags
+from uedp.cli.terminal import cell, number, plain, progress, say, say_json, show, table, with_flags
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,9 +51,10 @@ def detect(
     ),
     detector: Detectors = ["patterns"],  # noqa: B006 - Typer copies it
     categories: Categories = "default",
-    split: str | None = Option(
-        None, metavar="LANG", help="Split texts into sentences by the rules of a language (en, de)."
+    split: str = Option(
+        "auto", metavar="LANG", help="Split texts into sentences by the rules of a language."
     ),
+    no_split: bool = Option(False, "--no-split", help="Keep every text whole."),
     normalise: bool = Option(
         False, "--normalise", help="Lowercase and remove punctuation, as in the paper."
     ),
@@ -62,7 +63,11 @@ def detect(
         metavar="MEAN,STD",
         help="Group texts into random users of this size, as in the paper.",
     ),
-    seed: int = Option(0, help="Seed of --assign-users."),
+    seed: int = Option(0, help="Seed of --assign-users and --hold-out."),
+    hold_out: Path | None = Option(
+        None, help="Write some users, with all their text, to this corpus instead."
+    ),
+    hold_out_share: float = Option(0.1, help="The share of users that --hold-out takes."),
     propagate: Propagate = True,
     allow_list: Path | None = Option(
         None, help="CSV `entity,reason`: entities declared public; the reason is recorded."
@@ -79,10 +84,11 @@ def detect(
 ) -> None:
     """Read texts with their authors, detect sensitive entities, and write a corpus."""
     from uedp.corpus.readers import SkippedRecords
-    from uedp.entities.breakdown import sentence_masks
+    from uedp.corpus.store import Corpus
     from uedp.entities.build import build_corpus
 
     skipped = SkippedRecords()
+    doubts: list[str] = []
     corpus = build_corpus(
         source,
         out,
@@ -95,10 +101,12 @@ def detect(
         marks=marks,
         detectors=_split_commas(detector),
         categories=categories,
-        split=split,
+        split=None if no_split else split,
         normalise=normalise,
         assign_users=_mean_and_std(assign_users) if assign_users else None,
         seed=seed,
+        hold_out=hold_out,
+        hold_out_share=hold_out_share,
         propagate=propagate,
         allow_list=allow_list,
         deny_list=deny_list,
@@ -106,16 +114,22 @@ def detect(
         workers=workers,
         skip_invalid=skipped if skip_invalid else False,
         overwrite=overwrite,
+        on_warning=doubts.append,
         progress=progress(),
     )
     if skipped.count:
         first = plain(with_flags(skipped.first))
         typer.echo(f"skipped {skipped.count:,} invalid records, the first: {first}", err=True)
-    sensitive = int((sentence_masks(corpus) != 0).sum())
-    say(
-        f"{out}: {corpus.users:,} users, {len(corpus):,} sentences, "
-        f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
-    )
+    _say_changes(corpus.info["source"])
+    _say_size(out, corpus)
+    if hold_out is not None:
+        _say_size(hold_out, Corpus(hold_out))
+        typer.echo(
+            f"note: --evaluate {hold_out} measures on these other users; such measures are shown "
+            "without noise and no guarantee covers them",
+            err=True,
+        )
+    _show_warnings(doubts)
 
 
 def inspect(
@@ -126,6 +140,7 @@ def inspect(
     """Describe a corpus: its size, sensitive sentences, and how many users share entities."""
     from uedp.corpus.store import Corpus
     from uedp.entities.breakdown import breakdown
+    from uedp.entities.warnings import corpus_warnings
 
     opened = Corpus(corpus)
     if plot is not None:
@@ -133,10 +148,12 @@ def inspect(
 
         incidence_histograms(opened.incidence, plot)
     numbers = breakdown(opened, progress())
+    doubts = corpus_warnings(opened)
     if as_json:
-        say_json(numbers)
+        say_json({**numbers, "warnings": doubts})
         return
     _show_breakdown(corpus, opened, numbers)
+    _show_warnings(doubts)
     if plot is not None:
         say(f"\nhistograms: {plot}")
 
@@ -148,17 +165,19 @@ def coverage(
     propagate: Propagate = True,
     workers: Workers = 1,
     record: bool = Option(
-        False, "--record", help="Store the recall of the corpus for its certificates."
+        False, "--record", help="Store recall and precision of the corpus for its certificates."
     ),
     by_label: bool = Option(False, "--by-label", help="Also show a row per label of the marks."),
+    epsilon: float = Option(8.0, help="Of the run in which errors are costed."),
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure the recall of detectors, or of the corpus as detected, on human marks."""
+    """Measure detectors, or the corpus as detected, on human marks: errors and their cost."""
+    from uedp.audit.detection import false_hit_costs, miss_costs
     from uedp.corpus.store import Corpus
     from uedp.entities.coverage import compare_detectors
 
     opened = Corpus(corpus)
-    result = compare_detectors(
+    compared = compare_detectors(
         opened,
         _split_commas(detector),
         categories,
@@ -167,6 +186,11 @@ def coverage(
         record=record,
         progress=progress(),
     )
+    result = {
+        **compared.result,
+        "false_hits": false_hit_costs(compared.errors),
+        "misses": miss_costs(compared.errors, epsilon),
+    }
     if as_json:
         say_json(result)
         return
@@ -232,6 +256,36 @@ def categories(as_json: options.AsJson = False) -> None:
     show("", shown)
 
 
+def _say_size(path: Path, corpus: "Corpus") -> None:
+    from uedp.entities.breakdown import sentence_masks
+
+    sensitive = int((sentence_masks(corpus) != 0).sum())
+    say(
+        f"{path}: {corpus.users:,} users, {len(corpus):,} sentences, "
+        f"{sensitive:,} of them sensitive, {corpus.entities.num_rows:,} entities"
+    )
+
+
+def _say_changes(source: dict[str, Any]) -> None:
+    """What reading left out or divided."""
+    dropped = ", ".join(f"{count:,} {name}" for name, count in source.get("dropped", {}).items())
+    if dropped:
+        typer.echo(f"left out of the mail: {dropped}", err=True)
+    split = source.get("split")
+    if split and split["divided"]:
+        cuts = f"; {split['cuts']:,} cuts at {split['max_words']} words" if split["cuts"] else ""
+        typer.echo(
+            f"split {split['divided']:,} of {split['texts']:,} texts into sentences{cuts} "
+            "(--no-split keeps texts whole)",
+            err=True,
+        )
+
+
+def _show_warnings(doubts: Iterable[str]) -> None:
+    for doubt in doubts:
+        typer.echo(f"warning: {plain(with_flags(doubt))}", err=True)
+
+
 def _show_breakdown(path: Path, corpus: "Corpus", numbers: dict[str, Any]) -> None:
     from uedp.entities.breakdown import widest_entities
 
@@ -275,7 +329,43 @@ def _show_coverage(result: dict[str, Any], by_label: bool) -> None:
         rates = (f"{row[key]:.1%}" for key, _ in columns)
         shown.add_row(cell(name), f"{row['marks']:,}", f"{row['sentences']:,}", *rates)
     show(title, shown)
-    typer.echo(f"{result['extra']:,} of {result['mentions']:,} mentions match no mark")
+    _show_precision(result)
+    _show_costs(result["false_hits"], result["misses"])
+
+
+def _show_precision(result: dict[str, Any]) -> None:
+    lost = result["false_hits"]["categories"]
+    shown = table(
+        "category", "mentions", "right", "exact", "same category", "F1 exact", "usable lost"
+    )
+    for name, row in result["precision"].items():
+        rates = (row[f"precision{kind}"] for kind in ("", "_exact", "_same_category"))
+        f1 = "-" if row["f1_exact"] is None else f"{row['f1_exact']:.1%}"
+        cost = f"{lost[name]['usable_lost']:.1%}" if name in lost else "-"
+        shown.add_row(name, f"{row['mentions']:,}", *(f"{r:.1%}" for r in rates), f1, cost)
+    show("\nprecision", shown)
+    if result["unjudged"]:
+        say(f"{result['unjudged']:,} mentions are of categories that nobody marked; not judged")
+
+
+def _show_costs(false_hits: dict[str, Any], misses: dict[str, Any]) -> None:
+    say(
+        f"\nfalse hits: a round can use {false_hits['usable']:.1%} of the sentences; without them "
+        f"{false_hits['usable_without']:.1%}"
+    )
+    shown = table(
+        "category", "entities", "never missed", "users at most", "median", "90%", "99%", "all"
+    )
+    for name, row in misses["categories"].items():
+        epsilons = (number(row["epsilon"][q], 3) for q in ("p50", "p90", "p99", "max"))
+        never = f"{row['found_everywhere'] / row['entities']:.1%}"
+        shown.add_row(name, f"{row['entities']:,}", never, f"{row['users_missed']:,}", *epsilons)
+    show(
+        f"\nmisses: epsilon of the marked entities, in a run with epsilon {misses['epsilon']:g} "
+        f"({misses['rounds']} rounds, user rate {misses['user_rate']:g}, entity share "
+        f"{misses['entity_share']:g})",
+        shown,
+    )
 
 
 def _split_commas(values: Iterable[str]) -> tuple[str, ...]:

@@ -47,16 +47,22 @@ class _Bar:
     def __init__(self, bars: Progress, task: TaskID, unit: str) -> None:
         self._bars, self._task, self._unit = bars, task, unit
         self._began = self._shown = time.monotonic()
-        self._items = 0
+        self._items = self._done = 0
         self._at_first: int | None = None
 
     def note(self, text: str) -> None:
         self._bars.update(self._task, note=plain(text))
 
+    def within(self, part: float, text: str) -> None:
+        now = time.monotonic()
+        if now - self._shown >= _REFRESH_SECONDS:
+            self._shown = now
+            self._bars.update(self._task, completed=self._done + part, rate=plain(text))
+
     def advance(self, items: int, position: int | None = None) -> None:
         self._items += items
         now = time.monotonic()
-        done = self._items if position is None else position
+        self._done = done = self._items if position is None else position
         if self._at_first is None:  # a resumed run starts part of the way
             self._at_first, self._began = self._items, now
             self._bars.reset(self._task, completed=done)

@@ -3,10 +3,11 @@
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
@@ -53,28 +54,81 @@ def _trimmed(text: str, start: int, end: int, label: str) -> Span | None:
     return Span(start, end, label) if start < end else None
 
 
-def splitter(language: str) -> Callable[[Sentence], Iterator[Sentence]]:
-    """A function that splits a record into sentences by the rules of `language` (sentencex).
+MAX_WORDS = 100  # of a sentence; more would rarely fit in the 128 tokens that are the default
+_WORD = re.compile(r"\S+")
 
-    Languages that sentencex does not know are split by general rules.
+
+class Splitter:
+    """Splits records into sentences by the rules of a language (sentencex), and counts.
+
+    Languages that sentencex does not know are split by general rules. A sentence of more than
+    `max_words` words is cut further: at a line break, behind a comma or the like, or at a blank.
+
+    Attributes:
+        texts, sentences: the number of records and of pieces so far
+        divided: records that became several pieces
+        cuts: cuts at the limit of words
 
     Guarantees:
       - no mark is split: a boundary inside a mark is ignored
       - every mark and every character that is not white space is in exactly one sentence
+      - a sentence has at most `max_words` words, unless a mark has more than half as many
+      - user and label of a piece are those of its record
     """
-    if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", language):
-        raise UserError(f"`split={language!r}`: give a language code such as en")
 
-    def split(record: Sentence) -> Iterator[Sentence]:
+    def __init__(self, language: str, max_words: int = MAX_WORDS) -> None:
+        if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", language):
+            raise UserError(f"`split={language!r}`: give a language code such as en, or none")
+        self._language, self._max_words = language, max_words
+        self.texts = self.sentences = self.divided = self.cuts = 0
+
+    def __call__(self, record: Sentence) -> Iterator[Sentence]:
+        self.texts += 1
+        before = self.sentences
         start = 0
-        for end in _boundaries(language, record.text):
-            if any(mark.start < end < mark.end for mark in record.marks):
-                continue
-            yield from _piece(record, start, end)
-            start = end
-        yield from _piece(record, start, len(record.text))
+        for end in (*_boundaries(self._language, record.text), len(record.text)):
+            if not _inside_mark(record, end):
+                for cut in (*self._cuts(record, start, end), end):
+                    for piece in _piece(record, start, cut):
+                        self.sentences += 1
+                        yield piece
+                    start = cut
+        self.divided += self.sentences > before + 1
 
-    return split
+    def counts(self) -> dict[str, Any]:
+        """For the manifest of a corpus."""
+        return {
+            "language": self._language,
+            "texts": self.texts,
+            "divided": self.divided,
+            "sentences": self.sentences,
+            "max_words": self._max_words,
+            "cuts": self.cuts,
+        }
+
+    def _cuts(self, record: Sentence, start: int, end: int) -> Iterator[int]:
+        """Places to cut a sentence that is too long."""
+        text = record.text
+        words = [match.span() for match in _WORD.finditer(text, start, end)]
+        first = 0
+        while len(words) - first > self._max_words:
+            best, cut = -1, 0
+            for number in range(first + (self._max_words + 1) // 2, len(words)):
+                if number > first + self._max_words and cut:
+                    break
+                before, place = words[number - 1][1], words[number][0]
+                quality = 2 * ("\n" in text[before:place]) + (text[before - 1] in ",;:)")
+                if quality >= best and not _inside_mark(record, place):
+                    best, cut = quality, number
+            if not cut:
+                return
+            self.cuts += 1
+            yield words[cut][0]
+            first = cut
+
+
+def _inside_mark(record: Sentence, place: int) -> bool:
+    return any(mark.start < place < mark.end for mark in record.marks)
 
 
 @lru_cache(maxsize=1)

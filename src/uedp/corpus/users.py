@@ -3,10 +3,12 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from itertools import zip_longest
 
 import numpy as np
 
+from uedp.corpus.records import user_name
 from uedp.corpus.sentence import Sentence
 from uedp.errors import UserError
 
@@ -49,3 +51,21 @@ def assign_users(records: Iterable[Sentence], users: np.ndarray) -> Iterator[Sen
         if record is None or user is None:
             raise UserError("the source changed while users were formed; run it again")
         yield replace(record, user=f"group-{user:06d}")
+
+
+def held_out(user: str, share: float, seed: int = 0) -> bool:
+    """Whether a user is held out, with probability `share` over the seeds.
+
+    Guarantees:
+      - depends on nothing but the name (in its canonical form), the share and the seed: neither on
+        other users nor on the order of texts
+      - who is held out at a share is held out at every larger one
+    """
+    digest = sha256(f"{seed}\0{user_name(user)}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64
+
+
+def check_share(share: float) -> None:
+    """Refuse a share of `held_out`, before any file is read."""
+    if not 0 < share < 1:
+        raise UserError(f"`hold_out_share={share:g}`: must be between 0 and 1, such as 0.1")

@@ -78,7 +78,7 @@ def detect(
     out: Path | str,
     detection: Detection,
     *,
-    origin: dict[str, Any] | None = None,
+    origin: Mapping[str, Any] | None = None,
     position: Callable[[], int] | None = None,
     total: int | None = None,
     overwrite: bool = False,
@@ -98,12 +98,28 @@ def detect(
       - `out` appears complete or not at all
     """
     with new_corpus_folder(Path(out), overwrite) as work:
-        with progress.stage("detecting", total, "sentences") as meter:
-            _first_pass(sentences, work, detection, meter, position)
-        linked = _link(work, detection, progress)
-        versions = {name: detector_version(name) for name in detection.detectors}
-        _write_manifest(work, detection, linked, origin or {}, versions)
+        detect_into(work, sentences, detection, origin, position, total, progress)
     return Corpus(out)
+
+
+def detect_into(
+    work: Path,
+    sentences: Iterable[Sentence],
+    detection: Detection,
+    origin: Mapping[str, Any] | None = None,
+    position: Callable[[], int] | None = None,
+    total: int | None = None,
+    progress: Progress = SILENT,
+) -> None:
+    """Write the files of a corpus to a folder, see `detect`.
+
+    `origin` may be filled in while the sentences are read.
+    """
+    with progress.stage("detecting", total, "sentences") as meter:
+        _first_pass(sentences, work, detection, meter, position)
+    linked = _link(work, detection, progress)
+    versions = {name: detector_version(name) for name in detection.detectors}
+    _write_manifest(work, detection, linked, origin or {}, versions)
 
 
 def relink(

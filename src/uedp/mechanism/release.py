@@ -91,6 +91,8 @@ def release(
     multiplier: float,
     max_tokens: int | None = None,
     packing: Packing = ONE_PER_ROW,
+    before_noise: Callable[[], None] = lambda: None,
+    batch_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Tensor], ClipStats]:
     """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.unit_of_noise`.
 
@@ -99,6 +101,8 @@ def release(
         lengths: tokens of the participants' sentences.
         max_tokens: about how many tokens are computed at once, padding included unless `packing`
             shares rows; fewer where the device runs out of memory.
+        before_noise: called once, when the sum is complete; if it raises, nothing is released.
+        batch_done: called with the batches done and their number, first with none done.
 
     Returns:
         The noisy sum of each parameter, in the order of `Engine.parameters`.
@@ -108,6 +112,7 @@ def release(
         selected, and where no gradient reached the parameter
       - the sum does not depend on `max_tokens`, up to rounding
       - no user moves the sum by more than the update clip
+      - no noise is drawn, and nothing returned, unless `before_noise` returned
     """
     device = engine.parameters[0].device
     max_tokens = max_tokens or max_tokens_on(device)
@@ -149,14 +154,16 @@ def release(
 
     def add(rows: Ints, max_tokens: int) -> None:
         users, tokens = np.unique(owners[rows]), packing.tokens(lengths[rows])
+        in_pieces = len(users) == 1 and len(rows) > 1 and tokens > max_tokens
         try:
-            if len(users) == 1 and len(rows) > 1 and tokens > max_tokens:
+            if in_pieces:
                 add_in_pieces(rows, users, max_tokens)
             else:
                 add_whole(rows, users)
             return
         except torch.OutOfMemoryError:
-            if len(rows) == 1:
+            # of one sentence each: there are no smaller ones
+            if len(rows) == 1 or (in_pieces and max_tokens < 2 * int(lengths[rows].max())):
                 raise
         torch.cuda.empty_cache()
         if len(users) == 1:
@@ -167,8 +174,12 @@ def release(
             add(rows[~first], max_tokens)
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
-        for rows in _chunks(participants, lengths, max_tokens, packing):
+        chunks = list(_chunks(participants, lengths, max_tokens, packing))
+        batch_done(0, len(chunks))
+        for done, rows in enumerate(chunks, 1):
             add(rows, max_tokens)
+            batch_done(done, len(chunks))
+    before_noise()
     add_once_(noise, sums, multiplier * clips.unit_of_noise)
     return sums, ClipStats.of(sentence_norms > bounds.numpy(), update_norms / clips.update)
 

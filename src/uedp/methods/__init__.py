@@ -2,6 +2,8 @@
 
 from uedp.methods import plain, rotation, uedp_alg, user_level  # importing registers them
 from uedp.methods.base import (
+    UNATTENDED,
+    Attempt,
     Autocast,
     Gradient,
     Method,
@@ -16,6 +18,8 @@ from uedp.methods.base import (
 from uedp.methods.clipped import ClippedMethod
 
 __all__ = [
+    "UNATTENDED",
+    "Attempt",
     "Autocast",
     "ClippedMethod",
     "Gradient",

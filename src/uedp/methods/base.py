@@ -115,10 +115,10 @@ class PrivacySettings(Section):
     )
     sentences_per_user: Count | None = Field(
         default=None,
-        description="The most sentences of a user in a round; without a number, no limit. Chosen: "
-        "what 95% of the users stay below, and what fills the clip if that is more; only as much "
-        "as fills the clip if time is short. An update is clipped however long it is, so more "
-        "sentences of few users cost time and gain little.",
+        description="The most sentences of a user in a round; null: no limit. Chosen, unless both "
+        "`rounds` and `user_rate` are set: what 95% of the users stay below, and what fills the "
+        "clip if that is more; only as much as fills the clip if time is short. An update is "
+        "clipped however long it is, so more sentences of few users cost time and gain little.",
     )
     seed: Seed | None = Field(
         default=None,
@@ -223,12 +223,30 @@ class Gradient:
     stats: ClipStats
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """How a run conducts a round: a round that is abandoned before `enter` is attempted again.
+
+    `key` decides everything but the noise (`Randomness`); None: a fresh one. The round calls
+    `enter` once, when its sum is complete and before it draws noise: it enters the round in the
+    ledger. It calls `batch_done` with the batches done and their number, first with none done.
+    """
+
+    key: bytes | None = None
+    enter: Callable[[], None] = lambda: None
+    batch_done: Callable[[int, int], None] = lambda done, total: None
+
+
+UNATTENDED = Attempt()
+
+
 class Rounds(Protocol):
     """The part of a method that the loop uses."""
 
     parameters: list[nn.Parameter]
+    abandonable: bool
 
-    def round(self, number: int) -> Gradient: ...
+    def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient: ...
 
     def state(self) -> dict[str, Tensor]: ...
 
@@ -246,6 +264,8 @@ class Method(ABC):
     options_type: ClassVar[type[MethodOptions]] = MethodOptions
     deidentifies: ClassVar[bool] = False
     """Whether it trains on texts whose entities are replaced."""
+    abandonable: bool = False
+    """Whether a round leaves weights and state alone until `attempt.enter`, wherever it stops."""
     noises_gradients: ClassVar[bool] = False
     """Whether the optimiser gets a noisy gradient, not local updates or an exact gradient."""
 
@@ -316,8 +336,8 @@ class Method(ABC):
     # --- training --------------------------------------------------------------------------------
 
     @abstractmethod
-    def round(self, number: int) -> Gradient:
-        """Sample, clip, sum and add noise."""
+    def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
+        """Sample by `attempt.key`, clip, sum, `attempt.enter()`, and only then add noise."""
 
     def state(self) -> dict[str, Tensor]:
         """The state between rounds, for checkpoints; most methods have none."""

@@ -13,6 +13,8 @@ from uedp.mechanism.clip import Engine, trainable_layers
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.release import release
 from uedp.methods.base import (
+    UNATTENDED,
+    Attempt,
     Draw,
     Gradient,
     Method,
@@ -32,6 +34,7 @@ class ClippedMethod(Method):
     """
 
     noises_gradients = True
+    abandonable = True
 
     @classmethod
     @abstractmethod
@@ -80,9 +83,10 @@ class ClippedMethod(Method):
 
         return recomputed
 
-    def round(self, number: int) -> Gradient:
+    def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         settings, device = self.settings, self.parameters[0].device
-        with Randomness(settings.seed).of_round(number, device) as (uniforms, key, noise):
+        randomness = Randomness(settings.seed, attempt.key)
+        with randomness.of_round(number, device) as (uniforms, key, noise):
             drawn = self._draw(number, uniforms, key)
             sums, stats = release(
                 self._engine,
@@ -94,6 +98,8 @@ class ClippedMethod(Method):
                 settings.noise,
                 settings.max_tokens,
                 self.packing,
+                attempt.enter,
+                attempt.batch_done,
             )
         scale = 1 / settings.expected_users
         torch._foreach_mul_(sums, scale)

@@ -8,7 +8,7 @@ from uedp.incidence import Ints
 from uedp.mechanism.packing import loss_values
 from uedp.mechanism.release import ClipStats, max_tokens_on
 from uedp.mechanism.sampling import draw_whole
-from uedp.methods.base import Gradient, Method, register_method
+from uedp.methods.base import UNATTENDED, Attempt, Gradient, Method, register_method
 from uedp.methods.randomness import Randomness
 
 
@@ -17,18 +17,24 @@ class Noiseless(Method):
     """The mean gradient over the drawn users' sentences."""
 
     name = "noiseless"
+    abandonable = True
 
-    def round(self, number: int) -> Gradient:
+    def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         sampling, device = self.settings.sampling, self.parameters[0].device
-        with Randomness(self.settings.seed).of_round(number, device) as (uniforms, key, _):
+        randomness = Randomness(self.settings.seed, attempt.key)
+        with randomness.of_round(number, device) as (uniforms, key, _):
             drawn = draw_whole(self.incidence, sampling, uniforms, key)
             sentences = drawn.sentences.values
             stats = ClipStats(len(drawn.users), len(sentences), 0.0, 0.0, 0.0)
-            return Gradient(self._mean_gradient(sentences), 0.0, stats)
+            means = self._mean_gradient(sentences, attempt)
+        attempt.enter()
+        return Gradient(means, 0.0, stats)
 
-    def _mean_gradient(self, sentences: Ints) -> list[Tensor]:
+    def _mean_gradient(self, sentences: Ints, attempt: Attempt) -> list[Tensor]:
         means = [torch.zeros_like(p) for p in self.parameters]
-        for batch in self._batches(sentences):
+        batches = self._batches(sentences)
+        for done, batch in enumerate(batches):
+            attempt.batch_done(done, len(batches))
             with self.autocast():
                 losses = self.task.losses(self.model, batch, self.packing)
             gradients = torch.autograd.grad(

@@ -1,6 +1,6 @@
 """The randomness of a round."""
 
-import secrets
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,7 +9,7 @@ import torch
 
 from uedp.mechanism.noise import Noise, SecureNoise, SeededNoise
 from uedp.mechanism.sampling import Uniforms
-from uedp.mechanism.secret import SecretUniforms, secret_masks
+from uedp.mechanism.secret import KEY_BYTES, SecretUniforms, bytes_under, secret_masks
 
 
 class Randomness:
@@ -19,23 +19,31 @@ class Randomness:
     The mask of a sentence depends on the lengths of other texts, so masks must be secret. The
     lending key may be public (the theorems condition on lending): 62 bits and a hash suffice.
 
+    A `key` decides all of it but the noise, so that a round that was abandoned before its noise can
+    be repeated with the same participants.
+
     Guarantees:
-      - without a seed, no two rounds share any randomness, across restarts too
+      - without a seed or a key, no two rounds share any randomness, across restarts too
       - without a seed, sampling and the noise of a release each have their own 256-bit key, and
         masks the whole state of their generators
+      - with a key, sampling, coins, lending and masks depend on the key only; the noise is fresh
+        every time and independent of the key
       - with a seed, a round's randomness depends on the seed and its number only
       - the caller's random number generators are left unchanged
     """
 
-    def __init__(self, seed: int | None) -> None:
-        self._seed = seed
+    def __init__(self, seed: int | None, key: bytes | None = None) -> None:
+        self._seed, self._key = seed, key
 
     @contextmanager
     def of_round(self, number: int, device: torch.device) -> Iterator[tuple[Uniforms, int, Noise]]:
         """Uniform numbers for sampling and coins, a lending key, and the noise."""
         if self._seed is None:
-            with secret_masks(device):
-                yield SecretUniforms(), secrets.randbits(62), SecureNoise()
+            take = os.urandom if self._key is None else bytes_under(self._key)
+            uniforms = SecretUniforms(take(KEY_BYTES))
+            lending = int.from_bytes(take(8), "little") >> 2
+            with secret_masks(device, take):
+                yield uniforms, lending, SecureNoise()
             return
         generator = np.random.default_rng([self._seed, number])
         key, masks, noise_seed = (int(n) for n in generator.integers(0, 2**62, 3))

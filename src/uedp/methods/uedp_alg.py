@@ -14,6 +14,8 @@ from uedp.mechanism.local_update import LocalUpdate, Steps, shuffled
 from uedp.mechanism.noise import add_once_
 from uedp.mechanism.release import ClipStats, max_tokens_on
 from uedp.methods.base import (
+    UNATTENDED,
+    Attempt,
     Count,
     Gradient,
     Method,
@@ -105,10 +107,11 @@ class UedpAlg(Method):
             users_at_once=max(1, max_tokens // batch_tokens),
         )
 
-    def round(self, number: int) -> Gradient:
+    def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         estimator, clips = self._estimator, self.settings.clips
         device = self.parameters[0].device
-        with Randomness(self.settings.seed).of_round(number, device) as (uniforms, _, noise):
+        randomness = Randomness(self.settings.seed, attempt.key)
+        with randomness.of_round(number, device) as (uniforms, _, noise):
             drawn = estimator.draw(self.incidence, uniforms)
             sums = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]
             norms = np.zeros(len(drawn.users))
@@ -122,6 +125,7 @@ class UedpAlg(Method):
                     )
                 sums = [local.updates[p].float() for p in self.parameters]
                 norms = np.nan_to_num(local.norms.cpu().numpy() / clips.update)
+            attempt.enter()
             # the noise of the paper's lemma, on the sum before the division
             margin = 1 + clips.margin  # rounding depends on the batch
             add_once_(noise, sums, estimator.deviation_of_sum * margin)

@@ -11,7 +11,7 @@
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,22 +21,30 @@ import torch
 from torch import Tensor, nn
 
 from uedp.accounting.certificate import Certificate, issue, load_certificate
-from uedp.accounting.ledger import Budget, CorpusLedger, RunLedger, refuse_another_plan
+from uedp.accounting.ledger import (
+    RUN_LEDGER,
+    Budget,
+    CorpusLedger,
+    RunLedger,
+    refuse_another_plan,
+)
 from uedp.accounting.model_files import model_files
 from uedp.errors import UserError
 from uedp.files import write_atomically
 from uedp.hf_hub import max_tokens
 from uedp.mechanism.release import ClipStats
-from uedp.methods import Gradient
+from uedp.methods import Attempt, Gradient
 from uedp.models.load import LoadedModel
 from uedp.models.trainable import save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
 from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
+from uedp.training.choose import settle
 from uedp.training.config import Config, parse_config
 from uedp.training.datasets import TrainingData, read_training_data
 from uedp.training.outcome import write_result
 from uedp.training.plan import Plan
+from uedp.training.round_key import FILE, RoundKey
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
@@ -59,6 +67,8 @@ class PrivacyEngine:
     Args:
         corpus: a corpus with its incidence, or its folder.
         target_epsilon: the noise is calibrated to it; give `noise=` instead to choose the noise.
+        rounds: by default chosen from counts of the corpus, as are other settings that are not
+            given (`training.choose`); the time they take does not count.
         run_dir: where ledger, certificate, checkpoints and the trained model go.
         resume: continue the run in `run_dir` with the rounds that it has not spent.
         task: "next-word" or "classification", the latter with `labels`.
@@ -68,7 +78,9 @@ class PrivacyEngine:
     Guarantees:
       - nothing is trained before the guarantee was stated (`say`)
       - a refusal leaves nothing behind, in the run directory or in the ledger of the corpus
-      - every round is in the ledger before anything of it can be seen
+      - every round is in the ledger before its noise is drawn, so before anything of it can be seen
+      - a round that stopped before that costs nothing and is repeated exactly, with the same
+        participants and weights, or else counts as spent; it is never drawn again for free
       - every run is in the ledger of the corpus, one without a guarantee as infinite
       - two processes never work in one run directory
       - a private run does not begin with a model that has learned from the same corpus
@@ -81,7 +93,7 @@ class PrivacyEngine:
         corpus: "Corpus | str | Path",
         target_epsilon: float | None = None,
         *,
-        rounds: int = 200,
+        rounds: int | None = None,
         run_dir: str | Path = "run",
         resume: bool = False,
         task: str = "next-word",
@@ -185,20 +197,25 @@ class PrivacyEngine:
     ) -> "PrivateRun":
         out, say = self.out, self._say
         identity = self._held.enter_context(run_dir.lock_run_dir(out))
+        if self._resume:
+            config = self.config = run_dir.as_planned(config, out)
         name = run_dir.existing_run(identity, out, config, self._resume)
         if (out / run_dir.RESULT).is_file():
             raise FinishedRunError(out)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
+        choice, ready = settle(config, data, attached, self._progress)
+        config = self.config = choice.config
         trained_on = [] if attached is None else _ancestors(attached.model)
         plan = plan_run(config, data, corpus, [one for one in trained_on if one.run != name])
-        for line in plan.summary:
+        for line in (*plan.summary, *choice.words):
             say(line)
 
         def assembled(words: str | None = None) -> Assembly:
             return assemble(
                 plan,
                 data,
+                prepared=ready if words is None else None,
                 attached=attached,
                 tokenizer=words,
                 progress=self._progress,
@@ -212,16 +229,21 @@ class PrivacyEngine:
         planned = plan.planned(name)
         try:
             refuse_another_plan(out, planned)
+            # before the reservation: a run that is killed here resumes with the same numbers
+            write_atomically(out / run_dir.CONFIG, config.to_yaml())
             corpus.reserve(planned, _budget(config))
         except UserError:
             if not resumed:
+                (out / run_dir.CONFIG).unlink(missing_ok=True)
                 identity.truncate(0)
             raise
-        write_atomically(out / run_dir.CONFIG, config.to_yaml())
         ancestors = (*plan.provenance.lineage, lineage.run_as_ancestor(planned))
         lineage.write_lineage(out, ancestors)
-        ledger = None
+        ledger = key = None
         if plan.profile is not None:
+            key = RoundKey(out, name)
+            if not (out / RUN_LEDGER).is_file():
+                key.reset()
             ledger = self._held.enter_context(RunLedger.open(out, planned, data.ledger))
         if config.vocabulary.source != "tokenizer":
             words = vocabulary.make_run_tokenizer(
@@ -230,7 +252,7 @@ class PrivacyEngine:
             lineage.write_lineage(words, ancestors)  # a copy of the tokenizer keeps it
             assembly = assembled(str(words))
         checkpoint.remove_scratch(out)
-        return PrivateRun(assembly, out, name, ancestors, ledger, corpus, self._held, say)
+        return PrivateRun(assembly, out, name, ancestors, ledger, key, corpus, self._held, say)
 
 
 _RUNS = "_uedp_runs"  # on every module of a trained model, so that wrapped ones and copies have it
@@ -288,6 +310,7 @@ class PrivateRun:
         name: str,
         ancestors: tuple[lineage.Ancestor, ...],
         ledger: RunLedger | None,
+        key: RoundKey | None,
         corpus: CorpusLedger,
         held: ExitStack,
         say: Say,
@@ -296,7 +319,10 @@ class PrivateRun:
         # plain values: a module that is pickled must not need this package
         self._mark = tuple(tuple(asdict(ancestor).items()) for ancestor in ancestors)
         self._ledger, self._corpus, self._held, self._say = ledger, corpus, held, say
+        self._key = key
         self.finished = False
+        self.abandonable = False
+        """Whether a round is being computed that can be abandoned, here and now, for free."""
         self._next: int | None = None
 
     @property
@@ -317,6 +343,9 @@ class PrivateRun:
 
         In the body of the loop, every trained parameter has its noisy gradient in `.grad`. With
         `optimizer`, checkpoints include its state.
+
+        Ctrl-C in a round that is not in the ledger yet leaves a checkpoint: when the run is
+        resumed, that round is repeated, and it has cost nothing.
         """
         if self._next is None:
             self._next, state, _ = self.restore()
@@ -324,8 +353,16 @@ class PrivateRun:
                 _restore_optimizer(optimizer, state)
         saved = time.monotonic()
         while not self.finished and self._next < self.plan.rounds:
-            number, self._next = self._next, self._next + 1
-            gradient = self.round(number)
+            number = self._next
+            try:
+                gradient = self.round(number)
+            except UserError:  # refused before it began
+                raise
+            except BaseException:
+                if self.repeatable(number):
+                    self.save_checkpoint(number, _optimizer_state(optimizer))
+                raise
+            self._next = number + 1
             for parameter in self.model.parameters():
                 parameter.grad = None  # an optimizer of all parameters must find no other gradient
             for parameter, value in zip(self.parameters, gradient.values, strict=True):
@@ -340,8 +377,23 @@ class PrivateRun:
             write_result(self.out, {}, {}, self.plan.rounds)
             self._held.close()
 
-    def round(self, number: int) -> Gradient:
-        """Spend one round, and return its noisy gradient."""
+    def repeatable(self, number: int) -> bool:
+        """Whether this round has left no trace: the weights are those that it began with."""
+        spent = number if self._ledger is None else self._ledger.spent
+        return self.assembly.method.abandonable and spent == number
+
+    def round(
+        self, number: int, batch_done: Callable[[int, int], None] = lambda done, total: None
+    ) -> Gradient:
+        """Spend one round, and return its noisy gradient.
+
+        Args:
+            batch_done: called with the batches done and their number.
+
+        Guarantees:
+          - an exception while `abandonable` is set spends nothing; the next attempt at the round
+            has the same participants, in another process too
+        """
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if [id(p) for p in trained] != [id(p) for p in self.parameters]:
             raise UserError(
@@ -356,13 +408,37 @@ class PrivateRun:
                 f"the model was trained in run {others[0]} since it was attached, which this run's "
                 "epsilon does not cover; attach a model to one run at a time"
             )
-        if self._ledger is not None:
-            self._ledger.spend()  # before anything of the round can be seen
-        for module in unmarked:
-            setattr(module, _RUNS, self._mark)
+        method, ledger, key = self.assembly.method, self._ledger, self._key
+        entered = False
+
+        def enter() -> None:
+            nonlocal entered
+            self.abandonable = False  # first: from here on, an interrupt must wait
+            if ledger is not None and key is not None and not entered:
+                ledger.spend()
+                key.end(ledger.spent - 1)
+            entered = True
+
+        secret = None
+        if ledger is not None and key is not None:
+            ledger.require()
+            secret = key.begin(ledger.spent)
         self.model.train()
         with set_up_for_training(self.model, self.plan.config.task.kind):
-            return self.assembly.method.round(number)
+            try:
+                self.abandonable = method.abandonable
+                gradient = method.round(number, Attempt(secret, enter, batch_done))
+            finally:
+                self.abandonable = False
+        if not entered:
+            enter()
+            raise UserError(
+                f"{self.plan.config.privacy.method}: its round added noise before `enter()`; call "
+                "it when the sum is complete, so that no noisy sum exists outside the ledger"
+            )
+        for module in unmarked:
+            setattr(module, _RUNS, self._mark)
+        return gradient
 
     def finish(self) -> Certificate | None:
         """Save the model, enter its files in the ledger, close the run, issue the certificate."""
@@ -379,6 +455,8 @@ class PrivateRun:
         self._ledger.record_saved({name: digest for name, digest in files if name in written})
         self._corpus.close(self.name, self._ledger.spent, self._ledger.vocabulary_spent)
         self.finished = True
+        if self._key is not None:
+            self._key.remove()
         return self.certify()
 
     def _save_model(self) -> frozenset[str]:
@@ -410,18 +488,13 @@ class PrivateRun:
             was saved beside them, None if there is no checkpoint.
         """
         newest = checkpoint.load_newest_checkpoint(self.out)
-        spent = self._ledger.spent if self._ledger is not None else 0
+        spent = self._settled(0 if newest is None else int(newest[1]["done"]))
         if newest is None:
             if spent:
                 self._say(f"{spent} rounds were spent, but there is no checkpoint: they are lost")
             return spent, {}, None
         tensors, info = newest
         done = int(info["done"])
-        if self._ledger is not None and spent < done:
-            raise UserError(
-                f"{self.out}: {done} rounds were done, but its ledger has {spent}; restore the "
-                "ledger from a copy, or start a new run"
-            )
         try:
             self.set_weights([tensors[name] for name in trained_names(self.model)])
             self.assembly.method.restore(_under(_METHOD, tensors))
@@ -436,6 +509,33 @@ class PrivateRun:
                 "lost"
             )
         return max(spent, done), _under(_STATE, tensors), info
+
+    def _settled(self, done: int) -> int:
+        """The rounds spent, with one that was begun and cannot be repeated as it began."""
+        if self._ledger is None or self._key is None:
+            return 0
+        spent = self._ledger.spent
+        if spent < done:
+            raise UserError(
+                f"{self.out}: {done} rounds were done, but its ledger has {spent}; restore the "
+                "ledger from a copy, or start a new run"
+            )
+        state = self._key.state(spent) if self._ledger.left else "not begun"
+        if state == "begun" and done == spent:
+            self._say(
+                f"round {spent + 1} was interrupted before anything of it was released: it is done "
+                "again with the same participants, and costs nothing more"
+            )
+        elif state != "not begun" and self.plan.config.privacy.seed is None:
+            why = "the weights that it began with are lost"
+            if state == "unknown":  # then it may have been begun
+                why = f"{FILE} is not as this run left it"
+            self._ledger.spend()
+            self._key.end(spent)
+            self._say(
+                f"round {spent + 1} was begun and cannot be repeated ({why}): it counts as spent"
+            )
+        return self._ledger.spent
 
     @torch.no_grad()
     def set_weights(self, values: list[Tensor]) -> None:

@@ -1,11 +1,13 @@
 """Training, from a config to a model and a certificate.
 
-Every round is in the ledger before its noisy sum is computed; a killed run resumes with the rounds
-that are not. Rounds in the ledger whose result was lost stay spent: it may have been seen.
+Every round is in the ledger before its noise is drawn; a killed run resumes with the rounds that
+are not. Rounds in the ledger whose result was lost stay spent: it may have been seen. A round that
+was interrupted before costs nothing and is repeated as it was (`uedp.training.round_key`).
 """
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -14,9 +16,10 @@ from typing import Any
 
 import torch
 
+from uedp.accounting.statement import rounded
 from uedp.errors import UserError
 from uedp.mechanism.release import ClipStats
-from uedp.progress import SILENT, Progress
+from uedp.progress import SILENT, Meter, Progress
 from uedp.signals import handled_by
 from uedp.training import optimise
 from uedp.training.build import Say, Watch
@@ -27,6 +30,8 @@ from uedp.training.metrics import Metrics
 from uedp.training.outcome import Outcome, finished_outcome, write_result
 
 _EVALUATED_TOKENS = {"cuda": 1 << 13, "cpu": 1 << 12}  # per batch
+_NOTED_SECONDS = 0.5  # between two notes: the epsilon of a round takes a moment to compute
+_STEEP = 10  # rounds from which on it is worth a line how epsilon grows
 
 
 def run(
@@ -41,8 +46,8 @@ def run(
 ) -> Outcome:
     """Train by a config into a run directory, or resume the run that it holds.
 
-    Ctrl-C stops after the current round, with a checkpoint. Only the `run` section of a config may
-    change when a run is resumed.
+    Ctrl-C stops at once, with a checkpoint; the round that it interrupts is not spent. Only the
+    `run` section of a config may change when a run is resumed.
 
     Args:
         data: replaces the corpora that the config names.
@@ -51,6 +56,8 @@ def run(
     Guarantees:
       - those of `PrivacyEngine`
       - a run killed at any moment and resumed spends the rounds of its plan, each once
+      - a round that Ctrl-C interrupts before its noise is not spent, and is repeated with the same
+        participants and weights
       - resuming a finished run does nothing
     """
     with PrivacyEngine.from_config(
@@ -62,6 +69,10 @@ def run(
             say("this run is finished; there is nothing to do")
             return finished_outcome(out, config)
         return _Training(private, progress, say).run()
+
+
+class _Interrupted(BaseException):
+    """A signal in the middle of a round that can be abandoned."""
 
 
 class _Training:
@@ -76,7 +87,6 @@ class _Training:
         device = parameters[0].device.type
         default = _EVALUATED_TOKENS.get(device, _EVALUATED_TOKENS["cpu"])
         self._max_tokens = self._plan.config.run.tokens_at_once or default
-        self._epsilons: dict[int, float] = {}  # by rounds
         self._stopping = False
 
     def run(self) -> Outcome:
@@ -112,11 +122,21 @@ class _Training:
     def _rounds(self, done: int, before: Mapping[str, float], metrics: Metrics) -> int:
         plan, settings = self._plan, self._plan.config
         saved, latest = time.monotonic(), ""
+        if not done and self._plan.private:
+            self._explain_epsilon()
+        noted = -math.inf
         with self._progress.stage("training", plan.rounds, "rounds") as meter:
             meter.advance(done, done)
             while done < plan.rounds and not self._stopping:
                 began = time.monotonic()
-                gradient = self._private.round(done)
+                try:
+                    gradient = self._private.round(done, self._shown(meter, done))
+                except _Interrupted:
+                    break
+                except Exception:
+                    if self._private.repeatable(done):
+                        self._save(done, before)
+                    raise
                 rate = optimise.learning_rate(settings.optimiser, done, plan.rounds)
                 self._optimiser.step(gradient.values, rate, gradient.deviation)
                 done += 1
@@ -130,28 +150,53 @@ class _Training:
                 row["seconds"] = time.monotonic() - began
                 metrics.add(row)
                 meter.advance(1, done)
-                meter.note(self._note(gradient.stats, done, latest))
+                if time.monotonic() - noted >= _NOTED_SECONDS or done == plan.rounds:
+                    meter.note(self._note(gradient.stats, done, latest))
+                    noted = time.monotonic()
                 if time.monotonic() - saved >= settings.run.checkpoint_seconds:
                     self._save(done, before)
                     saved = time.monotonic()
         self._save(done, before)
         return done
 
+    def _shown(self, meter: Meter, done: int) -> Callable[[int, int], None]:
+        """Shows how far a round is."""
+        round_ = f"round {done + 1:,} of {self._plan.rounds:,}"
+
+        def batch_done(batches: int, total: int) -> None:
+            within = f", batch {batches + 1:,} of {total:,}" if batches < total else ""
+            meter.within(batches / max(total, 1), round_ + within)
+
+        return batch_done
+
     def _note(self, stats: ClipStats, done: int, latest: str) -> str:
-        parts = [f"{stats.users} users, {stats.sentences} sentences"]
+        parts = [f"round {done:,}: {stats.users:,} users, {stats.sentences:,} sentences"]
         if self._plan.private:
-            # rounded up to a tenth of the rounds: it takes a moment to compute
-            step = max(1, self._plan.rounds // 10)
-            at = min(-(-done // step) * step, self._plan.rounds)
-            if at not in self._epsilons:
-                self._epsilons[at] = self._plan.epsilon_after(at)
-            parts.append(f"epsilon {self._epsilons[at]:.2f} of {self._plan.epsilon:.2f}")
+            parts.append(
+                f"epsilon {rounded(self._plan.epsilon_after(done), 3)} so far, "
+                f"{rounded(self._plan.epsilon, 3)} in the end"
+            )
         return ", ".join([*parts, latest] if latest else parts)
+
+    def _explain_epsilon(self) -> None:
+        rounds = self._plan.rounds
+        if rounds < _STEEP:
+            return
+        first, tenth = (self._plan.epsilon_after(count) for count in (1, rounds // 10))
+        self._say(
+            "epsilon jumps at first and then grows slowly, because one round already has its "
+            "unlucky outcomes and each further one adds less: "
+            f"{rounded(first, 3)} after round 1, {rounded(tenth, 3)} after {rounds // 10:,}, "
+            f"{rounded(self._plan.epsilon, 3)} after all {rounds:,}"
+        )
 
     def _ask_to_stop(self, number: int, frame: FrameType | None) -> None:
         if self._stopping:
             raise SystemExit(128 + number)  # the second signal: at once
         self._stopping = True
+        if self._private.abandonable:
+            self._say("stopping; this round is not spent, and is done again when the run resumes")
+            raise _Interrupted
         self._say("stopping after this round; interrupt again to stop at once")
 
     def _save(self, done: int, before: Mapping[str, float]) -> None:
