@@ -62,8 +62,8 @@ def test_the_rule_of_propagation_and_what_it_dropped_are_stated(tmp_path):
     assert (
         "what models found in at least 50% of its places counts in all of them (5% if it is "
         "capitalised and no ordinary word, 67% and 2 hits if it is an ordinary word); 1,234 hits "
-        "of models dropped (without a letter or digit, or ordinary words in lower case found in under "
-        "10% of their places)"
+        "of models dropped (without a letter or digit, or ordinary words in lower case found in "
+        "under 10% of their places)"
     ) in shown
     assert "one hit" not in shown
     alone = ruled.model_copy(update={"propagated": False})
