@@ -95,9 +95,7 @@ def settings() -> dict[str, dict[str, Any]]:
         "by evidence": {},
         "names by half": {"rule": Rule(name_share=0.5)},
         "by evidence, months public": {"lists": Lists(shipped=("months",))},
-        "by evidence, all lists public": {
-            "lists": Lists(shipped=("countries", "currencies", "months"))
-        },
+        "by evidence, all lists public": {"lists": Lists(shipped=tuple(PUBLIC_LISTS))},
         "no propagation": {"propagate": False},
     }
 
