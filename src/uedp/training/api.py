@@ -97,9 +97,9 @@ def preview(config: Config) -> Preview:
                     config.vocabulary, Path(folder), data.train.texts, data.incidence
                 )
             )
-        parameters = assemble(plan, data, tokenizer=tokenizer).method.parameters
-    count = sum(p.numel() for p in parameters)
-    return Preview(plan, count, plan.warnings(count))
+        assembly = assemble(plan, data, tokenizer=tokenizer)
+    count = sum(p.numel() for p in assembly.method.parameters)
+    return Preview(plan, count, list(assembly.warnings))
 
 
 # --- a finished run ------------------------------------------------------------------------------

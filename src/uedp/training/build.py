@@ -45,6 +45,7 @@ class Assembly:
     make_task: Callable[[Texts], tasks.Task]
     max_tokens: int
     autocast: Autocast
+    warnings: tuple[str, ...] = ()
 
 
 Watch = Callable[[Assembly], Rounds]
@@ -121,7 +122,8 @@ def assemble(
     make_task, max_tokens = _task_maker(config, replace(loaded, model=model), names, progress)
     autocast = _autocast(plan.provenance.precision == "bfloat16", device)
     with set_up_for_training(model, config.task.kind):
-        method = build_method(plan, data.incidence, model, make_task(data.train), autocast)
+        task = make_task(data.train)
+        method = build_method(plan, data.incidence, model, task, autocast)
         assembly = Assembly(
             plan=plan,
             incidence=data.incidence,
@@ -135,9 +137,13 @@ def assemble(
         )
         if watch is not None:
             assembly = replace(assembly, method=watch(assembly))
-    for warning in plan.warnings(sum(p.numel() for p in assembly.method.parameters)):
+    warnings = plan.warnings(sum(p.numel() for p in assembly.method.parameters))
+    placeholder = tokenizer is None and config.vocabulary.source != "tokenizer"
+    if not placeholder and (cut := task.truncation.warning(max_tokens)):
+        warnings.append(cut)
+    for warning in warnings:
         say(f"warning: {warning}")
-    return assembly
+    return replace(assembly, warnings=tuple(warnings))
 
 
 def build_method(
@@ -217,7 +223,14 @@ def _task_maker(
 
     def make_task(texts: Texts) -> tasks.Task:
         return tasks.build_task(
-            config.task.kind, texts.texts, texts.labels, names, loaded.tokenizer, max_tokens, encode
+            config.task.kind,
+            texts.texts,
+            texts.labels,
+            names,
+            loaded.tokenizer,
+            max_tokens,
+            encode,
+            progress,
         )
 
     return make_task, max_tokens
