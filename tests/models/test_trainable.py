@@ -77,7 +77,7 @@ def shaken(model: nn.Module) -> nn.Module:
     [
         (kind, how)
         for kind in MODELS
-        for how in ("full", "lora", "lora-b", "last:2")
+        for how in ("full", "lora", "lora-b", "lora:1", "last:2")
         if (kind, how) != ("opt", "full")  # refused: see below
     ],
 )
@@ -106,7 +106,7 @@ def test_a_layer_without_a_rule_is_refused_by_name_if_it_is_trained():
     Engine(make_trainable(tiny.opt(), "lora"))
 
 
-@pytest.mark.parametrize("how", ["full", "lora", "lora-b", "last:2"])
+@pytest.mark.parametrize("how", ["full", "lora", "lora-b", "lora:1", "last:2"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_the_model_computes_is_unchanged(kind, how):
     before = logits(MODELS[kind]())
@@ -192,6 +192,17 @@ def test_an_adapted_model_still_writes():
     assert written.shape == (1, 5)
 
 
+def test_adapters_in_the_last_blocks_only():
+    names = trained_names(make_trainable(tiny.llama(), "lora:1"))
+    last = max(int(name.split(".layers.")[1].split(".")[0]) for name in names)
+    assert names
+    assert all(f".layers.{last}." in name for name in names)
+    everywhere = trained_names(make_trainable(tiny.llama(), "lora"))
+    assert names == [name for name in everywhere if f".layers.{last}." in name]
+    halves = trained_names(make_trainable(tiny.llama(), "lora-b:1"))
+    assert halves == [name for name in names if ".lora_B." in name]
+
+
 # --- last:N --------------------------------------------------------------------------------------
 
 
@@ -238,9 +249,10 @@ def test_our_own_models_have_blocks_too():
 @pytest.mark.parametrize(
     ("how", "options", "said"),
     [
-        ("some", {}, "train 'some': must be `full`, `lora`, `lora-b`, `probe` or `last:N`"),
-        ("last:", {}, "must be `full`, `lora`, `lora-b`, `probe` or `last:N`"),
+        ("some", {}, "train 'some': must be `full`, `lora`, `lora-b`, `lora:N`"),
+        ("last:", {}, "must be `full`, `lora`, `lora-b`, `lora:N`, `probe` or `last:N`"),
         ("last:4", {}, "choose at most 3"),
+        ("lora:4", {}, "train 'lora:4': choose at most 3"),
         ("probe", {}, "train 'probe': for classification"),
         ("lora", {"rank": 0}, "rank 0: must be at least 1"),
         ("lora", {"alpha": 0.0}, "alpha 0.0: must be above 0"),
@@ -271,7 +283,7 @@ def test_models_of_another_make():
 # --- saving --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["full", "lora", "lora-b", "last:1"])
+@pytest.mark.parametrize("how", ["full", "lora", "lora-b", "lora:1", "last:1"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_is_saved_loads_as_a_plain_model(tmp_path, kind, how):
     model = shaken(make_trainable(MODELS[kind](), how))

@@ -64,6 +64,7 @@ def corpus_warnings(corpus: Corpus) -> list[str]:
         *_mostly_sensitive(corpus),
         *_marks_not_protected(corpus),
         *_one_large_user(corpus),
+        *_a_user_per_text(corpus),
         *_repeated_texts(corpus),
         *_unknown_language(corpus),
     ]
@@ -200,6 +201,19 @@ def _one_large_user(corpus: Corpus) -> Iterator[str]:
     )
 
 
+def _a_user_per_text(corpus: Corpus) -> Iterator[str]:
+    source = corpus.info["source"]
+    split = source.get("split")
+    texts = split["texts"] if isinstance(split, dict) else len(corpus)
+    # a data set of marks has no authors
+    if texts < SMALL or corpus.users < texts or source.get("reader") == "presidio-research":
+        return
+    yield (
+        f"every text has a user of its own ({corpus.users:,} users): if people wrote several, each "
+        "is protected for one text only; check that `user=...` names the author, not the message"
+    )
+
+
 def _repeated_texts(corpus: Corpus) -> Iterator[str]:
     hashes = np.empty(len(corpus), dtype=np.int64)
     long = np.empty(len(corpus), dtype=bool)
@@ -215,11 +229,16 @@ def _repeated_texts(corpus: Corpus) -> Iterator[str]:
     if copies < REPEATED * len(corpus) or len(corpus) < SMALL:
         return
     by_others = int((owners != owners[first][text_of]).sum())
+    if 2 * by_others < copies:
+        cost = "a user's repetitions count as so many sentences, and crowd out the others"
+    else:
+        cost = (
+            "a text that several users share is protected as if each had written their own, so "
+            "that a model may learn it by heart"
+        )
     yield (
         f"{copies:,} sentences ({copies / len(corpus):.0%}) repeat another one, {by_others:,} of "
-        "them by another user: a text that several users share is protected as if each had "
-        "written their own, so that a model may learn it by heart; remove quoted, forwarded and "
-        "generated text first"
+        f"them by another user: {cost}; remove quoted, forwarded and generated text first"
     )
 
 

@@ -33,6 +33,8 @@ def make_trainable(
       2). A classifier's head is trained in full.
     - `lora-b`: only the second matrix of each product, which starts at zero; the first stays as
       it was drawn. Half as many weights to add noise to (Sun et al. 2024).
+    - `lora:N`, `lora-b:N`: the same in the last N blocks only. No gradient flows below them, so
+      that a step costs little more than a forward pass.
     - `probe`: a linear classifier on the mean of an encoder's last states, in place of a
       classifier's own head.
     - `last:N`: the last N blocks and the layers after them, without weights that earlier layers
@@ -50,10 +52,11 @@ def make_trainable(
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         return model
-    if how in ("lora", "lora-b"):
+    if adapters := re.fullmatch(r"lora(-b)?(?::(\d+))?", how):
         scale = 2.0 * rank if alpha is None else alpha
-        adapted = _with_adapters(model, rank, scale, targets, seed)
-        if how == "lora-b":
+        inside = _last(model, int(adapters[2]), how) if adapters[2] else [model]
+        adapted = _with_adapters(model, inside, rank, scale, targets, seed)
+        if adapters[1]:
             for name, parameter in adapted.named_parameters():
                 if ".lora_A." in name:
                     parameter.requires_grad_(False)
@@ -67,7 +70,8 @@ def make_trainable(
     if count := re.fullmatch(r"last:(\d+)", how):
         return _last_blocks(model, int(count[1]))
     raise UserError(
-        f"train {how!r}: must be `full`, `lora`, `lora-b`, `probe` or `last:N`, such as last:2"
+        f"train {how!r}: must be `full`, `lora`, `lora-b`, `lora:N`, `probe` or `last:N`, such as "
+        "last:2"
     )
 
 
@@ -126,8 +130,14 @@ def _save_whole(model: Any, folder: Path) -> None:
 
 
 def _with_adapters(
-    model: nn.Module, rank: int, alpha: float, targets: Sequence[str], seed: int
+    model: nn.Module,
+    inside: Sequence[nn.Module],
+    rank: int,
+    alpha: float,
+    targets: Sequence[str],
+    seed: int,
 ) -> nn.Module:
+    """Adapters in the linear layers of the modules `inside`."""
     import peft
     from transformers.pytorch_utils import Conv1D
 
@@ -136,10 +146,12 @@ def _with_adapters(
     if not alpha > 0:
         raise UserError(f"alpha {alpha}: must be above 0")
     head = _head(model)
+    chosen = {id(module) for part in inside for module in part.modules()}
     linear = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | Conv1D)
+        and id(module) in chosen
         and name.split(".")[0] not in head
         and (not targets or name.split(".")[-1] in targets)
     }
@@ -207,19 +219,22 @@ def _merged(base: nn.Module) -> dict[str, Tensor]:
 
 
 def _last_blocks(model: nn.Module, count: int) -> nn.Module:
-    blocks = _blocks(model)
-    if count > len(blocks):
-        raise UserError(
-            f"train 'last:{count}': choose at most {len(blocks)}, the blocks of the model"
-        )
-    before, after = _used(model, blocks)
+    before, after = _used(model, _blocks(model))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    chosen = [p for block in blocks[len(blocks) - count :] for p in block.parameters()]
+    chosen = [p for block in _last(model, count, f"last:{count}") for p in block.parameters()]
     earlier = {id(parameter) for parameter in before}
     for parameter in [*chosen, *(p for p in after if id(p) not in earlier)]:
         parameter.requires_grad_(True)
     return model
+
+
+def _last(model: nn.Module, count: int, how: str) -> Sequence[nn.Module]:
+    """The last `count` blocks."""
+    blocks = _blocks(model)
+    if count > len(blocks):
+        raise UserError(f"train {how!r}: choose at most {len(blocks)}, the blocks of the model")
+    return blocks[len(blocks) - count :]
 
 
 def _blocks(model: nn.Module) -> Sequence[nn.Module]:

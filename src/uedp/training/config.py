@@ -24,7 +24,7 @@ from uedp.errors import UserError
 from uedp.methods import PrivacySettings, method_named, method_names
 from uedp.methods.base import PLANNED, Count, MethodOptions, Positive, Rate, Section, Seed
 from uedp.models.scratch import KINDS as NEW_MODELS
-from uedp.strict import parse_yaml
+from uedp.strict import parse_yaml, shortened
 
 
 class DataSettings(Section):
@@ -78,11 +78,13 @@ class ModelSettings(Section):
         description="The tokenizer of a new model: bytes, a folder, a tokenizer.json or a name. "
         "By default none; a saved model has its own.",
     )
-    train: Annotated[str, Field(pattern=r"^(full|lora|lora-b|probe|last:\d+|attached)$")] = Field(
+    train: str = Field(
         default="lora",
+        pattern=r"^(full|lora(-b)?(:\d+)?|probe|last:\d+|attached)$",
         description="Which parameters are trained: full, lora, lora-b (half of each adapter), "
-        "probe, last:N blocks. Adapters by default, since the norm of the noise grows with the "
-        "number of parameters; a new model is trained in full.",
+        "lora:N (adapters in the last N blocks), probe, last:N blocks. Adapters by default, since "
+        "the norm of the noise grows with the number of parameters; a new model is trained in "
+        "full.",
     )
     rank: Count = Field(
         default=8,
@@ -367,7 +369,7 @@ def parse_config(
 ) -> Config:
     """A config from nested values, after `section.field=value` changes.
 
-    A null for a field that the planner chooses is as good as none.
+    A null leaves a field to the planner; but `sentences_per_user: null` means no limit.
     """
     nested: dict[str, Any] = {
         section: dict(fields or {}) if isinstance(fields, Mapping | None) else fields
@@ -386,7 +388,7 @@ def parse_config(
         if isinstance(fields, dict):  # if not, validation reports it below
             fields[field] = value
     if isinstance(privacy := nested.get("privacy"), dict):
-        for field in PLANNED:
+        for field in set(PLANNED) - {"sentences_per_user"}:
             if field in privacy and privacy[field] is None:
                 del privacy[field]
     try:
@@ -406,6 +408,8 @@ def preset_path(name: str) -> Path | None:
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """A config from a YAML file, after `section.field=value` changes."""
+    if (path / "corpus.json").is_file():
+        raise UserError(f"{path}: is a corpus, not a config; name it with `corpus=...`")
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -419,16 +423,19 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     return parse_config(values, str(path), changes)
 
 
+_LONGEST = 40  # characters of a field's name: a file of messages may be taken for a config
+
+
 def _first_error(error: ValidationError, known: Iterable[str] | None = None) -> str:
     """The first validation error, with its field and value; `known` are fields of one section."""
     first = error.errors()[0]
-    field = ".".join(map(str, first["loc"])) or "config"
+    field = ".".join(str(name)[:_LONGEST] for name in first["loc"]) or "config"
     if first["type"] == "extra_forbidden":
         meant = _meant(*map(str, first["loc"])) if known is None else closest(field, known)
         return f"{field}: no such field" + (f"; did you mean {meant}?" if meant else "")
     if first["type"] == "missing":
         return f"{field}: is missing"
-    value = "" if isinstance(first["input"], dict | BaseModel) else f" {first['input']!r}"
+    value = "" if isinstance(first["input"], dict | BaseModel) else f" {shortened(first['input'])}"
     return f"{field}{value}: {first['msg'].removeprefix('Value error, ')}"
 
 

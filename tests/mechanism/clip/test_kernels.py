@@ -39,7 +39,13 @@ def test_fused_kernels_are_what_plain_pytorch_gives(shape, dtype, monkeypatch):
     fused = [call() for call in calls]
     monkeypatch.setattr(kernels, "_fused", lambda values: False)
     for found, call in zip(fused, calls, strict=True):
-        torch.testing.assert_close(found, call(), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(_whole(found), _whole(call()), rtol=1e-5, atol=1e-5)
+
+
+def _whole(result):
+    """Parts as the sum they stand for: the second may round differently, by one bit of its own."""
+    parts = result if isinstance(result, tuple) else (result,)
+    return torch.stack([part.float() for part in parts]).sum(0)
 
 
 @pytest.mark.parametrize("name", language_models())
