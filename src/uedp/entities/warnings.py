@@ -152,9 +152,10 @@ def _mostly_sensitive(corpus: Corpus) -> Iterator[str]:
     sensitive = float((~incidence.extended).mean()) if len(corpus) else 0.0
     if sensitive > SENSITIVE and len(corpus) >= SMALL:
         yield (
-            f"{sensitive:.0%} of the sentences are sensitive: few may be usable in a round, and a "
-            "model learns little; look at the entities with the most users, declare public what "
-            "is (`allow_list=...`), and choose `categories=...`"
+            f"{sensitive:.0%} of the sentences are sensitive: those whose entities other users "
+            "mention, too, can seldom be used in a round, and a model learns little; look at the "
+            "entities with the most users, declare public what is (`allow_list=...`), and choose "
+            "`categories=...`"
         )
 
 
