@@ -49,7 +49,13 @@ def detected_corpus(name: str, options: Options, protected: bool = True) -> Corp
         detect(
             sentences,
             folder,
-            Detection(detectors, propagate=propagate, lists=lists, workers=options.jobs),
+            Detection(
+                detectors,
+                frozenset(BASE),
+                propagate=propagate,
+                lists=lists,
+                workers=options.jobs,
+            ),
             total=len(sentences),
             progress=options.progress,
         )

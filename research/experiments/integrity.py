@@ -15,7 +15,7 @@ from research.corpora import QUICK_SENTENCES, data_set_file, file_hash, ner_pipe
 from research.paper import COVERAGE
 from research.sources import DATA_SETS
 from uedp.corpus.readers import read_sentences
-from uedp.entities.categories import NAMES
+from uedp.entities.categories import BASE, NAMES
 from uedp.entities.coverage import coverage
 from uedp.entities.detection import Detection, detect
 from uedp.entities.detectors import load_detector
@@ -161,7 +161,7 @@ def _compare(options: Options, gold: tuple[str, str], detectors: tuple[str, ...]
             corpus = detect(
                 sentences,
                 folder / "corpus",
-                Detection(detectors, propagate=propagate, workers=options.jobs),
+                Detection(detectors, frozenset(BASE), propagate=propagate, workers=options.jobs),
                 total=len(sentences),
                 progress=options.progress,
             )

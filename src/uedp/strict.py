@@ -1,11 +1,13 @@
 """Strict parsers of JSON and YAML, for files that may be hostile."""
 
 import json
+import re
 from collections.abc import Hashable
 from typing import Any
 
 import yaml
 
+_LONG_QUOTE = re.compile(r"""(['"]).{24,}\1""")  # perhaps private text
 _DEEPEST = 32  # levels; a config has three
 
 
@@ -32,17 +34,28 @@ def parse_yaml(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:  # without its extract: the text may be private
+        mark = error.problem_mark or error.context_mark
+        line = f"line {mark.line + 1}: " if mark else ""
+        raise ValueError(f"not YAML: {line}{error.problem or error.context}"[:120]) from None
     except Exception as error:  # a malformed value can raise almost anything
         reason = " ".join(str(error).split()) or type(error).__name__
+        reason = _LONG_QUOTE.sub("...", reason)[:120]
         syntax = "not YAML: " if isinstance(error, yaml.YAMLError) else ""
         raise ValueError(f"{syntax}{reason}") from None
+
+
+def shortened(value: object, most: int = 40) -> str:
+    """A value as Python writes it, for an error; a long one is cut."""
+    shown = repr(value)
+    return shown if len(shown) <= most + 2 else f"{shown[: most - 2]}..."
 
 
 class DuplicateKeyError(ValueError):
     """A key that stands twice in a mapping."""
 
     def __init__(self, key: object) -> None:
-        super().__init__(f"the key {key!r} stands twice; leave one out")
+        super().__init__(f"the key {shortened(key, 12)} stands twice; leave one out")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -39,10 +39,10 @@ def test_where_only_patterns_ran_no_names_are_looked_for(tmp_path):
 
 
 def test_coverage_is_stated_where_it_was_measured(tmp_path):
-    measured = Coverage(marks=10, sentences_found=0.983, sentences_complete=0.9)
+    measured = Coverage(marks=10, sentences_found=0.983, sentences_complete=0.9, precision=0.875)
     known = ENTITIES.model_copy(update={"coverage": measured, "propagated": False})
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": known}))
-    assert "98.3% found, 90.0% complete" in shown.statement
+    assert "98.3% found, 90.0% complete; 87.5% of the mentions are right" in shown.statement
     assert "no propagation" in shown.statement
 
 

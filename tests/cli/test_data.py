@@ -66,9 +66,16 @@ def test_coverage(run, tmp_path):
     assert result["categories"]["contact"]["span_recall_exact"] == 1.0
     assert result["categories"]["person"]["sentence_recall"] == 0.0
     assert result["categories"]["all"]["sentence_recall"] == 0.5
+    assert result["precision"]["contact"]["precision"] == 1.0
+    assert result["false_hits"]["usable"] == 1.0
+    assert result["misses"]["categories"]["contact"]["found_everywhere"] == 1
+    assert result["misses"]["categories"]["person"]["epsilon"]["p50"] > result["misses"]["epsilon"]
     shown = run("coverage", tmp_path / "c", "--detector", "patterns", "--by-label").out
     assert "sentences found" in shown
     assert "PERSON" in shown
+    assert "precision" in shown
+    assert "false hits: a round can use 100.0% of the sentences; without them 100.0%" in shown
+    assert "in a run with epsilon 8 (200 rounds, user rate 0.1, entity share 0.3)" in shown
 
 
 def test_coverage_of_a_corpus_as_it_is_can_be_put_on_record(run, tmp_path):
@@ -84,7 +91,12 @@ def test_coverage_of_a_corpus_as_it_is_can_be_put_on_record(run, tmp_path):
     assert "leave out --detector" in run("coverage", made, "--record", "--detector", "labels").err
     assert run("coverage", made, "--record").code == 0
     recorded = json.loads((made / "corpus.json").read_text())
-    assert recorded["coverage"] == {"marks": 1, "sentences_found": 0, "sentences_complete": 0}
+    assert recorded["coverage"] == {
+        "marks": 1,
+        "sentences_found": 0,
+        "sentences_complete": 0,
+        "precision": None,  # there is no mention
+    }
     assert {**recorded, "coverage": None} == {**json.loads(before), "coverage": None}
 
 

@@ -139,7 +139,7 @@ def test_a_dry_run_trains_nothing(here, run):
         assert f"\n{change}" in found.out
     assert "warning: a round draws about 8 users" in found.out
     assert "trained parameters" in found.out
-    assert found.out.endswith("nothing was trained\n")
+    assert "\nnothing was trained; to train exactly this:\nuedp train " in found.out
     assert not (here / "never").exists()
     assert (here / "corpus" / "ledger.jsonl").read_bytes() == before
 

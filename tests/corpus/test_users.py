@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.users import assign_users, random_groups
+from uedp.corpus.users import assign_users, held_out, random_groups
 from uedp.errors import UserError
 
 
@@ -67,3 +67,13 @@ def test_extreme_sizes_are_cut_to_what_there_is(extreme):
 def test_a_source_that_changed_is_refused(count):
     with pytest.raises(UserError, match="changed while users were formed"):
         list(assign_users([Sentence("", "a")] * count, np.zeros(2, dtype=np.int64)))
+
+
+def test_about_the_share_is_held_out_whoever_else_is_there():
+    """Guarantees of `held_out`."""
+    names = [f"user {number}" for number in range(4000)]
+    small, large = ({n for n in names if held_out(n, share)} for share in (0.1, 0.3))
+    assert small < large
+    assert len(small) == pytest.approx(400, abs=100)
+    assert {n for n in names if held_out(n, 0.1, seed=1)} != small
+    assert all(held_out(f" {name}\u200b", 0.1) for name in small)

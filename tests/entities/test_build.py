@@ -6,6 +6,7 @@ from contextlib import contextmanager
 import datasets
 import numpy as np
 import pandas
+import pyarrow as pa
 import pytest
 
 from uedp.corpus.readers import SkippedRecords
@@ -117,6 +118,27 @@ def test_a_dataset_keeps_its_own_order_and_ignores_its_format(tmp_path, dataset)
     turned = dataset.select([3, 1]).with_format("numpy")
     corpus = build_corpus(turned, tmp_path / "c", user="who", text="body")
     assert " ".join(s.text for s in corpus) == f"{ROWS[3]['body']} {ROWS[1]['body']}"
+
+
+class Stream:
+    """A table known by Arrow's C stream alone, with string views, as polars has."""
+
+    def __init__(self, table):
+        views = [
+            column.cast(pa.string_view()) if pa.types.is_string(column.type) else column
+            for column in table.columns
+        ]
+        self._table = pa.table(views, names=table.column_names)
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_tables_with_an_arrow_stream(tmp_path, frame):
+    expected = list(build_corpus(frame, tmp_path / "frame", **COLUMNS))
+    table = pa.Table.from_pylist(ROWS)
+    for number, source in enumerate((table, Stream(table))):
+        assert list(build_corpus(source, tmp_path / str(number), **COLUMNS)) == expected
 
 
 def test_missing_values_and_marks_in_arrays(tmp_path):

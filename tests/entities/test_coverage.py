@@ -8,7 +8,7 @@ from tests.conftest import marked
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
 from uedp.entities.categories import category_of
-from uedp.entities.coverage import _compare, _Extents, _Mentions, coverage
+from uedp.entities.coverage import _compare, _Extents, _Spans, compare, coverage, record_coverage
 from uedp.entities.detection import Detection, detect
 from uedp.entities.detectors import register_detector
 from uedp.entities.words import words
@@ -64,7 +64,92 @@ def test_counts_by_hand(corpus):
     assert everything["word_recall"] == pytest.approx(3 / 5)
     assert result["categories"]["pii"]["marks"] == 4
     assert {name: row["marks"] for name, row in result["labels"].items()} == {"PER": 2, "LOC": 2}
-    assert (result["mentions"], result["extra"]) == (3, 1)
+    assert (result["mentions"], result["extra"], result["unjudged"]) == (3, 1, 0)
+
+
+def test_precision_by_hand(corpus):
+    precision = coverage(corpus)["precision"]
+    person, org, everything = (precision[name] for name in ("person", "org", "all"))
+    assert (person["mentions"], person["right"], person["exact"], person["same_category"]) == (
+        1,
+        1,
+        1,
+        1,
+    )
+    # "met Bob" overlaps a person; "No" overlaps nothing
+    assert (org["mentions"], org["right"], org["exact"], org["same_category"]) == (2, 1, 0, 0)
+    assert org["f1_exact"] is None  # no organisation is marked
+    assert everything["precision"] == pytest.approx(2 / 3)
+    # one of three mentions and one of four marks have the same ends
+    assert everything["f1_exact"] == pytest.approx(2 * (1 / 3) * (1 / 4) / (1 / 3 + 1 / 4))
+    assert precision["protected"] == everything
+
+
+def test_a_category_that_nobody_marked_is_not_judged(tmp_path):
+    sentences = [marked("a", "Ann paid $5 on Monday", ("Ann", "PER"))]
+    result = coverage(detect(sentences, tmp_path / "c", Detection(("patterns",))))
+    assert (result["mentions"], result["extra"], result["unjudged"]) == (2, 2, 2)
+    assert result["precision"] == {}
+    # but who marks people marks organisations, too
+    register_detector("fixed")(lambda argument: Fixed([[Span(4, 8, "ORG")]]))
+    (name,) = {"org"} & set(
+        coverage(detect(sentences, tmp_path / "d", Detection(("fixed",))))["precision"]
+    )
+    assert name == "org"
+
+
+def test_a_year_is_a_year_on_both_sides(tmp_path):
+    sentences = [
+        marked("a", "in 1999 and on Monday", ("1999", "DATE_TIME"), ("Monday", "DATE_TIME"))
+    ]
+    by_default = coverage(detect(sentences, tmp_path / "c", Detection(("patterns",))))
+    rows = by_default["categories"]
+    assert (rows["date"]["covered"], rows["year"]["covered"]) == (1, 0)
+    assert (rows["all"]["marks"], rows["protected"]["marks"]) == (2, 1)
+    asked = Detection(("patterns",), categories=frozenset({"date", "year"}))
+    rows = coverage(detect(sentences, tmp_path / "d", asked))["categories"]
+    assert (rows["date"]["same_category"], rows["year"]["same_category"]) == (1, 1)
+
+
+def test_errors_by_sentence_and_user(corpus):
+    errors = compare(corpus).errors
+    # "No" in the last sentence is the third entity; "met Bob" overlaps a mark
+    assert errors.false == [(2, 2, "org")]
+    assert errors.incidence.extended.tolist() == [False, True, False]
+    assert errors.without_false_hits().extended.tolist() == [False, True, True]
+    assert errors.without_false_hits("person").extended.tolist() == [False, True, False]
+    assert {name: dict(users) for (_, name), users in errors.missed.items()} == {
+        "annlee": {},
+        "bob": {},
+        "rome": {"a": 2},
+    }
+
+
+def test_an_entity_with_a_right_mention_in_the_sentence_is_no_false_hit(tmp_path):
+    register_detector("fixed")(lambda argument: Fixed([[Span(0, 3, "PER"), Span(8, 11, "PER")]]))
+    sentence = marked("a", "Ann and Ann", ("Ann", "PER"))
+    compared = compare(detect([sentence], tmp_path / "c", Detection(("fixed",))))
+    assert compared.result["precision"]["person"]["right"] == 1
+    assert compared.errors.false == []
+
+
+def test_only_what_is_protected_goes_on_record(tmp_path):
+    register_detector("fixed")(lambda argument: Fixed([[Span(0, 3, "PER")]]))
+    sentences = [marked("a", "Ann in Rome, 5%", ("Ann", "PER"), ("Rome", "LOC"), ("5%", "PERCENT"))]
+    corpus = detect(
+        sentences, tmp_path / "c", Detection(("fixed",), categories=frozenset({"person"}))
+    )
+    record_coverage(corpus, coverage(corpus))
+    recorded = Corpus(corpus.folder).info["coverage"]
+    assert recorded == {
+        "marks": 1,
+        "sentences_found": 1.0,
+        "sentences_complete": 1.0,
+        "precision": 1.0,
+    }
+    none = detect(sentences, tmp_path / "d", Detection(("fixed",), categories=frozenset({"law"})))
+    with pytest.raises(UserError, match="none of its marks is of a category that it protects"):
+        record_coverage(none, coverage(none))
 
 
 def test_part_of_a_mark_is_not_all_of_it(tmp_path):
@@ -105,7 +190,7 @@ _SPANS = st.lists(
 @given(_SPANS, _SPANS)
 def test_the_search_agrees_with_a_walk(marks, spans):
     text = "ab cd. e-f g"
-    counted = _compare(text, marks, _Mentions(spans))
+    counted = _compare(text, marks, _Spans(text, spans))
 
     def overlap(a, b):
         return a.start < b.end and b.start < a.end

@@ -154,6 +154,10 @@ def test_texts_that_are_repeated(tmp_path):
     (found,) = (line for line in corpus_warnings(corpus) if "repeat" in line)
     # twenty copies by ten users: 19 repeat the first, of which two are by its own user
     assert found.startswith("19 sentences (19%) repeat another one, 18 of them by another user")
+    assert "as if each had written their own" in found
+    corpus = corpus_of(tmp_path / "one", unique + [Sentence("one", text)] * 20)
+    (found,) = (line for line in corpus_warnings(corpus) if "repeat" in line)
+    assert "19 sentences (19%) repeat another one, 0 of them by another user: a user's" in found
 
 
 def test_a_language_that_the_detector_does_not_know(tmp_path, monkeypatch):

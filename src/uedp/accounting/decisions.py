@@ -21,6 +21,10 @@ FOREIGN_VOCABULARY: Origin = "from another corpus, not covered"
 Labels = Literal["none", "declared", "from the corpus, not covered"]
 Users = Literal["as given", "assigned at random"]
 
+BY_PLANNER = "the planner, by counts of this corpus"
+OTHERS_BY = "; others by "
+NOT_STATED = "somebody who is not stated"
+
 _LIST_NAMES = {"public": "allow-list", "sensitive": "deny-list", "aliases": "alias list"}
 
 
@@ -34,6 +38,8 @@ class Coverage(StrictModel):
     marks: int
     sentences_found: Annotated[float, Field(ge=0, le=1)]
     sentences_complete: Annotated[float, Field(ge=0, le=1)]
+    # the share of mentions that overlap a mark; null: not recorded, or none to judge
+    precision: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 class EntityList(StrictModel):
@@ -117,6 +123,8 @@ class Entities(StrictModel):
                 f"of the marked sentences {self.coverage.sentences_found:.1%} found, "
                 f"{self.coverage.sentences_complete:.1%} complete"
             )
+            if self.coverage.precision is not None:
+                parts.append(f"{self.coverage.precision:.1%} of the mentions are right")
         return " ".join("; ".join(parts).split())  # a version may contain newlines
 
 
@@ -140,6 +148,7 @@ class Setup(StrictModel):
     labels: Labels = "none"
     # of the model that the run started from
     earlier_runs: Literal["none known", "on other corpora"] = "none known"
+    # who chose clip bounds, rates and schedule, and on which data
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # that a round uses, for missed mentions; null: no bound
     sentences_per_user: Annotated[int, Field(ge=1)] | None = None
@@ -153,6 +162,18 @@ class Setup(StrictModel):
                 raise ValueError("has a sentence_share; use the release of uedp that wrote it")
             values = {name: value for name, value in values.items() if name != "sentence_share"}
         return values
+
+    @property
+    def chosen_by_planner(self) -> str:
+        """The fields that were chosen by counts of the corpus, if any."""
+        planner = self.chosen_by.partition(OTHERS_BY)[0].partition(f"{BY_PLANNER}: ")
+        return planner[2] if not planner[0] else ""
+
+    @property
+    def chooser_stated(self) -> bool:
+        """Whether it is stated who chose the rest."""
+        default = type(self).model_fields["chosen_by"].default
+        return self.chosen_by != default and not self.chosen_by.endswith(OTHERS_BY + NOT_STATED)
 
     @property
     def exposed(self) -> str | None:

@@ -250,17 +250,18 @@ class CorpusLedger:
                     self._check_earlier(chain.records, earlier, planned)
                     return
             if budget is not None:
-                total = _epsilon(_entries([*chain.records, reservation]), budget.delta)
-                if not total <= budget.epsilon:
-                    why = f" ({planned.exposed})" if planned.exposed else ""
-                    raise UserError(
-                        f"budget epsilon {budget.epsilon:g} (delta {budget.delta:g}): all runs on "
-                        f"this corpus would come to {total:.4g}{why}; plan fewer rounds or more "
-                        "noise"
-                    )
+                _refuse_over_budget(chain.records, planned, budget)
             if known is None:
                 chain.append({"kind": "key", "key": self.key})
             chain.append(reservation)
+
+    def refuse_over_budget(self, planned: PlannedRun, budget: Budget) -> None:
+        """Refuse what `reserve` would refuse for its budget; changes nothing."""
+        _refuse_over_budget(self._read(), planned, budget)
+
+    def total_after(self, planned: PlannedRun, delta: float) -> CorpusTotal:
+        """The total with this run in it; changes nothing."""
+        return total_of([*self._read(), planned.reservation()], (), delta)
 
     def close(self, run: str, rounds: int, vocabulary: bool = False) -> None:
         """Record the rounds a run has spent; it cannot spend more."""
@@ -315,6 +316,16 @@ class CorpusLedger:
                 f"run {planned.run}: was closed after {entry.counted} rounds, and cannot resume; "
                 "start a new run"
             )
+
+
+def _refuse_over_budget(records: Sequence[Record], planned: PlannedRun, budget: Budget) -> None:
+    total = _epsilon(_entries([*records, planned.reservation()]), budget.delta)
+    if not total <= budget.epsilon:
+        why = f" ({planned.exposed})" if planned.exposed else ""
+        raise UserError(
+            f"budget epsilon {budget.epsilon:g} (delta {budget.delta:g}): all runs on this corpus "
+            f"would come to {total:.4g}{why}; plan fewer rounds or more noise"
+        )
 
 
 def total_of(records: Sequence[Record], seals: Sequence[str], delta: float) -> CorpusTotal:

@@ -15,6 +15,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.methods import method_named, method_names
 from uedp.progress import SILENT, Progress
+from uedp.training.choose import choose
 from uedp.training.config import load_config, parse_config
 from uedp.training.plan import Plan, build_plan
 from uedp.training.run_dir import CONFIG
@@ -31,7 +32,7 @@ def read_plan(path: Path, changes: Sequence[str] = ()) -> tuple[Plan, Incidence]
     """The plan of a config file, or of a run directory, and the incidence it is for."""
     config = load_config(path / CONFIG if path.is_dir() else path, changes)
     incidence = Incidence.of(Corpus(config.data.train).folder)
-    return build_plan(config, incidence), incidence
+    return build_plan(choose(config, incidence).config, incidence), incidence
 
 
 def plan_of(

@@ -2,8 +2,10 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +22,23 @@ if TYPE_CHECKING:
     from uedp.training.config import Config
 
 _COUNTS = ("tokens", "sentences")  # measures that are sizes, not results
+_FLAGS = {
+    "data.train": "--corpus",
+    "data.evaluate": "--evaluate",
+    "model.name": "--model",
+    "model.tokenizer": "--tokenizer",
+    "model.train": "--train",
+    "task.kind": "--task",
+    "privacy.method": "--method",
+    "privacy.epsilon": "--epsilon",
+    "privacy.noise": "--noise",
+    "privacy.delta": "--delta",
+    "privacy.rounds": "--rounds",
+    "privacy.user_rate": "--user-rate",
+    "privacy.entity_share": "--entity-share",
+    "optimiser.rate": "--rate",
+    "run.time": "--time",
+}
 
 
 def train(
@@ -49,10 +68,22 @@ def train(
     delta: float | None = Option(None, help="The allowed probability of failure. privacy.delta"),
     rounds: int | None = Option(None, help="Number of rounds. privacy.rounds"),
     user_rate: float | None = Option(None, help="The sampling rate of users. privacy.user_rate"),
+    entity_share: float | None = Option(
+        None, help="How much of a user's update one entity can move. privacy.entity_share"
+    ),
     rate: float | None = Option(None, help="The learning rate. optimiser.rate"),
+    time: str | None = Option(
+        None,
+        help="How long the run may take, as 30m or 2h; default one hour. The planner chooses "
+        "rounds, user rate, entity share and sentences per user by it, where they are not given. "
+        "run.time",
+    ),
     changes: SetOption = [],  # noqa: B006 - Typer copies it
     resume: bool = Option(False, "--resume", help="Resume the run in --out."),
-    dry_run: bool = Option(False, "--dry-run", help="Show the plan without training."),
+    dry_run: bool = Option(
+        False, "--dry-run", help="Show the plan, its time, memory and epsilons without training."
+    ),
+    as_json: bool = Option(False, "--json", help="With --dry-run: print JSON."),
 ) -> None:
     """Train a model with a proven bound on what it reveals about users and entities.
 
@@ -60,26 +91,28 @@ def train(
     """
     from uedp.training import api, loop
 
-    fields = {
-        "data.train": ("--corpus", None if corpus is None else str(corpus)),
-        "data.evaluate": ("--evaluate", None if evaluate is None else str(evaluate)),
-        "model.name": ("--model", model),
-        "model.tokenizer": ("--tokenizer", tokenizer),
-        "model.train": ("--train", train_),
-        "task.kind": ("--task", task),
-        "privacy.method": ("--method", method),
-        "privacy.epsilon": ("--epsilon", epsilon),
-        "privacy.noise": ("--noise", noise),
-        "privacy.delta": ("--delta", delta),
-        "privacy.rounds": ("--rounds", rounds),
-        "privacy.user_rate": ("--user-rate", user_rate),
-        "optimiser.rate": ("--rate", rate),
+    values = {
+        "data.train": None if corpus is None else str(corpus),
+        "data.evaluate": None if evaluate is None else str(evaluate),
+        "model.name": model,
+        "model.tokenizer": tokenizer,
+        "model.train": train_,
+        "task.kind": task,
+        "privacy.method": method,
+        "privacy.epsilon": epsilon,
+        "privacy.noise": noise,
+        "privacy.delta": delta,
+        "privacy.rounds": rounds,
+        "privacy.user_rate": user_rate,
+        "privacy.entity_share": entity_share,
+        "optimiser.rate": rate,
+        "run.time": time,
     }
-    with _flags_beside_fields({field: flag for field, (flag, _) in fields.items()}):
-        given = {field: value for field, (_, value) in fields.items() if value is not None}
+    with _flags_beside_fields():
+        given = {field: value for field, value in values.items() if value is not None}
         run_config = _config(config, out if resume else None, given, changes)
         if dry_run:
-            _show_plan(api.preview(run_config))
+            show_preview(api.preview(run_config, progress()), out, as_json)
             return
         if out is None:
             raise UserError("train: name the folder of the run with --out")
@@ -88,7 +121,7 @@ def train(
             out,
             resume=resume,
             progress=progress(),
-            say=lambda line: say(with_flags(line)),
+            say=lambda line: say(_with_flag(with_flags(line))),
         )
     if not outcome.finished:
         raise typer.Exit(STOPPED)
@@ -148,14 +181,19 @@ def unpack(
 
 
 @contextmanager
-def _flags_beside_fields(flags: Mapping[str, str]) -> Iterator[None]:
+def _flags_beside_fields() -> Iterator[None]:
     """Name the flag after the first config field in an error: privacy.epsilon (--epsilon)."""
-    pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, flags))})(?![\w./-]|=)")
     try:
         yield
     except UserError as error:
-        message = pattern.sub(lambda field: f"{field[0]} ({flags[field[0]]})", str(error), count=1)
-        raise UserError(message) from error
+        raise UserError(_with_flag(str(error))) from error
+
+
+def _with_flag(text: str) -> str:
+    return _FIELD.sub(lambda field: f"{field[0]} ({_FLAGS[field[0]]})", text, count=1)
+
+
+_FIELD = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, _FLAGS))})(?![\w/-]|\.\w|=)")
 
 
 def _config(
@@ -185,21 +223,87 @@ def _config(
     return config.parse_config({"privacy": {}}, "train", every)
 
 
-def _show_plan(preview: "Preview") -> None:
-    plan, privacy = preview.plan, preview.plan.config.privacy
-    for line in plan.summary:
-        say(line)
+def show_preview(preview: "Preview", out: Path | None, as_json: bool) -> None:
+    """Show what a run guarantees and costs, and the command that makes it."""
+    from uedp.training.choose import duration
+
+    plan, cost = preview.plan, preview.estimate
+    command = command_of(plan.config, out)
+    if as_json:
+        say_json(
+            {
+                **asdict(replace(cost, corpus_total=None)),
+                "corpus_total": None if cost.corpus_total is None else cost.corpus_total.epsilon,
+                "plan": plan.describe() | {"sentences per user": plan.sampling.per_user},
+                "chosen": list(preview.choice.fields),
+                "words": [*plan.summary, *preview.choice.words],
+                "warnings": preview.warnings,
+                "command": command,
+            }
+        )
+        return
+    for line in (*plan.summary, *preview.choice.words):
+        say(_with_flag(with_flags(line)))
     rows = table("", "")
     for name, value in plan.describe().items():
         if value is not None:
             rows.add_row(name, value if isinstance(value, str) else f"{value:,.6g}")
-    rows.add_row("trained parameters", f"{preview.parameters:,}")
+    rows.add_row("sentences per user, at most", str(plan.sampling.per_user or "all"))
+    rows.add_row("sentences per round", f"about {cost.sentences_per_round:,.0f}")
+    rows.add_row("tokens per round", f"about {cost.tokens_per_round:,.0f}")
+    rows.add_row("trained parameters", f"{cost.parameters:,}")
+    rows.add_row("time per round, measured", duration(cost.seconds_per_round))
+    rows.add_row("time in all", f"about {duration(cost.seconds)}")
+    rows.add_row("peak memory", f"about {cost.memory_bytes / 1e9:.1f} GB")
+    if cost.signal_to_noise is not None:
+        rows.add_row("signal-to-noise ratio, at most", f"{cost.signal_to_noise:.2g}")
+    if cost.epsilon_user_alone is not None:
+        rows.add_row("epsilon, user without entity", number(cost.epsilon_user_alone))
+    for words, value in cost.missed_mentions.items():
+        rows.add_row(f"epsilon, missed in {words}", number(value))
+    if cost.corpus_total is not None:
+        runs = cost.corpus_total.runs
+        of = "this run" if runs == 1 else f"all {runs} runs"
+        rows.add_row(f"epsilon on the corpus, {of}", number(cost.corpus_total.epsilon))
     show("", rows)
+    privacy = plan.config.privacy
     if plan.private and plan.profile is not None:
         show_missed(plan.profile, plan.rounds, privacy.delta, privacy.sentences_per_user)
     for warning in preview.warnings:
         say(f"warning: {warning}")
-    typer.echo("nothing was trained")
+    typer.echo("\nnothing was trained; to train exactly this:")
+    say(command)
+
+
+def command_of(config: "Config", out: Path | None) -> str:
+    """The command that makes a run of a config, with every field that is not a default."""
+    from uedp.methods.base import PLANNED
+    from uedp.training.config import parse_config
+
+    needed = {"privacy": {"epsilon", "noise", "method"}, "data": {"train"}, "model": {"name"}}
+    bare = parse_config(config.model_dump(mode="json", include=needed))
+    given, plain = config.model_dump(mode="json"), bare.model_dump(mode="json")
+    fields = {
+        f"{section}.{field}": value
+        for section, values in given.items()
+        for field, value in values.items()
+        if (
+            value is not None
+            and (value != plain[section].get(field) or field in needed.get(section, ()))
+        )
+        or (section == "privacy" and field in PLANNED and value is not None)
+    }
+    words = ["uedp", "train"]
+    for name, value in fields.items():
+        if name in _FLAGS:
+            words += [_FLAGS[name], _plain_value(value)]
+        else:
+            words += ["--set", f"{name}={_plain_value(value)}"]
+    return shlex.join([*words, "--out", str(out or "run")])
+
+
+def _plain_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _show_measures(columns: Mapping[str, Mapping[str, float]]) -> None:

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 import phonenumbers
 
+from uedp.corpus.records import quoted
 from uedp.entities.detectors.forms.numbers import CUES
 from uedp.entities.words import fold, words
 from uedp.errors import UserError
@@ -104,7 +105,9 @@ class Canon:
             if form == target:
                 continue
             if self._alias.setdefault(form, target) != target:
-                raise UserError(f"aliases: {alias!r} stands for two different entities; keep one")
+                raise UserError(
+                    f"aliases: {quoted(alias, 24)} stands for two different entities; keep one"
+                )
         self._names: dict[str, set[str]] = {}
         for alias, name in (aliases or {}).items():
             self._names.setdefault(self(name), set()).update((alias, name))
@@ -115,7 +118,9 @@ class Canon:
         while form in self._alias:
             form = self._alias[form]
             if form in seen:
-                raise UserError(f"aliases: {start!r} leads back to itself; remove one of them")
+                raise UserError(
+                    f"aliases: {quoted(start, 24)} leads back to itself; remove one of them"
+                )
             seen.add(form)
         return form
 

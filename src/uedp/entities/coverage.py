@@ -1,24 +1,36 @@
-"""Recall of a detection against human marks.
+"""Recall and precision of a detection against human marks.
 
-A miss is a risk whatever the category, so a mark counts as found if any mention covers it; whether
-the category agrees is a separate column.
+A miss is a risk whatever the category, so a mark counts as found if any mention covers it, and a
+mention as right if it overlaps any mark; whether the category agrees is a separate column.
 """
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from uedp.corpus.sentence import Span
+import numpy as np
+
+from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
-from uedp.entities.categories import UNIONS, category_of, expand_categories
+from uedp.entities.canonical import canonical
+from uedp.entities.categories import BASE, UNIONS, category_of, expand_categories
 from uedp.entities.detection import Detection, detect
+from uedp.entities.detectors.forms.dates import is_year
 from uedp.entities.words import words
 from uedp.errors import UserError
 from uedp.files import scratch_dir, write_atomically
+from uedp.incidence import Incidence
 from uedp.progress import SILENT, Progress
+
+PROTECTED = "protected"  # the row of the categories that the corpus protects
+# Who marks one kind of name marks all of them; the other categories are judged one by one.
+_NAMES = frozenset(
+    ("person", "loc", "org", "misc", "gpe", "norp", "fac", "product", "event", "law", "language")
+) | {"work_of_art"}
 
 
 @dataclass
@@ -50,6 +62,57 @@ class MarkCounts:
         }
 
 
+@dataclass
+class MentionCounts:
+    """Counts for one category of mentions."""
+
+    mentions: int = 0
+    right: int = 0  # overlaps some mark
+    exact: int = 0  # some mark has the same ends
+    same_category: int = 0  # overlaps some mark of the same category
+
+    def rates(self) -> dict[str, float]:
+        return {
+            "precision": _share(self.right, self.mentions),
+            "precision_exact": _share(self.exact, self.mentions),
+            "precision_same_category": _share(self.same_category, self.mentions),
+        }
+
+
+@dataclass
+class Errors:
+    """Where a detection and the marks disagree, by sentence and user: for what errors cost."""
+
+    incidence: Incidence
+    protected: frozenset[str] = frozenset(BASE)
+    false: list[tuple[int, int, str]] = field(default_factory=list)  # sentence, entity, category
+    # of each marked entity, by category and canonical form: users it was missed in, and in how
+    # many sentences of each
+    missed: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
+
+    def without_false_hits(self, category: str | None = None) -> Incidence:
+        """The incidence less false hits: those of one category, or all."""
+        wrong = {hit[:2] for hit in self.false if category in (None, hit[2])}
+        entities = self.incidence.sentence_entities
+        pairs = zip(entities.row_of_value().tolist(), entities.values.tolist(), strict=True)
+        kept = np.fromiter((pair not in wrong for pair in pairs), bool, len(entities.values))
+        return Incidence.build(
+            self.incidence.sentence_user,
+            entities.row_of_value()[kept],
+            entities.values[kept],
+            self.incidence.users,
+            self.incidence.entities,
+        )
+
+
+@dataclass
+class Comparison:
+    """What `coverage` reports, and the errors themselves."""
+
+    result: dict[str, Any]
+    errors: Errors
+
+
 def require_marks(corpus: Corpus) -> None:
     """Refuse a corpus without human marks."""
     if not any(len(batch.column(0).flatten()) for batch in corpus.batches(["marks"])):
@@ -62,28 +125,67 @@ def require_marks(corpus: Corpus) -> None:
 def coverage(corpus: Corpus, progress: Progress = SILENT) -> dict[str, Any]:
     """The marks of a corpus against its mentions, by category (unions included) and by label.
 
+    `categories` and `labels` have recall, by the category and the label of the mark; `precision`
+    goes by the category of the mention. A mention of a category that nobody marked (a date, where
+    only names are marked) cannot be judged: `unjudged` counts them, and precision leaves them out.
     `extra` counts mentions that overlap no mark: they cost utility, never privacy.
     """
+    return compare(corpus, progress).result
+
+
+def compare(corpus: Corpus, progress: Progress = SILENT) -> Comparison:
+    """The coverage of a corpus, with the errors it counts."""
     require_marks(corpus)
+    judged = _judged_categories(corpus)
+    protected = frozenset(corpus.info.get("categories", BASE))
     by_category: dict[str, MarkCounts] = {}
     by_label: dict[str, MarkCounts] = {}
-    mentions = extra = 0
+    precision: dict[str, MentionCounts] = {}
+    errors = Errors(corpus.incidence, protected)
+    mentions = extra = unjudged = 0
     with progress.stage("comparing", len(corpus), "sentences") as meter:
-        for sentence, mentioned in zip(corpus, corpus.spans(), strict=True):
-            found = _Mentions([span for span, _ in mentioned])
-            marked = _Extents(sentence.marks)
-            mentions += len(mentioned)
-            extra += sum(not marked.overlap(span) for span, _ in mentioned)
-            for counts, names_of in ((by_category, _categories), (by_label, _label)):
-                for name, marks in _grouped(sentence.marks, names_of).items():
-                    counts.setdefault(name, MarkCounts()).add(_compare(sentence.text, marks, found))
+        for number, (sentence, mentioned) in enumerate(zip(corpus, corpus.spans(), strict=True)):
+            text, spans = sentence.text, [span for span, _ in mentioned]
+            found, marked = _Spans(text, spans), _Spans(text, sentence.marks)
+            kept: set[int] = set()  # an entity of which another mention here is right is no error
+            wrong: dict[int, str] = {}
+            for span, entity in mentioned:
+                category, right = _category(text, span), marked.any.overlap(span)
+                mentions += 1
+                extra += not right
+                if category not in judged:
+                    unjudged += 1
+                elif not right:
+                    wrong[entity] = category
+                if right or category not in judged:
+                    kept.add(entity)
+                if category in judged:
+                    for name in with_unions(category, protected):
+                        _count_mention(precision.setdefault(name, MentionCounts()), span, marked)
+            errors.false += [(number, e, name) for e, name in wrong.items() if e not in kept]
+            names = [with_unions(_category(text, mark), protected) for mark in sentence.marks]
+            for name, marks in _grouped(sentence.marks, names).items():
+                by_category.setdefault(name, MarkCounts()).add(_compare(text, marks, found))
+            labels = [[mark.label] for mark in sentence.marks]
+            for name, marks in _grouped(sentence.marks, labels).items():
+                by_label.setdefault(name, MarkCounts()).add(_compare(text, marks, found))
+            _note_misses(errors, sentence, found)
             meter.advance(1)
-    return {
-        "categories": _with_rates(by_category),
-        "labels": _with_rates(by_label),
-        "mentions": mentions,
-        "extra": extra,
-    }
+    recall = _with_rates(by_category)
+    return Comparison(
+        {
+            "categories": recall,
+            "labels": _with_rates(by_label),
+            "precision": {
+                name: {**asdict(one), **one.rates(), "f1_exact": _f1(one, recall.get(name))}
+                for name, one in sorted(precision.items())
+            },
+            "mentions": mentions,
+            "unjudged": unjudged,
+            "extra": extra,
+        },
+        errors,
+    )
 
 
 def compare_detectors(
@@ -95,17 +197,17 @@ def compare_detectors(
     workers: int = 1,
     record: bool = False,
     progress: Progress = SILENT,
-) -> dict[str, Any]:
-    """The coverage of detectors on the text of a corpus; without any, of the corpus as detected.
+) -> Comparison:
+    """Detectors on the text of a corpus against its marks; without any, the corpus as detected.
 
     Args:
         record: keep the result in the corpus, for certificates; only without `detectors`
     """
     require_marks(corpus)
     if not detectors:
-        result = coverage(corpus, progress)
+        compared = compare(corpus, progress)
         if record:
-            record_coverage(corpus, result)
+            record_coverage(corpus, compared.result)
         detectors, propagate = corpus.info["detectors"], bool(corpus.info["propagated"])
     elif record:
         raise UserError("`record=True`: is for the corpus as detected; leave out `detectors=...`")
@@ -115,19 +217,23 @@ def compare_detectors(
         with scratch_dir(corpus.folder.resolve()) as folder:
             out, total = folder / "detected", len(corpus)
             detected = detect(corpus, out, detection, total=total, progress=progress)
-            result = coverage(detected, progress)
-    return {"detectors": list(detectors), "propagated": propagate, **result}
+            compared = compare(detected, progress)
+    compared.result = {"detectors": list(detectors), "propagated": propagate, **compared.result}
+    return compared
 
 
 def record_coverage(corpus: Corpus, result: dict[str, Any]) -> None:
     """Write the coverage of a corpus by its own mentions to its `corpus.json`, for certificates."""
     if "labels" in corpus.info.get("detectors", ()):
         raise UserError(f"{corpus.folder}: its mentions are its marks; there is nothing to measure")
-    every = result["categories"]["all"]
+    protected, mentions = (result[part].get(PROTECTED) for part in ("categories", "precision"))
+    if protected is None:
+        raise UserError(f"{corpus.folder}: none of its marks is of a category that it protects")
     recorded = {
-        "marks": every["marks"],
-        "sentences_found": every["sentence_recall"],
-        "sentences_complete": every["sentence_recall_complete"],
+        "marks": protected["marks"],
+        "sentences_found": protected["sentence_recall"],
+        "sentences_complete": protected["sentence_recall_complete"],
+        "precision": mentions["precision"] if mentions else None,
     }
     path = corpus.folder / "corpus.json"
     write_atomically(path, json.dumps({**corpus.info, "coverage": recorded}, indent=2) + "\n")
@@ -137,25 +243,55 @@ def _with_rates(counts: dict[str, MarkCounts]) -> dict[str, dict[str, float]]:
     return {name: {**asdict(one), **one.rates()} for name, one in sorted(counts.items())}
 
 
-def _category(span: Span) -> list[str]:
-    return [category_of(span.label)]
+def _judged_categories(corpus: Corpus) -> frozenset[str]:
+    """The categories of which a mention without a mark is an error."""
+    marked: set[str] = set()
+    for sentence in corpus:
+        marked.update(_category(sentence.text, mark) for mark in sentence.marks)
+    return frozenset(marked | _NAMES if marked & _NAMES else marked)
 
 
-def _categories(mark: Span) -> list[str]:
-    (category,) = _category(mark)
-    return [category, *(name for name, members in UNIONS.items() if category in members)]
+def _category(text: str, span: Span) -> str:
+    """The category of a span; a year alone is none of the dates and numbers, whoever marked it."""
+    category = category_of(span.label)
+    if category in ("date", "cardinal") and is_year(text[span.start : span.end]):
+        return "year"
+    return category
 
 
-def _label(mark: Span) -> list[str]:
-    return [mark.label]
+def with_unions(category: str, protected: frozenset[str]) -> list[str]:
+    """The rows that a category counts in: its own, and those of unions."""
+    unions = {**UNIONS, PROTECTED: protected}
+    del unions["default"]
+    return [category, *(name for name, members in unions.items() if category in members)]
 
 
-def _grouped(marks: Sequence[Span], names_of: Callable[[Span], list[str]]) -> dict[str, list[Span]]:
+def _grouped(spans: Sequence[Span], names: Sequence[Sequence[str]]) -> dict[str, list[Span]]:
     groups: dict[str, list[Span]] = {}
-    for mark in marks:
-        for name in names_of(mark):
-            groups.setdefault(name, []).append(mark)
+    for span, names_of_span in zip(spans, names, strict=True):
+        for name in names_of_span:
+            groups.setdefault(name, []).append(span)
     return groups
+
+
+def _count_mention(counts: MentionCounts, span: Span, marked: "_Spans") -> None:
+    counts.mentions += 1
+    counts.right += marked.any.overlap(span)
+    counts.exact += span[:2] in marked.ends
+    counts.same_category += marked.same_category(span)
+
+
+def _note_misses(errors: Errors, sentence: Sentence, found: "_Spans") -> None:
+    """Count the sentence for every marked entity that has a mark in it which is not covered."""
+    missed: dict[tuple[str, str], bool] = {}
+    for mark in sentence.marks:
+        key = _category(sentence.text, mark), canonical(sentence.text[mark.start : mark.end])
+        covered, words_of_mark = _covered_words(sentence.text, mark, found)
+        missed[key] = missed.get(key, False) or covered < words_of_mark
+    for key, is_missed in missed.items():
+        users = errors.missed.setdefault(key, Counter())
+        if is_missed:
+            users[sentence.user] += 1
 
 
 class _Extents:
@@ -178,34 +314,49 @@ class _Extents:
         return before > 0 and self._ends[before - 1] > span.start
 
 
-class _Mentions:
-    """The mentions of one sentence."""
+class _Spans:
+    """The mentions or the marks of one sentence."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
+    def __init__(self, text: str, spans: Sequence[Span]) -> None:
+        self._text = text
         self.ends = {span[:2] for span in spans}
         self.any = _Extents(spans)
-        self._of = {name: _Extents(group) for name, group in _grouped(spans, _category).items()}
+        names = [[_category(text, span)] for span in spans]
+        self._of = {name: _Extents(group) for name, group in _grouped(spans, names).items()}
 
-    def same_category(self, mark: Span) -> bool:
-        category = category_of(mark.label)
-        return category in self._of and self._of[category].overlap(mark)
+    def same_category(self, span: Span) -> bool:
+        category = _category(self._text, span)
+        return category in self._of and self._of[category].overlap(span)
 
 
-def _compare(text: str, marks: Sequence[Span], found: _Mentions) -> MarkCounts:
+def _compare(text: str, marks: Sequence[Span], found: _Spans) -> MarkCounts:
     counts = MarkCounts(sentences=1, sentences_found=int(bool(found.ends)))
     for mark in marks:
-        # a mark of punctuation has no words; its own extent counts as one
-        surface = text[mark.start : mark.end]
-        inside = [(start, end) for _, start, end in words(surface)] or [(0, len(surface))]
-        covered = sum(found.any.cover(mark.start + a, mark.start + b) for a, b in inside)
+        covered, inside = _covered_words(text, mark, found)
         counts.marks += 1
         counts.exact += mark[:2] in found.ends
-        counts.covered += covered == len(inside)
+        counts.covered += covered == inside
         counts.same_category += found.same_category(mark)
-        counts.words += len(inside)
+        counts.words += inside
         counts.words_covered += covered
     counts.sentences_complete = int(counts.covered == counts.marks)
     return counts
+
+
+def _covered_words(text: str, mark: Span, found: _Spans) -> tuple[int, int]:
+    """Of the words of a mark, those inside some mention, and all."""
+    # a mark of punctuation has no words; its own extent counts as one
+    surface = text[mark.start : mark.end]
+    inside = [(start, end) for _, start, end in words(surface)] or [(0, len(surface))]
+    return sum(found.any.cover(mark.start + a, mark.start + b) for a, b in inside), len(inside)
+
+
+def _f1(mentions: MentionCounts, recall: dict[str, float] | None) -> float | None:
+    """Of exact extents; None where nothing is marked."""
+    if recall is None or not recall["marks"]:
+        return None
+    precision, found = _share(mentions.exact, mentions.mentions), recall["span_recall_exact"]
+    return 2 * precision * found / (precision + found) if precision + found else 0.0
 
 
 def _share(part: int, whole: int) -> float:

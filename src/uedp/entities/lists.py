@@ -11,7 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from uedp.corpus.readers import csv_records
-from uedp.corpus.records import blank, listed
+from uedp.corpus.records import blank, listed, quoted
 from uedp.corpus.source import Source
 from uedp.entities.canonical import canonical, strict_form
 from uedp.entities.categories import BASE
@@ -72,7 +72,8 @@ class Lists:
         for entity in self.public:
             if canonical(entity) in sensitive:
                 raise UserError(
-                    f"{entity!r} is on the allow-list and, as {sensitive[canonical(entity)]!r}, "
+                    f"{quoted(entity, 24)} is on the allow-list and, as "
+                    f"{quoted(sensitive[canonical(entity)], 24)}, "
                     "on the deny-list; take it off one of them"
                 )
         object.__setattr__(self, "shipped", tuple(sorted(set(self.shipped))))
@@ -115,7 +116,7 @@ def read_lists(
     for entity, category in sensitive.items():
         if category not in BASE:
             raise UserError(
-                f"{deny}: unknown category {category!r} of {entity!r}; "
+                f"{deny}: unknown category {quoted(category)} of {quoted(entity, 24)}; "
                 f"choose among {', '.join(BASE)}"
             )
     return Lists(
@@ -156,7 +157,9 @@ def _pairs(path: Path | str | None, key: str, value: str) -> dict[str, str]:
                 raise UserError(f"{path}:{number}: empty {name!r}; {_REMEDY[name]}")
         entry, meaning = fields[key].strip(), fields[value].strip()
         if pairs.setdefault(entry, meaning) != meaning:
-            raise UserError(f"{path}:{number}: {entry!r} is listed twice, differently; keep one")
+            raise UserError(
+                f"{path}:{number}: {quoted(entry, 24)} is listed twice, differently; keep one"
+            )
     if not pairs:
         raise UserError(f"{path}: has no entries; add some under `{key},{value}`, or omit the file")
     return pairs

@@ -215,11 +215,16 @@ def _repeated_texts(corpus: Corpus) -> Iterator[str]:
     if copies < REPEATED * len(corpus) or len(corpus) < SMALL:
         return
     by_others = int((owners != owners[first][text_of]).sum())
+    if 2 * by_others < copies:
+        cost = "a user's repetitions count as so many sentences, and crowd out the others"
+    else:
+        cost = (
+            "a text that several users share is protected as if each had written their own, so "
+            "that a model may learn it by heart"
+        )
     yield (
         f"{copies:,} sentences ({copies / len(corpus):.0%}) repeat another one, {by_others:,} of "
-        "them by another user: a text that several users share is protected as if each had "
-        "written their own, so that a model may learn it by heart; remove quoted, forwarded and "
-        "generated text first"
+        f"them by another user: {cost}; remove quoted, forwarded and generated text first"
     )
 
 

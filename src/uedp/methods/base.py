@@ -115,10 +115,10 @@ class PrivacySettings(Section):
     )
     sentences_per_user: Count | None = Field(
         default=None,
-        description="The most sentences of a user in a round; without a number, no limit. Chosen: "
-        "what 95% of the users stay below, and what fills the clip if that is more; only as much "
-        "as fills the clip if time is short. An update is clipped however long it is, so more "
-        "sentences of few users cost time and gain little.",
+        description="The most sentences of a user in a round; null: no limit. Chosen, unless both "
+        "`rounds` and `user_rate` are set: what 95% of the users stay below, and what fills the "
+        "clip if that is more; only as much as fills the clip if time is short. An update is "
+        "clipped however long it is, so more sentences of few users cost time and gain little.",
     )
     seed: Seed | None = Field(
         default=None,

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +14,13 @@ from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
 from uedp.training.build import assemble, plan_run, task_of_run
+from uedp.training.choose import Choice, choose, prepare_to_measure
 from uedp.training.config import Config, load_config, parse_config
 from uedp.training.datasets import read_texts, read_training_data
+from uedp.training.estimate import Estimate, Pace, estimate, measure_pace
 from uedp.training.outcome import Outcome
 from uedp.training.plan import Plan
 from uedp.training.run_dir import CONFIG
-from uedp.training.vocabulary import make_run_tokenizer
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
@@ -74,32 +74,35 @@ def _folder(corpus: "Corpus | str | Path") -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Preview:
-    """The plan of a run, the number of its trained parameters, and warnings."""
+    """The plan of a run, what it will cost, why it was planned so, and warnings."""
 
     plan: Plan
-    parameters: int
+    estimate: Estimate
+    choice: Choice
+    pace: Pace
     warnings: list[str]
 
+    @property
+    def parameters(self) -> int:
+        return self.estimate.parameters
 
-def preview(config: Config) -> Preview:
-    """Plan a run and load its model, without training or writing anything.
+
+def preview(config: Config, progress: Progress = SILENT) -> Preview:
+    """Plan a run, load its model and time a few small rounds, without training or writing anything.
 
     Guarantees:
-      - everything that training would refuse before its first round is refused
+      - everything that training would refuse before its first round is refused, a budget included
+      - what the planner chooses is what training would choose, up to the measured speed
     """
     data = read_training_data(config)
-    plan = plan_run(config, data, CorpusLedger(data.ledger))
-    with TemporaryDirectory() as folder:
-        tokenizer = None
-        if config.vocabulary.source in ("public", "corpus"):  # a private one would spend budget
-            tokenizer = str(
-                make_run_tokenizer(
-                    config.vocabulary, Path(folder), data.train.texts, data.incidence
-                )
-            )
-        parameters = assemble(plan, data, tokenizer=tokenizer).method.parameters
-    count = sum(p.numel() for p in parameters)
-    return Preview(plan, count, plan.warnings(count))
+    ledger = CorpusLedger(data.ledger)
+    ready = prepare_to_measure(config, data, progress)
+    pace = measure_pace(ready, progress)
+    choice = choose(config, data.incidence, pace, progress)
+    plan = plan_run(choice.config, data, ledger)
+    assembly = assemble(plan, data, prepared=ready)
+    cost = estimate(plan, assembly, pace, ledger)
+    return Preview(plan, cost, choice, pace, plan.warnings(cost.parameters))
 
 
 # --- a finished run ------------------------------------------------------------------------------

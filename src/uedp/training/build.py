@@ -18,7 +18,7 @@ from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence
 from uedp.mechanism.packing import ONE_PER_ROW, loss_values
-from uedp.methods import Autocast, Method, SentenceTask
+from uedp.methods import Autocast, Method, SentenceTask, method_named
 from uedp.methods.base import Rounds, probe_sentences
 from uedp.models.load import LoadedModel, load_model
 from uedp.models.scratch import BYTES
@@ -69,35 +69,40 @@ def plan_run(
     return plan
 
 
-def assemble(
-    plan: Plan,
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A model that is ready to train, and the tasks of its texts: what no noise or rate affects."""
+
+    config: Config
+    precision: Precision
+    incidence: Incidence
+    model: nn.Module
+    tokenizer: Any
+    task: tasks.Task
+    held_out: tasks.Task | None
+    make_task: Callable[[Texts], tasks.Task]
+    max_tokens: int
+    autocast: Autocast
+    labels: tuple[str, ...] = ()
+
+
+def prepare(
+    config: Config,
     data: TrainingData,
     *,
     attached: LoadedModel | None = None,
     tokenizer: str | None = None,
     progress: Progress = SILENT,
-    say: Say = lambda line: None,
-    watch: Watch | None = None,
-) -> Assembly:
-    """Load the model, or take the attached one, and make its tasks and its method.
+) -> Prepared:
+    """Load the model, or take the attached one, and make its tasks.
 
     Args:
         attached: a model that is ready to train, instead of the one that the config names.
         tokenizer: the tokenizer that this run has made; before that, a placeholder is used.
-
-    Guarantees:
-      - a model is refused if it has a layer without a clip rule, mixes sentences, or has clipped
-        sums that differ from the reference
     """
-    config = plan.config
     names: list[str] = []
     if config.task.kind == "classification":
         names = list(config.task.labels) or data.label_names()
-        if plan.private and not config.task.labels:
-            say(
-                f"labels in the corpus: {', '.join(names)}; the set of labels is not protected, "
-                "unless task.labels declares it"
-            )
     loaded = attached or _load(config, tokenizer, len(names))
     if names:
         if not hasattr(getattr(loaded.model, "config", None), "id2label"):
@@ -117,21 +122,63 @@ def assemble(
             targets=config.model.targets,
             seed=config.model.seed,
         ).to(device)
-    plan.method.check_model(model)
+    method_named(config.privacy.method).check_model(model)
     make_task, max_tokens = _task_maker(config, replace(loaded, model=model), names, progress)
-    autocast = _autocast(plan.provenance.precision == "bfloat16", device)
+    precision = precision_of(config)
     with set_up_for_training(model, config.task.kind):
-        method = build_method(plan, data.incidence, model, make_task(data.train), autocast)
-        assembly = Assembly(
-            plan=plan,
+        return Prepared(
+            config=config,
+            precision=precision,
             incidence=data.incidence,
             model=model,
             tokenizer=loaded.tokenizer,
-            method=method,
+            task=make_task(data.train),
             held_out=None if data.held_out is None else make_task(data.held_out),
             make_task=make_task,
             max_tokens=max_tokens,
-            autocast=autocast,
+            autocast=_autocast(precision == "bfloat16", device),
+            labels=tuple(names),
+        )
+
+
+def assemble(
+    plan: Plan,
+    data: TrainingData,
+    *,
+    prepared: Prepared | None = None,
+    attached: LoadedModel | None = None,
+    tokenizer: str | None = None,
+    progress: Progress = SILENT,
+    say: Say = lambda line: None,
+    watch: Watch | None = None,
+) -> Assembly:
+    """Put a run together: the model and its tasks (`prepare`, unless given), and the method.
+
+    Guarantees:
+      - a model is refused if it has a layer without a clip rule, mixes sentences, or has clipped
+        sums that differ from the reference
+    """
+    config = plan.config
+    ready = prepared or prepare(
+        config, data, attached=attached, tokenizer=tokenizer, progress=progress
+    )
+    if ready.labels and plan.private and not config.task.labels:
+        say(
+            f"labels in the corpus: {', '.join(sorted(ready.labels))}; the set of labels is not "
+            "protected, unless task.labels declares it"
+        )
+    with set_up_for_training(ready.model, config.task.kind):
+        method = build_method(plan, data.incidence, ready.model, ready.task, ready.autocast)
+        assembly = Assembly(
+            plan=plan,
+            incidence=data.incidence,
+            model=ready.model,
+            tokenizer=ready.tokenizer,
+            method=method,
+            held_out=ready.held_out,
+            make_task=ready.make_task,
+            max_tokens=ready.max_tokens,
+            autocast=ready.autocast,
         )
         if watch is not None:
             assembly = replace(assembly, method=watch(assembly))

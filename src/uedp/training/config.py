@@ -24,7 +24,7 @@ from uedp.errors import UserError
 from uedp.methods import PrivacySettings, method_named, method_names
 from uedp.methods.base import PLANNED, Count, MethodOptions, Positive, Rate, Section, Seed
 from uedp.models.scratch import KINDS as NEW_MODELS
-from uedp.strict import parse_yaml
+from uedp.strict import parse_yaml, shortened
 
 
 class DataSettings(Section):
@@ -369,7 +369,7 @@ def parse_config(
 ) -> Config:
     """A config from nested values, after `section.field=value` changes.
 
-    A null for a field that the planner chooses is as good as none.
+    A null leaves a field to the planner; but `sentences_per_user: null` means no limit.
     """
     nested: dict[str, Any] = {
         section: dict(fields or {}) if isinstance(fields, Mapping | None) else fields
@@ -388,7 +388,7 @@ def parse_config(
         if isinstance(fields, dict):  # if not, validation reports it below
             fields[field] = value
     if isinstance(privacy := nested.get("privacy"), dict):
-        for field in PLANNED:
+        for field in set(PLANNED) - {"sentences_per_user"}:
             if field in privacy and privacy[field] is None:
                 del privacy[field]
     try:
@@ -421,16 +421,19 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     return parse_config(values, str(path), changes)
 
 
+_LONGEST = 40  # characters of a field's name: a file of messages may be taken for a config
+
+
 def _first_error(error: ValidationError, known: Iterable[str] | None = None) -> str:
     """The first validation error, with its field and value; `known` are fields of one section."""
     first = error.errors()[0]
-    field = ".".join(map(str, first["loc"])) or "config"
+    field = ".".join(str(name)[:_LONGEST] for name in first["loc"]) or "config"
     if first["type"] == "extra_forbidden":
         meant = _meant(*map(str, first["loc"])) if known is None else closest(field, known)
         return f"{field}: no such field" + (f"; did you mean {meant}?" if meant else "")
     if first["type"] == "missing":
         return f"{field}: is missing"
-    value = "" if isinstance(first["input"], dict | BaseModel) else f" {first['input']!r}"
+    value = "" if isinstance(first["input"], dict | BaseModel) else f" {shortened(first['input'])}"
     return f"{field}{value}: {first['msg'].removeprefix('Value error, ')}"
 
 

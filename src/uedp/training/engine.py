@@ -39,6 +39,7 @@ from uedp.models.trainable import save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
 from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
+from uedp.training.choose import settle
 from uedp.training.config import Config, parse_config
 from uedp.training.datasets import TrainingData, read_training_data
 from uedp.training.outcome import write_result
@@ -66,6 +67,8 @@ class PrivacyEngine:
     Args:
         corpus: a corpus with its incidence, or its folder.
         target_epsilon: the noise is calibrated to it; give `noise=` instead to choose the noise.
+        rounds: by default chosen from counts of the corpus, as are other settings that are not
+            given (`training.choose`); the time they take does not count.
         run_dir: where ledger, certificate, checkpoints and the trained model go.
         resume: continue the run in `run_dir` with the rounds that it has not spent.
         task: "next-word" or "classification", the latter with `labels`.
@@ -90,7 +93,7 @@ class PrivacyEngine:
         corpus: "Corpus | str | Path",
         target_epsilon: float | None = None,
         *,
-        rounds: int = 200,
+        rounds: int | None = None,
         run_dir: str | Path = "run",
         resume: bool = False,
         task: str = "next-word",
@@ -194,20 +197,25 @@ class PrivacyEngine:
     ) -> "PrivateRun":
         out, say = self.out, self._say
         identity = self._held.enter_context(run_dir.lock_run_dir(out))
+        if self._resume:
+            config = self.config = run_dir.as_planned(config, out)
         name = run_dir.existing_run(identity, out, config, self._resume)
         if (out / run_dir.RESULT).is_file():
             raise FinishedRunError(out)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
+        choice, ready = settle(config, data, attached, self._progress)
+        config = self.config = choice.config
         trained_on = [] if attached is None else _ancestors(attached.model)
         plan = plan_run(config, data, corpus, [one for one in trained_on if one.run != name])
-        for line in plan.summary:
+        for line in (*plan.summary, *choice.words):
             say(line)
 
         def assembled(words: str | None = None) -> Assembly:
             return assemble(
                 plan,
                 data,
+                prepared=ready if words is None else None,
                 attached=attached,
                 tokenizer=words,
                 progress=self._progress,
@@ -221,12 +229,14 @@ class PrivacyEngine:
         planned = plan.planned(name)
         try:
             refuse_another_plan(out, planned)
+            # before the reservation: a run that is killed here resumes with the same numbers
+            write_atomically(out / run_dir.CONFIG, config.to_yaml())
             corpus.reserve(planned, _budget(config))
         except UserError:
             if not resumed:
+                (out / run_dir.CONFIG).unlink(missing_ok=True)
                 identity.truncate(0)
             raise
-        write_atomically(out / run_dir.CONFIG, config.to_yaml())
         ancestors = (*plan.provenance.lineage, lineage.run_as_ancestor(planned))
         lineage.write_lineage(out, ancestors)
         ledger = key = None

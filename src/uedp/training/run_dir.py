@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from uedp import files
+from uedp.accounting.decisions import OTHERS_BY
 from uedp.errors import UserError
+from uedp.methods.base import PLANNED
 from uedp.strict import parse_json
 from uedp.training.config import Config, load_config
 
@@ -42,6 +44,20 @@ def lock_run_dir(out: Path) -> Iterator[IO[bytes]]:
             else:
                 (out / IDENTITY).unlink(missing_ok=True)
                 files.remove_empty(created)
+
+
+def as_planned(config: Config, out: Path) -> Config:
+    """The config, with the numbers of the run in a directory for what the planner chose."""
+    if not (out / CONFIG).is_file():
+        return config
+    given, planned = config.privacy, load_config(out / CONFIG).privacy
+    update: dict[str, Any] = {
+        field: getattr(planned, field) for field in PLANNED if field not in given.model_fields_set
+    }
+    stated = OTHERS_BY + (given.chosen_by or "")
+    if given.chosen_by is None or (planned.chosen_by or "").endswith(stated):
+        update["chosen_by"] = planned.chosen_by
+    return config.model_copy(update={"privacy": given.model_copy(update=update)})
 
 
 def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from uedp.corpus.records import listed, quoted
 from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.mechanism.packing import (
@@ -218,7 +219,7 @@ def _label_numbers(
     unknown = sorted({label for label in labels if label is not None} - numbers.keys())
     if unknown:
         raise UserError(
-            f"label {unknown[0]!r}: not one of {', '.join(names)}; correct it, or name all "
+            f"label {quoted(unknown[0])}: not one of {listed(names)}; correct it, or name all "
             "labels in task.labels"
         )
     pairs = zip(texts, labels, strict=True)

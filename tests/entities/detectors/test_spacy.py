@@ -181,5 +181,5 @@ def test_pipeline_without_entities(tmp_path: Path, span_ruler: bool) -> None:
 
 def test_text_beyond_the_pipelines_limit(ruler: str) -> None:
     found = load_spacy(ruler).detect(["a " * 500_001])
-    with pytest.raises(UserError, match=r"'a a .*has 1,000,002 characters.*`split="):
+    with pytest.raises(UserError, match=r"has 1,000,002 characters.*`split="):
         next(found)

@@ -15,6 +15,7 @@ _CHUNK = 1 << 16  # characters read at once
 # An error this close to the end of what was read may only mean that the rest is missing: the
 # longest value that fails as a whole is a pair of \uXXXX escapes.
 _UNSURE = 16
+_NUMBER = 3  # how much of a number may be missing behind what is a number already: `1` of `1e+5`
 _BLANKS = " \t\r\n"
 
 
@@ -155,7 +156,7 @@ class _Text:
                 raise UserError(
                     f"{where}: a number of thousands of digits; store it as a string"
                 ) from None
-            if end < len(self._held) or self._ended:
+            if end < len(self._held) - _NUMBER or self._ended:
                 self.line += self._held.count("\n", self._at, end)
                 self._at = end
                 return value

@@ -103,8 +103,8 @@ def _fields(source: Source, message: EmailMessage, columns: Columns) -> dict[str
 
 
 def _author(message: EmailMessage) -> str:
-    addresses = getattr(message["from"], "addresses", ())
-    return str(addresses[0].addr_spec).lower() if addresses else ""
+    found = [each for each in getattr(message["from"], "addresses", ()) if each.domain]
+    return str(found[0].addr_spec).lower() if found else ""
 
 
 def _body(message: EmailMessage) -> str:
@@ -150,22 +150,23 @@ def own_text(source: Source, text: str) -> str:
             source.dropped["forwarded or quoted messages"] += 1
             break
         if _QUOTE.match(line):
-            _drop_attribution(kept)
-            source.dropped["quoted lines"] += 1
+            source.dropped["quoted lines"] += 1 + _drop_attribution(kept)
         else:
             kept.append(line)
-    _drop_attribution(kept)
+    if left := _drop_attribution(kept):  # an HTML message marks what it quotes otherwise
+        source.dropped["quoted lines"] += left
     return "\n".join(kept).strip()
 
 
-def _drop_attribution(kept: list[str]) -> None:
-    """Drop the lines that introduce a quotation, such as `On Monday, Ann wrote:`."""
+def _drop_attribution(kept: list[str]) -> int:
+    """Drop the lines that introduce a quotation, such as `On Monday, Ann wrote:`; how many."""
     while kept and not kept[-1].strip():
         kept.pop()
     for size in (1, 2, 3):  # it may be wrapped
         if len(kept) >= size and _ATTRIBUTION.fullmatch("\n".join(kept[-size:])):
             del kept[-size:]
-            return
+            return size
+    return 0
 
 
 _HIDDEN = frozenset({"script", "style", "title", "template", "blockquote"})

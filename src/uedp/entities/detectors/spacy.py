@@ -72,8 +72,8 @@ def checked_lengths(nlp: "Language", texts: Sequence[str]) -> Iterator[str]:
     for text in texts:
         if len(text) > nlp.max_length:
             raise UserError(
-                f"a text that begins {text[:30]!r} has {len(text):,} characters and spaCy takes at "
-                f"most {nlp.max_length:,}; split the texts into sentences with `split=...`"
+                f"a text has {len(text):,} characters and spaCy takes at most "
+                f"{nlp.max_length:,}; split the texts into sentences with `split=...`"
             )
         yield text
 
