@@ -1,5 +1,8 @@
 """UserError: a mistake the user can fix; CorpusWarning: one that they may want to."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 class UserError(Exception):
     """A mistake the user can fix: a wrong argument or file, or a missing package.
@@ -8,6 +11,12 @@ class UserError(Exception):
     it without a traceback and exit with code 2; any other exception is a bug and keeps its
     traceback.
     """
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """For the end of an error about a name: `; did you mean X?`, or nothing."""
+    close = get_close_matches(name.lower(), list(known), 1, 0.6)
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 class CorpusWarning(UserWarning):

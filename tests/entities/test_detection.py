@@ -229,7 +229,7 @@ def test_existing_folder_is_refused_and_only_a_corpus_overwritten(tmp_path):
 
 
 def test_not_a_corpus(tmp_path):
-    with pytest.raises(UserError, match="build one first"):
+    with pytest.raises(UserError, match="make one with `build_corpus`"):
         Corpus(tmp_path)
     (tmp_path / "corpus.json").write_text(json.dumps({"format": 99}))
     with pytest.raises(UserError, match="format 99"):

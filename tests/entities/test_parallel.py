@@ -147,6 +147,7 @@ class _DatesAndNumbers:
         ("1980s 2003-2004", ["YEAR", "YEAR"]),
         ("Monday 42", ["DATE", "CARDINAL"]),
         ("1999-12 19999", ["DATE", "CARDINAL"]),
+        ("the 42", ["DATE", "CARDINAL"]),
     ],
 )
 def test_a_models_date_that_is_only_a_year_is_a_year(text, labels):

@@ -354,7 +354,7 @@ def _show_costs(false_hits: dict[str, Any], misses: dict[str, Any]) -> None:
         f"{false_hits['usable_without']:.1%}"
     )
     shown = table(
-        "category", "entities", "never missed", "users at most", "median", "90%", "99%", "all"
+        "category", "entities", "never missed", "missed in users", "median", "90%", "99%", "all"
     )
     for name, row in misses["categories"].items():
         epsilons = (number(row["epsilon"][q], 3) for q in ("p50", "p90", "p99", "max"))

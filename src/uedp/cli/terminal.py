@@ -120,8 +120,9 @@ def with_flags(text: str) -> str:
 
     `overwrite=True` becomes --overwrite, `corpus=...` becomes --corpus, `reader='hf'` becomes
     --reader hf and `propagate=False` becomes --no-propagate, each with its backticks.
+    `build_corpus` becomes the command that calls it.
     """
-    return _PARAMETER.sub(_flag, text)
+    return _PARAMETER.sub(_flag, text).replace("`build_corpus`", "`uedp detect`")
 
 
 def _flag(parameter: re.Match[str]) -> str:

@@ -178,7 +178,9 @@ class Corpus:
         if not self.folder.exists():  # a killed process may have been replacing it
             files.clear_dead(Path(os.path.realpath(self.folder)).parent)
         if not manifest.is_file():
-            raise UserError(f"{self.folder}: not a corpus (no corpus.json); build one first")
+            raise UserError(
+                f"{self.folder}: not a corpus (no corpus.json); make one with `build_corpus`"
+            )
         self.info = _manifest(manifest)
 
     def __len__(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from uedp.errors import UserError
+from uedp.errors import UserError, did_you_mean
 
 _LISTS: Any = yaml.safe_load(
     files(__package__).joinpath("categories.yaml").read_text(encoding="utf-8")
@@ -60,6 +60,7 @@ def expand_categories(names: str | Iterable[str]) -> frozenset[str]:
         if key not in NAMES:
             raise UserError(
                 f"`categories={name!r}`: unknown category; choose among {', '.join(NAMES)}"
+                f"{did_you_mean(key, NAMES)}"
             )
         chosen |= UNIONS.get(key, {key})
     if not chosen:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from multiprocessing import connection
 
 from uedp.corpus.sentence import Sentence, Span
+from uedp.entities.categories import category_of
 from uedp.entities.detectors import Detector, load_detector, own_loaders, register_detector
 from uedp.entities.detectors.forms.dates import is_year
 from uedp.entities.detectors.labels import Labels
@@ -85,7 +86,7 @@ def _with_years(text: str, spans: Sequence[Span]) -> list[Span]:
     """The spans, with the category `year` where a model calls a year a date or a number."""
     return [
         span._replace(label="YEAR")
-        if span.label in ("DATE", "CARDINAL") and is_year(text[span.start : span.end])
+        if category_of(span.label) in ("date", "cardinal") and is_year(text[span.start : span.end])
         else span
         for span in spans
     ]

@@ -21,8 +21,8 @@ NAMED = 5  # of which this many are named
 MENTIONS = 200  # of each that are looked at
 SENSITIVE = 0.5  # share of the sentences
 ONE_USER = 0.1  # share of the sentences
-REPEATED = 0.1  # share of the sentences,
-LONG_ENOUGH = 25  # in characters: people write the same short sentences
+REPEATED = 0.05  # share of the sentences,
+LONG_ENOUGH = 40  # in characters: people write the same short sentences
 SAMPLE = 300  # sentences whose language is identified,
 FEWEST = 10  # at least,
 LETTERS = 30  # of so many letters
@@ -64,6 +64,7 @@ def corpus_warnings(corpus: Corpus) -> list[str]:
         *_mostly_sensitive(corpus),
         *_marks_not_protected(corpus),
         *_one_large_user(corpus),
+        *_a_user_per_text(corpus),
         *_repeated_texts(corpus),
         *_unknown_language(corpus),
     ]
@@ -151,9 +152,10 @@ def _mostly_sensitive(corpus: Corpus) -> Iterator[str]:
     sensitive = float((~incidence.extended).mean()) if len(corpus) else 0.0
     if sensitive > SENSITIVE and len(corpus) >= SMALL:
         yield (
-            f"{sensitive:.0%} of the sentences are sensitive: few may be usable in a round, and a "
-            "model learns little; look at the entities with the most users, declare public what "
-            "is (`allow_list=...`), and choose `categories=...`"
+            f"{sensitive:.0%} of the sentences are sensitive: those whose entities other users "
+            "mention, too, can seldom be used in a round, and a model learns little; look at the "
+            "entities with the most users, declare public what is (`allow_list=...`), and choose "
+            "`categories=...`"
         )
 
 
@@ -197,6 +199,19 @@ def _one_large_user(corpus: Corpus) -> Iterator[str]:
         f"one user, {name!r}, wrote {counts[largest] / len(corpus):.0%} of the sentences: in a "
         "round a user counts as one, however much they wrote, so most of it is lost; check that "
         "`user=...` names the author, and that this is one person and not a placeholder"
+    )
+
+
+def _a_user_per_text(corpus: Corpus) -> Iterator[str]:
+    source = corpus.info["source"]
+    split = source.get("split")
+    texts = split["texts"] if isinstance(split, dict) else len(corpus)
+    # a data set of marks has no authors
+    if texts < SMALL or corpus.users < texts or source.get("reader") == "presidio-research":
+        return
+    yield (
+        f"every text has a user of its own ({corpus.users:,} users): if people wrote several, each "
+        "is protected for one text only; check that `user=...` names the author, not the message"
     )
 
 

@@ -408,6 +408,8 @@ def preset_path(name: str) -> Path | None:
 
 def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """A config from a YAML file, after `section.field=value` changes."""
+    if (path / "corpus.json").is_file():
+        raise UserError(f"{path}: is a corpus, not a config; name it with `corpus=...`")
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

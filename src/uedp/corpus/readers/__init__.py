@@ -20,7 +20,7 @@ from uedp.corpus.readers.mail import holds_mail
 from uedp.corpus.records import Columns
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.source import Source, TableSource
-from uedp.errors import UserError
+from uedp.errors import UserError, did_you_mean
 
 __all__ = [
     "READERS",
@@ -58,7 +58,9 @@ def choose_reader(name: str, source: Source) -> str:
         return name
     known = ", ".join(sorted(READERS))
     if name != "auto":
-        raise UserError(f"`reader={name!r}`: unknown reader; choose among {known}")
+        raise UserError(
+            f"`reader={name!r}`: unknown reader; choose among {known}{did_you_mean(name, READERS)}"
+        )
     if source.path.is_dir():
         return "eml" if holds_mail(source.path) else "hf"
     if source.suffix in _OTHERS:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
 from uedp.corpus.sentence import Span
-from uedp.errors import UserError
+from uedp.errors import UserError, did_you_mean
 
 
 class Detector(Protocol):
@@ -132,7 +132,10 @@ def _resolve(name: str) -> tuple[Registration, str | None]:
         importlib.import_module(f"{__name__}.{kind}")
     if kind not in _registry:
         known = dict.fromkeys((*BUILT_IN, *_registry))
-        raise UserError(f"detector {name!r}: unknown; choose among {', '.join(known)}")
+        raise UserError(
+            f"detector {name!r}: unknown; choose among {', '.join(known)}"
+            f"{did_you_mean(kind, known)}"
+        )
     return _registry[kind], argument or None
 
 
