@@ -102,7 +102,7 @@ def preview(config: Config, progress: Progress = SILENT) -> Preview:
     plan = plan_run(choice.config, data, ledger)
     assembly = assemble(plan, data, prepared=ready)
     cost = estimate(plan, assembly, pace, ledger)
-    return Preview(plan, cost, choice, pace, plan.warnings(cost.parameters))
+    return Preview(plan, cost, choice, pace, list(assembly.warnings))
 
 
 # --- a finished run ------------------------------------------------------------------------------
