@@ -18,7 +18,7 @@ from uedp.cli import main
 from uedp.models import packaged
 from uedp.training.config import load_config
 
-DEMO = Path(__file__).parents[2] / "docs" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "docs" / "demo-offline.yaml"
 SIZES = "model.sizes={embedding_size: 8, num_hidden_layers: 1}"
 FLAGS = [
     *("--model", "awd-lstm", "--tokenizer", "bytes", "--user-rate", 0.5, "--rate", 0.03),
@@ -279,17 +279,17 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(here, run):
 
 @pytest.mark.slow
 def test_the_demo_learns(run, tmp_path, monkeypatch):
-    """As `make demo` does it; the model has to get far better than guessing."""
+    """As `make demo-offline` does it; the model has to get far better than guessing."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo-offline").mkdir()
     run(*"sample --people 4000 --out m.jsonl --held-out h.jsonl".split())
-    for source, name in (("m.jsonl", "demo/corpus"), ("h.jsonl", "demo/others")):
+    for source, name in (("m.jsonl", "demo-offline/corpus"), ("h.jsonl", "demo-offline/others")):
         assert run("detect", source, "--out", name, "--detector", "labels,patterns").code == 0
-    assert run("train", DEMO, "--out", "demo/run").code == 0
-    result = json.loads((tmp_path / "demo" / "run" / "result.json").read_text())
+    assert run("train", DEMO, "--out", "demo-offline/run").code == 0
+    result = json.loads((tmp_path / "demo-offline" / "run" / "result.json").read_text())
     assert result["before"]["perplexity"] > 200
     assert result["after"]["perplexity"] < 15
-    assert run("certificate", "verify", "demo/run").code == 0
+    assert run("certificate", "verify", "demo-offline/run").code == 0
 
 
 # --- evaluate, generate, unpack ------------------------------------------------------------------

@@ -135,7 +135,9 @@ def evaluate(
 
 
 def generate(
-    run: FinishedRun,
+    folder: Annotated[
+        Path, Argument(metavar="RUN", help="The folder of a finished run, or of any model.")
+    ],
     prompt: str = Option("", help="The start of the text."),
     tokens: int = Option(40, help="The most tokens to add."),
     count: int = Option(1, help="Number of texts."),
@@ -146,7 +148,7 @@ def generate(
     from uedp.training import api
 
     for text in api.generate(
-        run, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
+        folder, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
     ):
         say(text)
 
