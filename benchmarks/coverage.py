@@ -35,6 +35,7 @@ def measure(source: Path, reader: str, detectors: list[str]) -> dict[str, Any]:
             on_warning=lambda warning: None,
         )
         compared = compare(corpus)
+        del compared.result["labels"]
         return {
             "sentences": len(corpus),
             "sensitive": float((~corpus.incidence.extended).mean()),

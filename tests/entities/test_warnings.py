@@ -131,7 +131,7 @@ def test_one_user_with_a_tenth(tmp_path):
 
 
 def test_a_few_sentences_say_nothing(tmp_path):
-    sentence = marked("a", "Ann wrote to me and to others", ("Ann", "PER"))
+    sentence = marked("a", "Ann wrote to me and to all the others yesterday", ("Ann", "PER"))
     assert corpus_warnings(corpus_of(tmp_path, [sentence] * 19)) == []
     assert len(corpus_warnings(corpus_of(tmp_path / "more", [sentence] * 20))) == 3
 
@@ -197,8 +197,16 @@ def test_building_a_corpus_warns(tmp_path):
     table.write_text('{"user": "a", "text": "call 555-0133"}\n')
     with pytest.warns(CorpusWarning, match="no names"):
         build_corpus(table, tmp_path / "c")
-    heard = []
+    heard: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build_corpus(table, tmp_path / "d", on_warning=heard.append)
     assert any("no names" in line for line in heard)
+
+
+def test_the_remedy_can_be_pasted_into_python(tmp_path):
+    table = tmp_path / "messages.jsonl"
+    table.write_text('{"user": "a", "text": "call 555-0133"}\n')
+    corpus = build_corpus(table, tmp_path / "c", detectors="patterns, told-words:call")
+    assert corpus.info["detectors"] == ["patterns", "told-words:call"]
+    assert not any("no names" in line for line in corpus_warnings(corpus))

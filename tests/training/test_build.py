@@ -63,9 +63,9 @@ def test_classifiers_train_with_every_private_method(method, train, saved, tmp_p
 def test_a_probe_encodes_each_text_once(train, saved, tmp_path, monkeypatch):
     read_chain, encode = [], vectors.Encoder._encode
 
-    def counted(self, texts):
+    def counted(self, texts, filled):
         read_chain.extend([len(texts)] * (len(texts) > 2))  # it is tried with two
-        return encode(self, texts)
+        return encode(self, texts, filled)
 
     monkeypatch.setattr(vectors.Encoder, "_encode", counted)
     options = {
@@ -225,3 +225,12 @@ def test_a_model_that_mixes_sentences_is_refused():
     texts = [f"{number} and so on" for number in range(120)]
     with pytest.raises(UserError, match="changes with the sentences beside it"):
         method_on(plan(), texts, model=Mixing())
+
+
+def test_what_is_cut_is_told_before_training(train):
+    train(model__max_tokens=4, privacy__rounds=1)
+    (line,) = [line for line in train.said if "sentences are longer than 4 tokens" in line]
+    assert line.startswith("warning: ")
+    assert "raise model.max_tokens" in line
+    train("whole", privacy__rounds=1)
+    assert not [line for line in train.said if "sentences are longer" in line]

@@ -13,13 +13,17 @@ from uedp.training.tasks import (
     Classification,
     NextWord,
     build_task,
-    token_ids,
 )
 
 TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "   "]
 LABELS = ["x", "y", "y", "x", "x"]
 EMPTY = [1, 4]
 ALL = np.arange(len(TEXTS))
+
+
+def token_ids(texts, tokenizer, max_tokens):
+    task = NextWord(texts, tokenizer, max_tokens)
+    return [task._ids[place].tolist() for place in range(len(texts))], task._first
 
 
 def lstm():
@@ -143,11 +147,19 @@ def test_a_truncated_sentence_has_no_end_token():
 
 
 def test_an_empty_sentence_has_no_tokens():
-    def tokenizer(texts, **options):
-        return {"input_ids": [[7, 8] for _ in texts]}
+    class Tokenizer:
+        bos_token_id, eos_token_id = None, 9
 
-    tokenizer.bos_token_id, tokenizer.eos_token_id = None, 9
-    assert token_ids(["", " \n", "a"], tokenizer, 8) == ([[], [], [9, 7, 8, 9]], 9)
+        def __call__(self, texts, **options):
+            return {"input_ids": [[7, 8] for _ in texts]}
+
+        def __len__(self):
+            return 10
+
+        def get_vocab(self):
+            return {"a": 7, "b": 8}
+
+    assert token_ids(["", " \n", "a"], Tokenizer(), 8) == ([[], [], [9, 7, 8, 9]], 9)
 
 
 def test_a_tokenizer_without_start_and_end_tokens_is_refused():
@@ -178,6 +190,21 @@ def test_perplexity_is_over_all_tokens_and_words():
         assert found["perplexity"] == pytest.approx(math.exp(total / tokens), rel=1e-4)
         assert found["bits per token"] == pytest.approx(total / tokens / math.log(2), rel=1e-4)
         assert found["perplexity per word"] == pytest.approx(math.exp(total / 11), rel=1e-4)
+
+
+def test_what_is_truncated_is_counted():
+    texts = ["abcdefghij", "abc", "", "abcd", "abcde"]
+    task = NextWord(texts, tiny.tokenizer(), 5)  # four tokens and the start
+    full = sum(map(len, token_ids(texts, tiny.tokenizer(), 64)[0])) - 2 * 4
+    kept = [min(n, 4) for n in (10, 3, 0, 4, 5)]
+    if full == 22:  # a token for each letter
+        found = task.truncation
+        assert (found.sentences, found.of_sentences) == (2, 5)
+        assert (found.tokens, found.of_tokens) == (22 - sum(kept), 22)
+    assert task.truncation.warning(5).startswith("2 of 5 sentences are longer than 5 tokens: ")
+    assert NextWord(texts, tiny.tokenizer(), 64).truncation.warning(64) is None
+    classes = Classification(texts, ["x"] * 5, ("x", "y"), tiny.tokenizer(), 4)
+    assert classes.truncation.tokens == task.truncation.tokens
 
 
 def test_truncated_words_are_not_counted():

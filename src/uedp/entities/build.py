@@ -38,7 +38,7 @@ def build_corpus(
     text: str = "text",
     label: str | None = None,
     marks: str | None = None,
-    detectors: Sequence[str] = ("patterns",),
+    detectors: str | Sequence[str] = ("patterns",),
     categories: str | Iterable[str] = "default",
     split: str | None = "auto",
     normalise: bool = False,
@@ -66,7 +66,8 @@ def build_corpus(
         encoding: of a text file; by default UTF-8, or what its byte order mark says
         delimiter: of a CSV file; by default recognised from its header
         user, text, label, marks: the columns
-        detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own
+        detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own; a list, or
+            separated by commas
         categories: the categories to protect; unions such as `pii` are allowed. The default is
             all but percentages and years
         split: the language by whose rules texts are split into sentences. `auto`: English, except
@@ -97,7 +98,7 @@ def build_corpus(
         opened = TableSource(source)
     kind = readers.choose_reader(reader, opened) if isinstance(opened, Source) else str(opened)
     detection = Detection(
-        detectors=tuple(detectors),
+        detectors=_listed(detectors),
         categories=expand_categories(categories),
         propagate=propagate,
         normalised=normalise,
@@ -199,7 +200,8 @@ def _check_sides(work: Path, spool: Path, share: float) -> None:
 def _two_folders(one: Path, other: Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
     """Two new corpora: both appear if the block succeeds, and neither if it fails.
 
-    Only a process killed between two renames leaves `other` alone.
+    Only a process killed between two renames leaves `other` alone, and only with `overwrite` may a
+    failure at that moment leave `other` new and `one` old.
     """
     first, second = (Path(os.path.realpath(path)) for path in (one, other))
     if first == second or first in second.parents or second in first.parents:
@@ -227,6 +229,11 @@ def _language(split: str | None, kind: str) -> str | None:
         return None
     Splitter(split)  # refuses what is no language
     return split
+
+
+def _listed(detectors: str | Sequence[str]) -> tuple[str, ...]:
+    names = detectors.split(",") if isinstance(detectors, str) else detectors
+    return tuple(name.strip() for name in names)
 
 
 def _count(records: Iterable[Sentence], source: Source | TableSource, progress: Progress) -> int:

@@ -47,9 +47,9 @@ def deidentify(
     )
 
 
-def deidentified_texts(corpus: Corpus) -> list[str]:
+def deidentified_texts(corpus: Corpus) -> Iterator[str]:
     """The texts of a corpus with placeholders for mentions, in its order."""
-    return [sentence.text for sentence in _replaced(corpus, None)]
+    return (sentence.text for sentence in _replaced(corpus, None))
 
 
 def _replaced(corpus: Corpus, numbers: Sequence[int] | None) -> Iterator[Sentence]:

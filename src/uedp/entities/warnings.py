@@ -21,8 +21,8 @@ NAMED = 5  # of which this many are named
 MENTIONS = 200  # of each that are looked at
 SENSITIVE = 0.5  # share of the sentences
 ONE_USER = 0.1  # share of the sentences
-REPEATED = 0.1  # share of the sentences,
-LONG_ENOUGH = 25  # in characters: people write the same short sentences
+REPEATED = 0.05  # share of the sentences,
+LONG_ENOUGH = 40  # in characters: people write the same short sentences
 SAMPLE = 300  # sentences whose language is identified,
 FEWEST = 10  # at least,
 LETTERS = 30  # of so many letters
@@ -152,9 +152,10 @@ def _mostly_sensitive(corpus: Corpus) -> Iterator[str]:
     sensitive = float((~incidence.extended).mean()) if len(corpus) else 0.0
     if sensitive > SENSITIVE and len(corpus) >= SMALL:
         yield (
-            f"{sensitive:.0%} of the sentences are sensitive: few may be usable in a round, and a "
-            "model learns little; look at the entities with the most users, declare public what "
-            "is (`allow_list=...`), and choose `categories=...`"
+            f"{sensitive:.0%} of the sentences are sensitive: those whose entities other users "
+            "mention, too, can seldom be used in a round, and a model learns little; look at the "
+            "entities with the most users, declare public what is (`allow_list=...`), and choose "
+            "`categories=...`"
         )
 
 

@@ -45,6 +45,7 @@ class Assembly:
     make_task: Callable[[Texts], tasks.Task]
     max_tokens: int
     autocast: Autocast
+    warnings: tuple[str, ...] = ()
 
 
 Watch = Callable[[Assembly], Rounds]
@@ -182,9 +183,15 @@ def assemble(
         )
         if watch is not None:
             assembly = replace(assembly, method=watch(assembly))
-    for warning in plan.warnings(sum(p.numel() for p in assembly.method.parameters)):
+    warnings = plan.warnings(sum(p.numel() for p in assembly.method.parameters))
+    source = config.vocabulary.source
+    unmade = tokenizer is None and (prepared is None or source == "private")
+    if source == "tokenizer" or not unmade:  # else a placeholder was used
+        cut = ready.task.truncation.warning(ready.max_tokens)
+        warnings += [cut] if cut else []
+    for warning in warnings:
         say(f"warning: {warning}")
-    return assembly
+    return replace(assembly, warnings=tuple(warnings))
 
 
 def build_method(
@@ -264,7 +271,14 @@ def _task_maker(
 
     def make_task(texts: Texts) -> tasks.Task:
         return tasks.build_task(
-            config.task.kind, texts.texts, texts.labels, names, loaded.tokenizer, max_tokens, encode
+            config.task.kind,
+            texts.texts,
+            texts.labels,
+            names,
+            loaded.tokenizer,
+            max_tokens,
+            encode,
+            progress,
         )
 
     return make_task, max_tokens

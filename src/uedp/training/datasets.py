@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from uedp.corpus.digest import text_digest
+from uedp.corpus.column import Column
+from uedp.corpus.digest import TextDigest, text_digest
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.methods import method_named
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Sentences in order, and their labels, if any."""
+    """Sentences in order, and their labels, if any; those of a corpus are read when needed."""
 
     texts: Sequence[str]
     labels: Sequence[str | None]
@@ -80,7 +82,7 @@ def read_training_data(config: Config) -> TrainingData:
         _refuse_training_users(corpus, train, evaluated, held_out)
         held_out = _first(held_out, config.data.evaluate_sentences)
     if method_named(config.privacy.method).deidentifies:
-        train = Texts(deidentified_texts(corpus), train.labels)
+        train = Texts(Column.of(deidentified_texts(corpus)), train.labels)
     return TrainingData(train, corpus.incidence, corpus.folder, held_out, corpus.info)
 
 
@@ -119,22 +121,21 @@ def _refuse_training_users(
 
 
 def _texts(corpus: "Corpus") -> Texts:
-    """Read texts and labels; refuse a corpus that was changed after detection."""
-    owners: list[int] = []
-    texts: list[str] = []
-    labels: list[str | None] = []
+    """Texts and labels, to be read later; refuse a corpus that was changed after detection."""
+    owners: list[npt.NDArray[np.int32]] = [np.zeros(0, dtype=np.int32)]
+    digest = TextDigest()
     for batch in corpus.batches(("user", "text", "label")):
-        owners += batch.column("user").to_pylist()
-        texts += batch.column("text").to_pylist()
-        labels += batch.column("label").to_pylist()
+        user, text, label = batch.columns
+        owners.append(user.to_numpy())
+        digest.update(owners[-1], text.to_pylist(), label.to_pylist())
     path = corpus.folder / "sentences.arrow"
-    if not np.array_equal(owners, corpus.incidence.sentence_user):
+    if not np.array_equal(np.concatenate(owners), corpus.incidence.sentence_user):
         raise UserError(
             f"{path}: its users are not those of the incidence; detect the corpus again"
         )
-    if text_digest(owners, texts, labels) != corpus.text_digest:
+    if digest.hexdigest() != corpus.text_digest:
         raise UserError(
             f"{path}: changed since detection: its digest is not the one in corpus.json; detect "
             "the corpus again"
         )
-    return Texts(texts, labels)
+    return Texts(Column(corpus.sentences["text"]), Column(corpus.sentences["label"]))

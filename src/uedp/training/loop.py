@@ -71,6 +71,12 @@ def run(
         return _Training(private, progress, say).run()
 
 
+_NOT_MEASURED = (
+    "quality is not measured without data.evaluate, a corpus of other users; `build_corpus` with "
+    "`hold_out=...` holds some out"
+)
+
+
 class _Interrupted(BaseException):
     """A signal in the middle of a round that can be abandoned."""
 
@@ -95,6 +101,8 @@ class _Training:
             before = self._evaluate()
             if before:
                 self._say(f"before training: {_brief(before)}")
+            else:
+                self._say(_NOT_MEASURED)
             self._save(done, before)
         else:
             before = info["before"]

@@ -23,6 +23,7 @@ from uedp.mechanism.packing import (
 )
 from uedp.methods import Autocast, SentenceTask
 from uedp.progress import SILENT, Progress
+from uedp.training.token_store import Ids, TokenStore, Truncation, count_ids, tokenised
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
 IGNORED = -100  # the label that cross entropy ignores
@@ -30,6 +31,8 @@ IGNORED = -100  # the label that cross entropy ignores
 
 class Task(SentenceTask, Protocol):
     """The sentences of a corpus, ready for a model, and measures over all of them."""
+
+    truncation: Truncation
 
     def evaluate(
         self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
@@ -45,14 +48,41 @@ class NextWord:
     saves most of the padding.
     """
 
-    def __init__(self, texts: Sequence[str], tokenizer: Any, max_tokens: int) -> None:
-        self._ids, self._first = token_ids(texts, tokenizer, max_tokens)
-        truncated = (
-            text if len(ids) < max_tokens else tokenizer.decode(ids, skip_special_tokens=True)
-            for text, ids in zip(texts, self._ids, strict=True)
+    def __init__(
+        self,
+        texts: Sequence[str],
+        tokenizer: Any,
+        max_tokens: int,
+        progress: Progress = SILENT,
+    ) -> None:
+        start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+        start = end if start is None else start
+        if start is None:
+            raise UserError("the tokenizer has neither a start nor an end token; add one to it")
+        self._first, self._words, self.truncation = start, 0, Truncation()
+
+        def between_start_and_end(text: str, ids: list[int]) -> list[int]:
+            # nothing is learned from an empty text, not even the end token; some tokenizers make
+            # a token of one
+            if not ids or not text.strip():
+                return []
+            ids = [start, *ids, *([] if end is None else [end])][:max_tokens]
+            if len(ids) == max_tokens:
+                text = tokenizer.decode(ids, skip_special_tokens=True)
+            self._words += len(text.split())
+            return ids
+
+        rows = tokenised(
+            texts,
+            tokenizer,
+            max_tokens - 1,
+            self.truncation,
+            between_start_and_end,
+            progress,
+            add_special_tokens=False,
         )
-        self._words = sum(len(text.split()) for text in truncated)
-        self.lengths = np.array([max(len(ids), 2) for ids in self._ids])
+        self._ids = TokenStore(rows, count_ids(tokenizer))
+        self.lengths = np.maximum(self._ids.lengths, 2)
 
     def packing_for(self, model: nn.Module) -> Packing:
         return packing_for(model, int(self.lengths.max(initial=0)))
@@ -110,7 +140,7 @@ class NextWord:
         self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
     ) -> Mapping[str, float]:
         total = 0.0
-        tokens = sum(max(len(ids) - 1, 0) for ids in self._ids)
+        tokens = int(np.maximum(self._ids.lengths - 1, 0).sum())
         if not tokens:
             raise UserError("nothing to evaluate: every sentence is empty")
         for rows in _batches(self.lengths, max_tokens, progress):
@@ -138,11 +168,14 @@ class Classification:
         names: Sequence[str],
         tokenizer: Any,
         max_tokens: int,
+        progress: Progress = SILENT,
     ) -> None:
         self._labels = _label_numbers(texts, labels, names)
         self._pad = tokenizer.pad_token_id
-        self._ids = _tokenized(tokenizer, texts, max_tokens)
-        self.lengths = np.array([max(len(ids), 1) for ids in self._ids])
+        self.truncation = Truncation()
+        rows = tokenised(texts, tokenizer, max_tokens, self.truncation, progress=progress)
+        self._ids = TokenStore(rows, count_ids(tokenizer))
+        self.lengths = np.maximum(self._ids.lengths, 1)
 
     def packing_for(self, model: nn.Module) -> Packing:
         """One row each: classifiers read the first or the last position of a row."""
@@ -151,7 +184,7 @@ class Classification:
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
         chosen = [self._ids[i] for i in sentences]
         width = int(self.lengths[sentences].max(initial=1))
-        mask = _padded([[1] * len(ids) for ids in chosen], width, 0)
+        mask = _padded([np.ones_like(ids) for ids in chosen], width, 0)
         mask[:, 0] = 1  # attention over no token at all is undefined
         return {
             "input_ids": _padded(chosen, width, self._pad),
@@ -201,7 +234,7 @@ class ProbeClassification(Classification):
         vectors: npt.NDArray[np.float32],
     ) -> None:
         self._labels = _label_numbers(texts, labels, names)
-        self._vectors = vectors
+        self._vectors, self.truncation = vectors, Truncation()
         self.lengths = np.ones(len(vectors), dtype=np.int64)
 
     def batch(self, sentences: Ints) -> dict[str, Tensor]:
@@ -223,8 +256,8 @@ def _label_numbers(
             "labels in task.labels"
         )
     pairs = zip(texts, labels, strict=True)
-    known = [numbers.get(label, IGNORED) if text.strip() else IGNORED for text, label in pairs]
-    return np.array(known, dtype=np.int64)
+    known = (numbers.get(label, IGNORED) if text.strip() else IGNORED for text, label in pairs)
+    return np.fromiter(known, np.int64, len(texts))
 
 
 def _logits(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
@@ -241,52 +274,23 @@ def build_task(
     tokenizer: Any,
     max_tokens: int,
     encode: Encode | None = None,
+    progress: Progress = SILENT,
 ) -> Task:
     """The task on these sentences, in their order.
 
     Args:
         names: all labels of a classification, in the order of the model's outputs.
-        encode: for a model that takes vectors; every text is token_ids once, here.
+        encode: for a model that takes vectors; every text is encoded once, here.
     """
     if kind == "next-word":
-        return NextWord(texts, tokenizer, max_tokens)
+        return NextWord(texts, tokenizer, max_tokens, progress)
     if encode is not None:
         return ProbeClassification(texts, labels, names, encode(texts))
-    return Classification(texts, labels, names, tokenizer, max_tokens)
+    return Classification(texts, labels, names, tokenizer, max_tokens, progress)
 
 
-def token_ids(texts: Sequence[str], tokenizer: Any, max_tokens: int) -> tuple[list[list[int]], int]:
-    """The ids of each text between a start and an end token; and the start token.
-
-    A text that is longer than `max_tokens` is truncated, and then has no end token. An empty text
-    has no ids, so that nothing is learned from it, not even the end token.
-    """
-    start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    start = end if start is None else start
-    if start is None:
-        raise UserError("the tokenizer has neither a start nor an end token; add one to it")
-    content = _tokenized(tokenizer, texts, max_tokens - 1, add_special_tokens=False)
-    ending = [] if end is None else [end]
-    return [
-        # some tokenizers make a token of an empty text
-        [start, *ids, *ending][:max_tokens] if ids and text.strip() else []
-        for text, ids in zip(texts, content, strict=True)
-    ], start
-
-
-def _tokenized(
-    tokenizer: Any, texts: Sequence[str], max_tokens: int, **options: bool
-) -> list[list[int]]:
-    if not texts:
-        return []
-    ids: list[list[int]] = tokenizer(
-        list(texts), truncation=True, max_length=max_tokens, **options
-    )["input_ids"]
-    return ids
-
-
-def _padded(rows: Sequence[Sequence[int]], width: int, fill: int) -> Tensor:
-    padded = np.full((len(rows), width), fill)
+def _padded(rows: Sequence[Ids], width: int, fill: int) -> Tensor:
+    padded = np.full((len(rows), width), fill, dtype=np.int64)
     for place, row in enumerate(rows):
         padded[place, : len(row)] = row
     return torch.from_numpy(padded)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -47,21 +48,26 @@ class Encoder:
         self._checked = False
 
     def __call__(self, texts: Sequence[str]) -> Vectors:
-        if self._cache is None:
-            return self._encode(texts)
+        shape = (len(texts), self.dimensions)
+        if self._cache is None or not len(texts):
+            with tempfile.TemporaryFile() as file:  # without a name, and the map outlives it
+                file.truncate(max(4 * shape[0] * shape[1], 1))
+                return self._encode(texts, np.memmap(file, np.float32, "r+", shape=shape))
         path = self._cache / f"{self.key(texts)}.npy"
         if (cached := self._read_vectors(path, len(texts))) is not None:
             return cached
-        vectors = self._encode(texts)
         path.parent.mkdir(parents=True, exist_ok=True)
         with scratch_dir(path) as work:
-            np.save(work / path.name, vectors)
-            (work / path.name).replace(path)
-        return vectors
+            partial = work / path.name
+            self._encode(texts, np.lib.format.open_memmap(partial, "w+", np.float32, shape))
+            partial.replace(path)
+        cached = self._read_vectors(path, len(texts))
+        assert cached is not None
+        return cached
 
     def _read_vectors(self, path: Path, count: int) -> Vectors | None:
         try:
-            vectors: Vectors = np.load(path, allow_pickle=False)
+            vectors: Vectors = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError, EOFError):  # missing, or damaged
             return None
         fits = vectors.shape == (count, self.dimensions) and vectors.dtype == np.float32
@@ -77,7 +83,11 @@ class Encoder:
     def _check(self) -> None:
         """Refuse an encoder whose vector of a text changes when a longer text pads it."""
         self._checked = True
-        single, padded = (self._encode(texts)[0] for texts in (["a"], ["a", 40 * "longer "]))
+        alone, beside = ["a"], ["a", 40 * "longer "]
+        single, padded = (
+            self._encode(texts, np.zeros((len(texts), self.dimensions), np.float32))[0]
+            for texts in (alone, beside)
+        )
         if np.abs(padded - single).max() > _ROUNDING * max(float(np.abs(single).max()), 1e-12):
             raise UserError(
                 f"model.train probe: {type(self._model).__name__} attends to padding, so that the "
@@ -85,15 +95,17 @@ class Encoder:
             )
 
     @torch.inference_mode()
-    def _encode(self, texts: Sequence[str]) -> Vectors:
+    def _encode(self, texts: Sequence[str], vectors: Vectors) -> Vectors:
+        """Fill `vectors` and return it."""
         if not self._checked:
             self._check()
         self._model.eval()
         device = next(self._model.parameters()).device
         size = _BATCH.get(device.type, _BATCH["cpu"])
-        task = Classification(texts, [None] * len(texts), (), self._tokenizer, self.max_tokens)
+        task = Classification(
+            texts, [None] * len(texts), (), self._tokenizer, self.max_tokens, self._progress
+        )
         order = np.argsort(task.lengths, kind="stable")
-        vectors = np.zeros((len(texts), self.dimensions), np.float32)
         with self._progress.stage("encoding", len(texts), "texts") as meter:
             for start in range(0, len(order), size):
                 rows = order[start : start + size]
