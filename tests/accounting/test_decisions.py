@@ -46,16 +46,24 @@ def test_coverage_is_stated_where_it_was_measured(tmp_path):
     assert "no propagation" in shown.statement
 
 
-RULE = Propagation(share=0.5, ordinary_share=0.75, ordinary_hits=2, noise_share=0.1, dropped=1234)
+RULE = Propagation(
+    share=0.5,
+    name_share=0.05,
+    ordinary_share=2 / 3,
+    ordinary_hits=2,
+    noise_share=0.1,
+    dropped=1234,
+)
 
 
 def test_the_rule_of_propagation_and_what_it_dropped_are_stated(tmp_path):
     ruled = ENTITIES.model_copy(update={"propagation": RULE})
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": ruled})).statement
     assert (
-        "what models found in at least 50% of its places counts in all of them (75% and 2 hits if "
-        "its words are ordinary); 1,234 hits of models dropped (without a letter or digit, or "
-        "ordinary words in lower case found in under 10% of their places)"
+        "what models found in at least 50% of its places counts in all of them (5% if it is "
+        "capitalised and no ordinary word, 67% and 2 hits if it is an ordinary word); 1,234 hits "
+        "of models dropped (without a letter or digit, or ordinary words in lower case found in "
+        "under 10% of their places)"
     ) in shown
     assert "one hit" not in shown
     alone = ruled.model_copy(update={"propagated": False})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -217,6 +218,25 @@ def test_detecting_anew_does_not_empty_the_budget(tmp_path):
     corpus.reserve(planned("first", "one detection", PROFILE, 60), budget)
     with pytest.raises(UserError, match="budget"):
         corpus.reserve(planned("second", "another detection", PROFILE, 60), budget)
+
+
+def test_a_total_can_be_known_before_anything_is_reserved(tmp_path):
+    corpus, plan = CorpusLedger(tmp_path), planned("first", "one", PROFILE, 20)
+    before = corpus.total_after(plan, 1e-5)
+    assert list(tmp_path.iterdir()) == []
+    corpus.reserve(plan)
+    assert corpus.total(1e-5).epsilon == before.epsilon == epsilon(PROFILE, 20, 1e-5)
+    second, content = planned("second", "one", PROFILE, 30), corpus.path.read_bytes()
+    both = corpus.total_after(second, 1e-5)
+    assert both.runs == 2
+    assert both.epsilon == pytest.approx(epsilon(PROFILE, 50, 1e-5), rel=1e-6)
+    tight = Budget(before.epsilon * 1.01, 1e-5)
+    with pytest.raises(UserError) as known:
+        corpus.refuse_over_budget(second, tight)
+    with pytest.raises(UserError, match=re.escape(str(known.value))):
+        corpus.reserve(second, tight)
+    corpus.refuse_over_budget(second, Budget(both.epsilon, 1e-5))
+    assert corpus.path.read_bytes() == content
 
 
 def test_a_budget_is_refused_before_and_leaves_no_trace(tmp_path):

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from uedp.accounting.planning import Supply, options
-from uedp.accounting.proven import RotationProfile, epsilon
+from uedp.accounting.calibrate import noise_for
+from uedp.accounting.planning import Supply, options, rough_noise
+from uedp.accounting.proven import RotationProfile, UserLevelProfile, epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import supply_of
@@ -53,3 +54,15 @@ def test_every_option_meets_the_target_and_a_smaller_extended_rate_only_loses(
     assert found[0].merit < found[1].merit < found[2].merit
     # the entity needs as much noise whatever is done with sentences that have none
     assert found[0].noise == pytest.approx(found[2].noise, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "rounds", "share"), [(8.0, 0.2, 100, 0.4), (2.0, 0.1, 50, 0.2)]
+)
+def test_rough_noise_is_about_the_noise_that_is_needed(
+    target: float, rate: float, rounds: int, share: float
+) -> None:
+    exact = noise_for(target, 1e-5, rounds, lambda noise: RotationProfile(noise, rate, share))
+    assert rough_noise(target, 1e-5, rounds, rate, share) == pytest.approx(exact, rel=0.12)
+    alone = noise_for(target, 1e-5, rounds, lambda noise: UserLevelProfile(noise, rate))
+    assert rough_noise(target, 1e-5, rounds, rate) == alone < exact

@@ -6,7 +6,7 @@ import pytest
 
 from tests.accounting.runs import PROFILE, SETUP, make_run
 from uedp.accounting.certificate import issue
-from uedp.accounting.decisions import Setup
+from uedp.accounting.decisions import BY_PLANNER, NOT_STATED, OTHERS_BY, Setup
 from uedp.accounting.missed import MISSED_CASES
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile
 from uedp.accounting.statement import rounded
@@ -31,6 +31,10 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "labels": ({"labels": "from the corpus, not covered"}, "which labels there are"),
     "earlier runs": ({"earlier_runs": "on other corpora"}, "other runs before"),
     "chosen by": ({"chosen_by": Setup().chosen_by}, "who chose the clip bounds"),
+    "chosen by counts": (
+        {"chosen_by": f"{BY_PLANNER}: user_rate, rounds{OTHERS_BY}me, on public data"},
+        "which are not covered: user_rate, rounds",
+    ),
 }
 
 
@@ -42,6 +46,18 @@ def test_what_is_not_covered_is_a_caveat_and_part_of_the_statement(tmp_path, cas
     assert words in caveat
     assert shown.private
     assert f"\nCaveat: {caveat}." in shown.statement
+
+
+def test_what_the_planner_left_to_others_may_still_not_be_stated(tmp_path):
+    chosen = f"{BY_PLANNER}: user_rate{OTHERS_BY}{NOT_STATED}"
+    shown = issue(make_run(tmp_path / "run", **{**SETUP, "chosen_by": chosen}))
+    planner, others = shown.caveats
+    assert planner.startswith("settings were chosen by counts of this corpus")
+    assert others.startswith("who chose the clip bounds")
+    mine = (
+        f"me; {BY_PLANNER}: nothing"  # no claim of a person's own text is taken for the planner's
+    )
+    assert Setup(chosen_by=mine).chosen_by_planner == ""
 
 
 def test_a_large_epsilon_says_that_it_says_little(tmp_path):

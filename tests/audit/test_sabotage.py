@@ -168,8 +168,8 @@ def padding_predicting_unchecked(patch) -> None:
 def one_entity_not_propagated(patch) -> None:
     original = KnownSurfaces.find
 
-    def find(self, text: str) -> list[Span]:
-        return [s for s in original(self, text) if text[s.start : s.end].lower() != "acme"]
+    def find(self, text: str, hits: Sequence[Span] = ()) -> list[Span]:
+        return [s for s in original(self, text, hits) if text[s.start : s.end].lower() != "acme"]
 
     patch.setattr(KnownSurfaces, "find", find)
 
@@ -289,10 +289,16 @@ def every_mention_found(folder) -> list[str]:
 
         def detect(self, texts):
             for text in texts:
-                name = re.match(r"(Acme|Bolt|Cobb)\b", text)
+                name = re.match(r"(Acme|Brill|Cobb)\b", text)
                 yield [Span(0, name.end(), "ORG")] if name else []
 
-    texts = ["Acme rose.", "Bolt fell.", "Cobb too.", "We like Acme, not Bolt.", "Ask Cobb at Acme"]
+    texts = [
+        "Acme rose.",
+        "Brill fell.",
+        "Cobb too.",
+        "We like Acme, not Brill.",
+        "Ask Cobb at Acme",
+    ]
     corpus = detect(
         [Sentence(str(place), text) for place, text in enumerate(texts)],
         folder / "corpus",
@@ -303,7 +309,7 @@ def every_mention_found(folder) -> list[str]:
     return [
         f"sentence {place} mentions {name} and is not linked to it"
         for place, text in enumerate(texts)
-        for name in ("Acme", "Bolt", "Cobb")
+        for name in ("Acme", "Brill", "Cobb")
         if name in text and ids[name] not in incidence.sentence_entities[place]
     ]
 

@@ -347,6 +347,44 @@ def test_pipes_are_read_once(run, tmp_path):
     writer.join()
 
 
+@pytest.mark.parametrize("reader", ["jsonl", "json", "csv"])
+def test_users_are_held_out_of_a_pipe(reader, run, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    rows = [{"user": f"user {n % 30}", "text": f"One {n}. Two {n}."} for n in range(90)]
+    text = {
+        "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "json": json.dumps(rows),
+        "csv": "user,text\n" + "".join(f"{row['user']},{row['text']}\n" for row in rows),
+    }[reader]
+    writer = threading.Thread(target=pipe.write_text, args=(text,))
+    writer.start()
+    made = run(
+        *("detect", pipe, "--reader", reader, "--out", tmp_path / "c"),
+        *("--hold-out", tmp_path / "h", "--hold-out-share", 0.3),
+    )
+    writer.join()
+    assert made.code == 0
+    sizes = [json.loads((tmp_path / name / "corpus.json").read_text()) for name in ("c", "h")]
+    assert sum(size["users"] for size in sizes) == 30
+    assert sum(size["sentences"] for size in sizes) == 180
+    assert [line.split(":")[0] for line in made.out.splitlines()] == [
+        str(tmp_path / "c"),
+        str(tmp_path / "h"),
+    ]
+    assert "--evaluate" in made.err
+    assert "no guarantee covers them" in made.err
+
+
+def test_what_mail_leaves_out_is_told(run, tmp_path):
+    (tmp_path / "x.eml").write_text("From: a@b.example\n\nHi. Bye.\n\nOn Monday, Ben wrote:\n> x\n")
+    made = run("detect", tmp_path, "--out", tmp_path / "c")
+    assert "left out of the mail: 2 quoted lines" in made.err
+    assert "split 1 of 1 texts into sentences (--no-split keeps texts whole)" in made.err
+    assert run("detect", tmp_path, "--out", tmp_path / "d", "--no-split").code == 0
+    assert "1 sentences" in run("detect", tmp_path, "--out", tmp_path / "e", "--no-split").out
+
+
 def test_skipped_records_are_counted_once(run, tmp_path):
     source = tmp_path / "x.jsonl"
     source.write_text('{"text": "one"}\n{broken\n{"text": "two"}\n')

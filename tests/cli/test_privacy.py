@@ -164,6 +164,59 @@ def test_plan_from_a_corpus_with_a_plot(run, conll, tmp_path):
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """A corpus of forty people."""
+    import uedp
+    from uedp.sample.generate import sample_sentences
+
+    made = tmp_path_factory.mktemp("sample") / "corpus"
+    uedp.detect(sample_sentences(1, 40), made, uedp.Detection(("labels",)))
+    return made
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_corpus_takes_the_place_of_numbers(run, sample):
+    solved = answer(run, "calibrate", "--epsilon", "8", "--corpus", sample)
+    assert solved["epsilon"] <= 8
+    assert solved["user_rate"] * 40 >= 20
+    shown = run("calibrate", "--epsilon", "8", "--corpus", sample)
+    assert shown.out.startswith("Chosen from counts of this corpus: ")
+    given = ["--user-rate", "0.6", "--rounds", "5", "--entity-share", "0.4"]
+    typed = answer(run, "calibrate", "--epsilon", "8", "--corpus", sample, *given)
+    assert (typed["user_rate"], typed["rounds"], typed["entity_share"]) == (0.6, 5, 0.4)
+    proven = answer(run, "account", "proven", "--corpus", sample, "--noise", typed["noise"], *given)
+    assert proven["epsilon"] == typed["epsilon"]
+
+
+def test_a_run_has_its_numbers(run, folder):
+    found = answer(run, "account", "proven", folder)
+    assert found["epsilon"] == epsilon(RotationProfile(20.0, 0.5, 0.33), 20, 1e-5)
+    assert answer(run, "account", "proven", folder, "--delta", "1e-4")["delta"] == 1e-4
+
+
+def test_a_plan_with_a_model_shows_the_time(run, sample, monkeypatch):
+    monkeypatch.setattr("uedp.accounting.missed.neighbours", lambda *_: iter(()))
+    model = [
+        "--model",
+        "awd-lstm",
+        "--set",
+        "model.tokenizer=bytes",
+        "--set",
+        "model.max_tokens=16",
+    ]
+    sizes = "model.sizes={embedding_size: 4, hidden_size: 4, num_hidden_layers: 1}"
+    line = ["plan", sample, "--epsilon", "8", *OPTIONS[:6], *model, "--set", sizes]
+    shown = run(*line, "--set", "privacy.user_rate=0.6", "--set", "privacy.rounds=5")
+    assert shown.code == 0
+    assert "time/round" in shown.out
+    assert "time in all" in shown.out
+    assert "uedp train --epsilon 8 " in shown.out
+    found = answer(run, *line, "--set", "privacy.user_rate=0.6", "--set", "privacy.rounds=5")
+    assert found["options"][0]["seconds"] > 0
+    assert found["estimate"]["epsilon"] <= 8
+
+
 # --- certificate ----------------------------------------------------------------------------------
 
 
@@ -385,6 +438,10 @@ def test_certificate_schema(run):
         ),
         ("holders 10", "account alg --users 9 --holders 10 --user-rate 0.1 --noise 1 --rounds 5"),
         ("left out: noise, rounds, entity share", "calibrate --epsilon 8 --user-rate 0.1"),
+        ("give --user-rate, or --corpus", "calibrate --epsilon 8 --rounds 5"),
+        ("give a RUN, or --noise", "account proven --user-rate 0.1 --rounds 5 --entity-share 1"),
+        ("has no ledger", "account proven nowhere"),
+        ("--model needs a CORPUS", "plan --epsilon 8 --users 9 --sentences 9 --model awd-lstm"),
         (
             "left out: none",
             "calibrate --epsilon 8 --user-rate 0.1 --rounds 5 --noise 1 --entity-share 0.1",

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from uedp.cli import main
 from uedp.models import packaged
 from uedp.training.config import load_config
 
-DEMO = Path(__file__).parents[2] / "docs" / "demo.yaml"
+DEMO = Path(__file__).parents[2] / "docs" / "demo-offline.yaml"
 SIZES = "model.sizes={embedding_size: 8, num_hidden_layers: 1}"
 FLAGS = [
     *("--model", "awd-lstm", "--tokenizer", "bytes", "--user-rate", 0.5, "--rate", 0.03),
@@ -146,6 +147,47 @@ def test_a_dry_run_trains_nothing(here, run):
     assert (here / "corpus" / "ledger.jsonl").read_bytes() == before
 
 
+def test_a_dry_run_chooses_and_prints_a_command_that_repeats_it(here, run, monkeypatch):
+    monkeypatch.setattr("uedp.accounting.missed.neighbours", lambda *_: iter(()))
+    flags = [flag for flag in FLAGS if flag not in ("--user-rate", 0.5)]
+    line = ["train", "--corpus", "corpus", "--epsilon", 8, *flags, "--rounds", 5, "--time", "2h"]
+    shown = run(*line, "--dry-run")
+    assert shown.code == 0
+    assert "\nChosen from counts of this corpus: each draws about " in shown.out
+    assert "Caveat: settings were chosen by counts of this corpus" in shown.out
+    for row in (
+        "tokens per round",
+        "time per round",
+        "time in all",
+        "peak memory",
+        "epsilon, user",
+    ):
+        assert f"\n{row}" in shown.out
+    assert "\nepsilon on the corpus, all 2 runs" in shown.out
+    found = json.loads(run(*line, "--dry-run", "--json").out)
+    assert found["chosen"] == ["user_rate", "entity_share", "sentences_per_user"]
+    assert found["corpus_total"] > found["epsilon"] > found["epsilon_user_alone"]
+    assert found["seconds"] >= 5 * found["seconds_per_round"] > 0
+    command = shlex.split(found["command"])
+    assert command[:2] == ["uedp", "train"]
+    assert command[-2:] == ["--out", "run"]
+    again = json.loads(run(*command[1:], "--dry-run", "--json").out)
+    assert again["plan"] == found["plan"]
+    assert again["chosen"] == []
+    assert [w for w in again["words"] if "Caveat" in w] == [
+        w for w in found["words"] if "Caveat" in w
+    ]
+
+
+def test_a_misspelt_field_and_a_missing_target_have_a_remedy(here, run):
+    line = ["train", "--corpus", "corpus", *FLAGS, "--out", "never"]
+    assert "privacy.epsilon (--epsilon) is the target" in refused(run, *line)
+    assert "did you mean privacy.epsilon" in refused(run, *line, "--set", "privacy.epsilom=8")
+    assert "(--time) 'soon': write a number with s, m, h or d" in refused(
+        run, *line, "--epsilon", 8, "--time", "soon"
+    )
+
+
 def test_resume_takes_the_config_of_the_run_and_does_nothing_if_it_is_finished(here, run):
     found = run("train", "--resume", "--out", "run")
     assert found.code == 0
@@ -237,17 +279,17 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(here, run):
 
 @pytest.mark.slow
 def test_the_demo_learns(run, tmp_path, monkeypatch):
-    """As `make demo` does it; the model has to get far better than guessing."""
+    """As `make demo-offline` does it; the model has to get far better than guessing."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo-offline").mkdir()
     run(*"sample --people 4000 --out m.jsonl --held-out h.jsonl".split())
-    for source, name in (("m.jsonl", "demo/corpus"), ("h.jsonl", "demo/others")):
+    for source, name in (("m.jsonl", "demo-offline/corpus"), ("h.jsonl", "demo-offline/others")):
         assert run("detect", source, "--out", name, "--detector", "labels,patterns").code == 0
-    assert run("train", DEMO, "--out", "demo/run").code == 0
-    result = json.loads((tmp_path / "demo" / "run" / "result.json").read_text())
+    assert run("train", DEMO, "--out", "demo-offline/run").code == 0
+    result = json.loads((tmp_path / "demo-offline" / "run" / "result.json").read_text())
     assert result["before"]["perplexity"] > 200
     assert result["after"]["perplexity"] < 15
-    assert run("certificate", "verify", "demo/run").code == 0
+    assert run("certificate", "verify", "demo-offline/run").code == 0
 
 
 # --- evaluate, generate, unpack ------------------------------------------------------------------

@@ -395,7 +395,7 @@ def spoiled_corpus(rng: random.Random, folder: Path) -> Path:
             _rewrite_array(rng, victim)
         elif how < 0.5 and victim.suffix == ".arrow":
             _rewrite_table(rng, victim)
-        elif how < 0.6:
+        elif how < 0.6 and (other / victim.relative_to(path)).exists():
             shutil.copyfile(other / victim.relative_to(path), victim)
         else:
             _spoil_file(rng, path, victim)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,15 @@ def test_a_classifier_is_evaluated_and_cannot_generate(corpora, tmp_path):
         api.generate(tmp_path / "run", "hello")
 
 
+def test_any_model_generates_texts(run, tmp_path):
+    """For a look at a model before it is trained."""
+    shutil.copytree(run.folder, tmp_path / "model", ignore=shutil.ignore_patterns("*.yaml"))
+    texts = api.generate(tmp_path / "model", "Hi", tokens=5, count=2, seed=4)
+    assert texts == api.generate(run.folder, "Hi", tokens=5, count=2, seed=4)
+    with pytest.raises(UserError, match="not a run directory"):
+        api.generate(tmp_path, "Hi")
+
+
 def test_generated_texts_start_with_the_prompt(run):
     texts = api.generate(run.folder, "Hi <eos>", tokens=5, count=3, seed=4)
     assert len(texts) == 3
@@ -292,7 +302,8 @@ def test_configs_in_the_documentation_are_valid(tmp_path):
         whole.replace(whole[whole.index("model:") :], "model: {name: awd-lstm}\n" + words)
     )
     assert load_config(tmp_path / "words.yaml").vocabulary.source == "public"
-    load_config(GUIDE.with_name("demo.yaml"))
+    for demo in ("demo.yaml", "demo-offline.yaml"):
+        load_config(GUIDE.with_name(demo))
 
 
 def test_no_network_is_used(corpora, tmp_path):

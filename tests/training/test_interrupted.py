@@ -16,7 +16,7 @@ from uedp.corpus.sentence import Sentence
 from uedp.entities.detection import Detection, detect
 from uedp.mechanism import release as releasing
 from uedp.mechanism import sampling
-from uedp.methods import ClippedMethod, rotation, uedp_alg
+from uedp.methods import Attempt, ClippedMethod, rotation, uedp_alg
 from uedp.training import checkpoint, engine
 from uedp.training.round_key import FILE
 
@@ -336,3 +336,108 @@ def test_a_loop_of_ones_own_is_interrupted_for_free(tmp_path, monkeypatch):
     assert info["done"] == 1
     assert same(weights, [tensors[n] for n, _ in private.model.named_parameters()])
     made.close()
+
+
+@pytest.mark.parametrize("older", ["before this round", "of the round before", "a whole folder"])
+def test_an_older_key_file_is_no_way_to_draw_anew(older, train, tmp_path):
+    """A round begins, is interrupted, and the file is put back as it was before that."""
+    run, path, copies = tmp_path / "run", tmp_path / "run" / FILE, {}
+
+    def keep(done):
+        if done == 2:
+            copies["before this round"] = path.read_text()
+            shutil.copytree(run, tmp_path / "backup")
+
+    watcher = interrupting(3, 1)
+    within = watcher.within
+
+    def seen(part, text):
+        if text.startswith("round 2 of"):
+            copies["of the round before"] = path.read_text()
+        within(part, text)
+
+    watcher.after, watcher.within = keep, seen
+    train(progress=watcher, run__checkpoint_seconds=0, **SMALL)
+    assert spent(run) == [(0, 1), (1, 1)]
+    if older == "a whole folder":
+        for name in (FILE, "ledger.jsonl"):
+            shutil.copyfile(tmp_path / "backup" / name, run / name)
+        train.said.clear()
+    else:
+        path.write_text(copies[older])
+    train(resume=True, **SMALL)
+    assert f"round 3 was begun and cannot be repeated ({FILE} is not as this run left it)" in (
+        "\n".join(train.said)
+    )
+    assert [row["round"] for row in metrics(run)] == [1, 2, 4]
+
+
+def test_a_method_that_draws_without_the_key_is_refused(train, tmp_path, monkeypatch):
+    """Its rounds would be drawn anew after every interruption."""
+    round_ = ClippedMethod.round
+
+    def draws_afresh(self, number, attempt):
+        return round_(self, number, Attempt(enter=attempt.enter))
+
+    monkeypatch.setattr(ClippedMethod, "round", draws_afresh)
+    with pytest.raises(engine.UserError, match="its round was not drawn by the key of the attempt"):
+        train()
+    assert spent(tmp_path / "run") == [(0, 1)]
+
+
+def made_engine(tmp_path, resume=False, say=lambda line: None):
+    if not resume:
+        pairs = enumerate(worlds.texts())
+        sentences = [Sentence(f"user {place // worlds.EACH}", text) for place, text in pairs]
+        detect(sentences, tmp_path / "corpus", Detection(["patterns"]))
+    return engine.PrivacyEngine(
+        tmp_path / "corpus",
+        noise=1.0,
+        rounds=3,
+        run_dir=tmp_path / "run",
+        user_rate=0.5,
+        max_tokens=32,
+        resume=resume,
+        say=say,
+    )
+
+
+def test_a_first_round_is_not_repeated_with_the_weights_of_another_model(tmp_path, monkeypatch):
+    """A process with a loop of its own is killed: nothing says which weights it began with."""
+    draws = Draws(monkeypatch)
+    made = made_engine(tmp_path)
+    steps = made.attach(tiny.gpt2(), tiny.tokenizer()).rounds()
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.PrivateRun, "save_checkpoint", lambda *arguments: None)  # killed
+        patch.setattr(releasing, "add_once_", lambda *arguments: None)
+        patch.setattr(ClippedMethod, "_losses", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            next(steps)
+    made.close()
+    said = []
+    again = made_engine(tmp_path, resume=True, say=said.append)
+    model = tiny.gpt2()
+    with torch.no_grad():
+        next(model.parameters()).add_(1)
+    assert next(again.attach(model, tiny.tokenizer()).rounds()).round == 2
+    assert "round 1 was begun and cannot be repeated (the weights that it began with are lost)" in (
+        "\n".join(said)
+    )
+    assert draws.who[1] != draws.who[0]
+    again.close()
+
+
+def test_a_loop_that_is_interrupted_after_the_entry_goes_on(tmp_path, monkeypatch):
+    made = made_engine(tmp_path)
+    private = made.attach(tiny.gpt2(), tiny.tokenizer())
+    with monkeypatch.context() as patch:
+
+        def interrupted(*arguments):
+            raise KeyboardInterrupt
+
+        patch.setattr(releasing, "add_once_", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(private.rounds())
+    assert spent(tmp_path / "run") == [(0, 1)]
+    assert [step.round for step in private.rounds()] == [2, 3]
+    assert private.finished

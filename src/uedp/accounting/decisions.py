@@ -59,6 +59,7 @@ class Propagation(StrictModel):
     """
 
     share: Annotated[float, Field(ge=0, le=1)]
+    name_share: Annotated[float, Field(ge=0, le=1)]  # if it has capitals, and is no ordinary word
     ordinary_share: Annotated[float, Field(ge=0, le=1)]  # if its words are ordinary English
     ordinary_hits: Annotated[int, Field(ge=0)]
     noise_share: Annotated[float, Field(ge=0, le=1)]
@@ -67,7 +68,8 @@ class Propagation(StrictModel):
     def describe(self) -> str:
         return (
             f"what models found in at least {self.share:.0%} of its places counts in all of them "
-            f"({self.ordinary_share:.0%} and {self.ordinary_hits} hits if its words are ordinary)"
+            f"({self.name_share:.0%} if it is capitalised and no ordinary word, "
+            f"{self.ordinary_share:.0%} and {self.ordinary_hits} hits if it is an ordinary word)"
         )
 
     def describe_dropped(self) -> str:

@@ -482,6 +482,16 @@ class RunLedger:
             )
 
     @property
+    def begun(self) -> str | None:
+        """The digest of the key with which the next round began, None if it was not begun."""
+        return None if self._mark is None else self._mark.begun(self.spent)
+
+    def begin(self, digest: str) -> None:
+        """Record, beside the corpus, that the next round begins with the key of this digest."""
+        if self._mark is not None:
+            self._mark.begin(self.spent, digest)
+
+    @property
     def vocabulary_spent(self) -> bool:
         """Whether the private vocabulary may have been made."""
         return bool(of_kind(self._chain.records, "vocabulary"))

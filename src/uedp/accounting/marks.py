@@ -2,7 +2,9 @@
 
 A run whose ledger was cut short, or restored from an older copy, would repeat rounds. So whoever
 spends a round also leaves the ledger's seal beside the corpus; a ledger without that seal is
-refused. The mark is written second: a ledger that is ahead of its mark does no harm.
+refused. The mark is written second: a ledger that is ahead of its mark does no harm. A round that
+begins is marked, too, with a digest of the key of its draws, so that an older copy of the key's
+file is no way to draw it again.
 """
 
 import re
@@ -41,6 +43,15 @@ class Mark(Chain):
         marks = of_kind(self.records, "mark")
         if not marks or marks[-1]["seal"] != seal:
             self.append({"kind": "mark", "spent": spent, "seal": seal})
+
+    def begun(self, number: int) -> str | None:
+        """The digest of the key with which a round began, None if it was not begun."""
+        digests = [r.get("key") for r in of_kind(self.records, "begun") if r.get("round") == number]
+        return digests[-1] if digests else None
+
+    def begin(self, number: int, digest: str) -> None:
+        if self.begun(number) != digest:
+            self.append({"kind": "begun", "round": number, "key": digest})
 
 
 def check_mark(corpus: Path, run: str, ledger: Path, seals: Sequence[str], spent: int) -> None:

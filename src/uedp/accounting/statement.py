@@ -100,8 +100,10 @@ def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
         "not covered, also if their texts are in part the same": (
             setup.earlier_runs == "on other corpora"
         ),
-        f"{setup.chosen_by_planner} were chosen by counts of this corpus (users, sentences, usable "
-        "sentences, lengths), which are not covered": bool(setup.chosen_by_planner),
+        "settings were chosen by counts of this corpus (users, sentences, usable sentences, "
+        f"lengths), which are not covered: {setup.chosen_by_planner}": bool(
+            setup.chosen_by_planner
+        ),
         "who chose the clip bounds and rates, and on which data, is not stated": (
             not setup.chooser_stated
         ),

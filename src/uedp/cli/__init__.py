@@ -5,7 +5,7 @@ from types import FrameType
 
 import typer
 
-from uedp.cli import audit, data, privacy, train
+from uedp.cli import audit, data, entities, privacy, train
 from uedp.cli.terminal import plain, with_flags
 from uedp.errors import UserError
 from uedp.signals import handled_by
@@ -17,7 +17,8 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (
-    *(data.sample, data.detect, data.inspect, data.coverage, data.deidentify, data.categories),
+    *(data.sample, data.detect, data.inspect, entities.entities, data.coverage),
+    *(data.deidentify, data.categories),
     *(privacy.calibrate, privacy.plan, privacy.ledger),
     *(train.train, train.evaluate, train.generate, train.unpack),
 ):

@@ -8,6 +8,7 @@ import typer
 from typer import Argument, Option
 
 from uedp.cli import options
+from uedp.cli.entities import PublicLists, say_propagation
 from uedp.cli.terminal import cell, number, plain, progress, say, say_json, show, table, with_flags
 from uedp.errors import UserError
 
@@ -26,7 +27,7 @@ Categories = Annotated[
     str, Option(help="The sensitive categories, separated by commas; see `uedp categories`.")
 ]
 Propagate = Annotated[
-    bool, Option(help="Protect every mention of a name that a detector finds once.")
+    bool, Option(help="Protect names in all their places if they are found in enough of them.")
 ]
 Workers = Annotated[int, Option(help="Number of processes for detection.")]
 
@@ -76,6 +77,7 @@ def detect(
         None, help="CSV `entity,category`: entities that are always sensitive."
     ),
     aliases: Path | None = Option(None, help="CSV `alias,entity`: other names of an entity."),
+    public_list: PublicLists = [],  # noqa: B006 - Typer copies it
     workers: Workers = 1,
     skip_invalid: bool = Option(
         False, "--skip-invalid", help="Skip invalid records and count them."
@@ -111,6 +113,7 @@ def detect(
         allow_list=allow_list,
         deny_list=deny_list,
         aliases=aliases,
+        public_lists=_split_commas(public_list),
         workers=workers,
         skip_invalid=skipped if skip_invalid else False,
         overwrite=overwrite,
@@ -122,6 +125,7 @@ def detect(
         typer.echo(f"skipped {skipped.count:,} invalid records, the first: {first}", err=True)
     _say_changes(corpus.info["source"])
     _say_size(out, corpus)
+    say_propagation(corpus)
     if hold_out is not None:
         _say_size(hold_out, Corpus(hold_out))
         typer.echo(

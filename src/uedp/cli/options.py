@@ -19,6 +19,9 @@ LabelColumn = Annotated[str | None, Option(help="A column with a class label.")]
 NewCorpus = Annotated[Path, Option(help="The corpus folder to write.")]
 Overwrite = Annotated[bool, Option("--overwrite", help="Replace --out if it is a corpus.")]
 PaperNoise = Annotated[float, Option(help="The paper's z.")]
+PlannedCorpus = Annotated[
+    Path | None, Option(help="A corpus, from whose counts rates, rounds and share are chosen.")
+]
 ResultsFile = Annotated[Path | None, Option(help="Save the results as JSON.")]
 Rounds = Annotated[int, Option(help="Number of rounds.")]
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="The folder of a run.")]

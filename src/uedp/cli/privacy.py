@@ -7,11 +7,17 @@ import typer
 from typer import Argument, Option
 
 from uedp.cli import options
+from uedp.cli.preview import preview_json, show_missed, show_preview
 from uedp.cli.terminal import cell, number, plain, progress, say, say_json, show, table, with_flags
+from uedp.errors import UserError
 
 if TYPE_CHECKING:
     from uedp.accounting.certificate import Certificate
+    from uedp.accounting.planning import Option as PlanOption
+    from uedp.accounting.planning import Supply
     from uedp.accounting.profile import Profile
+    from uedp.methods import PrivacySettings
+    from uedp.training.api import Preview
 
 account = typer.Typer(help="Compute the epsilon of given parameters.", no_args_is_help=True)
 certificate = typer.Typer(help="Show, verify and sign certificates.", no_args_is_help=True)
@@ -41,22 +47,49 @@ def account_published(
 
 @account.command("proven")
 def account_proven(
-    user_rate: options.UserRate,
-    rounds: options.Rounds,
-    noise: Annotated[float, Option(help="Noise multiplier, in units of the update clip.")],
-    entity_share: Annotated[
-        float, Option(help="How far one entity can move one update, in units of the update clip.")
-    ],
+    run: Path | None = Argument(None, metavar="[RUN]", help="A run, whose numbers are taken."),
+    corpus: options.PlannedCorpus = None,
+    epsilon_target: float = Option(
+        8.0, "--epsilon", help="With --corpus: the target that the rest is chosen for."
+    ),
+    user_rate: float | None = Option(None, help="The sampling rate of users in a round."),
+    rounds: int | None = Option(None, help="Number of rounds."),
+    noise: float | None = Option(None, help="Noise multiplier, in units of the update clip."),
+    entity_share: float | None = Option(
+        None, help="How far one entity can move one update, in units of the update clip."
+    ),
     entity_rate: options.EntityRate = 1.0,
     extended_rate: options.ExtendedRate = 1.0,
-    delta: options.Delta = 1e-5,
+    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
     as_json: options.AsJson = False,
 ) -> None:
-    """Compute the proven epsilon of rotation; with an entity share of 0, of user-level DP."""
+    """Compute the proven epsilon of rotation; with an entity share of 0, of user-level DP.
+
+    Numbers that are not given come from RUN, or are chosen for --corpus as in training.
+    """
     from uedp.accounting.calibrate import rotation_profile
 
+    if run is not None:
+        _prove_run(run, delta, as_json)
+        return
+    if corpus is not None and noise is not None:
+        share = entity_share or None  # the planner knows no share of 0
+        fields = {"user_rate": user_rate, "rounds": rounds, "entity_share": share, "delta": delta}
+        chosen = _chosen(corpus, epsilon_target, fields, as_json)
+        user_rate, rounds, delta = chosen.user_rate, chosen.rounds, chosen.delta
+        entity_share = chosen.entity_share if entity_share is None else entity_share
+    values = {
+        "--user-rate": user_rate,
+        "--rounds": rounds,
+        "--noise": noise,
+        "--entity-share": entity_share,
+    }
+    missing = [flag for flag, value in values.items() if value is None]
+    if user_rate is None or rounds is None or noise is None or entity_share is None:
+        rest = "" if missing == ["--noise"] else ", or --corpus for all but --noise"
+        raise UserError(f"account proven: give a RUN, or {', '.join(missing)}{rest}")
     profile = rotation_profile(noise, user_rate, entity_share, entity_rate, extended_rate)
-    _prove(profile, rounds, delta, as_json)
+    _prove(profile, rounds, 1e-5 if delta is None else delta, as_json)
 
 
 @account.command("alg")
@@ -77,7 +110,8 @@ def account_alg(
 
 def calibrate(
     epsilon_target: options.TargetEpsilon,
-    user_rate: options.UserRate,
+    corpus: options.PlannedCorpus = None,
+    user_rate: float | None = Option(None, help="The sampling rate of users in a round."),
     rounds: int | None = Option(None, help="Number of rounds. Default: solve."),
     entity_share: float | None = Option(
         None, help="Entity share. Default: solve, given noise and rounds."
@@ -85,12 +119,28 @@ def calibrate(
     noise: float | None = Option(None, help="Noise multiplier. Default: solve."),
     entity_rate: options.EntityRate = 1.0,
     extended_rate: options.ExtendedRate = 1.0,
-    delta: options.Delta = 1e-5,
+    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
     as_json: options.AsJson = False,
 ) -> None:
-    """Solve for the noise, the rounds or the entity share, whichever is left out."""
+    """Solve for the noise, the rounds or the entity share, whichever is left out.
+
+    With --corpus, what else is left out is chosen as in training.
+    """
     from uedp.accounting.calibrate import calibrate_rotation
 
+    if corpus is not None:
+        fields = {"user_rate": user_rate, "rounds": rounds, "delta": delta}
+        chosen = _chosen(
+            corpus, epsilon_target, fields | {"entity_share": entity_share or None}, as_json
+        )
+        user_rate, delta = chosen.user_rate, chosen.delta
+        if noise is None:
+            rounds = chosen.rounds
+        if entity_share is None and (noise is None or rounds is None):
+            entity_share = chosen.entity_share
+    if user_rate is None:
+        raise UserError("calibrate: give --user-rate, or --corpus to have it chosen")
+    delta = 1e-5 if delta is None else delta
     solved = calibrate_rotation(
         epsilon_target,
         delta,
@@ -103,6 +153,8 @@ def calibrate(
     )
     names = ("noise", "rounds", "entity_share", "epsilon")
     values = {name: getattr(solved, name) for name in names}
+    if corpus is not None:
+        values["user_rate"] = user_rate
     _answer(values, delta, True, _words(solved.profile, solved.epsilon, delta), as_json)
 
 
@@ -118,19 +170,30 @@ def plan(
     delta: options.Delta = 1e-5,
     best: int = Option(15, help="Number of rows to show."),
     plot: Path | None = Option(None, help="Plot epsilon against rounds."),
+    model: str | None = Option(None, help="With a corpus: estimate the run of this model, too."),
+    changes: options.SetOption = [],  # noqa: B006 - Typer copies it
+    time: str | None = Option(None, help="With --model: how long a run may take, as 30m or 2h."),
     as_json: options.AsJson = False,
 ) -> None:
-    """Compare plans at one epsilon: the noise each needs, and its signal-to-noise ratio."""
+    """Compare plans at one epsilon: the noise each needs, and its signal-to-noise ratio.
+
+    With --model: their time, too, and all of what `uedp train --dry-run` shows of the chosen one.
+    """
     from dataclasses import asdict
 
     from uedp.accounting import planning
     from uedp.corpus.store import Corpus
     from uedp.mechanism.sampling import supply_of
 
+    preview = None
     if corpus is not None:
         supply = supply_of(Corpus(corpus).incidence)
     else:
         supply = planning.Supply.of_counts(users, sentences, usable)
+    if model is not None:
+        if corpus is None:
+            raise UserError("plan: --model needs a CORPUS to measure the time of a round with")
+        preview = _previewed(epsilon_target, corpus, model, time, delta, changes)
     tried = []
     total = len(user_rate) * len(rounds) * len(entity_share)
     with progress().stage("calibrating", total, "options") as meter:
@@ -146,9 +209,14 @@ def plan(
         epsilon_curves(planning.curves(tried[0].profile, tried[0].rounds, delta), delta, plot)
     if as_json:
         rows = [asdict(option) for option in tried]
-        say_json({"epsilon": epsilon_target, "delta": delta, "options": rows})
+        if preview is not None:
+            for row, option in zip(rows, tried, strict=True):
+                row["seconds"] = _seconds(preview, supply, option)
+        answer = {"epsilon": epsilon_target, "delta": delta, "options": rows}
+        say_json(answer if preview is None else answer | {"estimate": preview_json(preview, None)})
         return
-    shown = table("user rate", "rounds", "entity share", "noise", "users/round", "merit")
+    timed = () if preview is None else ("time/round", "time in all")
+    shown = table("user rate", "rounds", "entity share", "noise", "users/round", "merit", *timed)
     for option in tried[:best]:
         few = " (few)" if option.users_per_round < planning.FEW_USERS else ""
         shown.add_row(
@@ -158,6 +226,7 @@ def plan(
             number(option.noise),
             f"{option.users_per_round:,.0f}{few}",
             f"{option.merit:,.1f}",
+            *_times(preview, supply, option),
         )
     show(f"epsilon {epsilon_target:g}, delta {delta:g}, user and entity; best first", shown)
     typer.echo(
@@ -166,28 +235,68 @@ def plan(
     )
     if plot is not None:
         say(f"epsilon against rounds: {plot}")
+    if preview is not None:
+        typer.echo("\nthe plan that is chosen:")
+        show_preview(preview, None)
+        return
     show_missed(tried[0].profile, tried[0].rounds, delta, None, "the best plan")
 
 
-def show_missed(
-    profile: "Profile", rounds: int, delta: float, most: int | None, name: str = "this plan"
-) -> None:
-    """Show how share, rate and sentences per user move the epsilon of missed mentions."""
-    from uedp.accounting.missed import MISSED_CASES, missed_words, neighbours
+def _previewed(
+    epsilon: float, corpus: Path, model: str, time: str | None, delta: float, changes: list[str]
+) -> "Preview":
+    from uedp.training import api
+    from uedp.training.config import parse_config
 
-    shown = table("", "noise", *(missed_words(*case) for case in MISSED_CASES))
-    with progress().stage("missed mentions", None, "plans") as meter:
-        for neighbour in neighbours(profile, rounds, delta, most):
-            first = not shown.rows
-            shown.add_row(
-                name if first else neighbour.change,
-                number(neighbour.profile.noise),
-                *(number(value, 3) for value in neighbour.epsilons),
-            )
-            meter.advance(1)
-    if shown.rows:
-        title = "\nepsilon if the detector missed the entity, at the noise that each plan needs"
-        show(title, shown)
+    run = {} if time is None else {"time": time}
+    privacy = {"epsilon": epsilon} | ({} if delta == 1e-5 else {"delta": delta})
+    values = {"privacy": privacy, "data": {"train": corpus}, "model": {"name": model}, "run": run}
+    return api.preview(parse_config(values, "plan", changes), progress())
+
+
+def _seconds(preview: "Preview", supply: "Supply", option: "PlanOption") -> float:
+    """How long the rounds of an option take."""
+    usable = float(supply.sentences_per_user.sum())
+    return option.rounds * preview.pace.round_seconds(option.user_rate * usable)
+
+
+def _times(preview: "Preview | None", supply: "Supply", option: "PlanOption") -> list[str]:
+    from uedp.training.choose import duration
+
+    if preview is None:
+        return []
+    seconds = _seconds(preview, supply, option)
+    return [duration(seconds / option.rounds), duration(seconds)]
+
+
+def _chosen(corpus: Path, epsilon: float, given: dict[str, Any], quiet: bool) -> "PrivacySettings":
+    """What the planner chooses for a corpus; said in words, unless JSON is printed."""
+    from uedp.training.choose import choose_for_corpus
+
+    choice = choose_for_corpus(corpus, epsilon, given, progress())
+    for line in () if quiet else choice.words:
+        say(line)
+    return choice.config.privacy
+
+
+def _prove_run(run: Path, delta: float | None, as_json: bool) -> None:
+    """The epsilon of a run's plan, computed again from its ledger."""
+    from uedp.accounting.chain import read_chain
+    from uedp.accounting.ledger import RUN_LEDGER, planned_run
+    from uedp.accounting.proven import epsilon
+
+    path = run / RUN_LEDGER
+    if not path.is_file():
+        raise UserError(f"{run}: has no ledger; name the folder of a run with a guarantee")
+    planned = planned_run(path, read_chain(path)[0])
+    if planned.profile is None:
+        raise UserError(f"{run}: this run adds no noise and has no epsilon")
+    delta = planned.delta if delta is None else delta
+    events = () if planned.vocabulary is None else ((planned.vocabulary, 1),)
+    value = epsilon(planned.profile, planned.rounds, delta, *events)
+    proven = _finite(value) is not None and planned.setup.exposed is None
+    words = _words(planned.profile, value if proven else float("inf"), delta)
+    _answer({"epsilon": value if proven else None}, delta, proven, words, as_json)
 
 
 @certificate.command("show")

@@ -26,7 +26,10 @@ _QUIET_SECONDS = 1.0  # stages that end sooner show no bar
 _REFRESH_SECONDS = 0.1
 _SPEED_SECONDS = 600.0  # the window for estimating the time left: a step may take a minute
 _PARAMETER = re.compile(r"`([a-z][a-z_]*)=([^`]+)`")
-_FLAGS = {"detectors": "detector"}  # parameters that have a flag of another name
+_FLAGS = {
+    "detectors": "detector",
+    "public_lists": "public-list",
+}  # parameters that have a flag of another name
 _QUOTES = "'\""
 _SPECIAL = re.compile(r"[\s;|&<>()$`*?]")
 

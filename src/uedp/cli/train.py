@@ -1,11 +1,8 @@
 """Commands for models: train, evaluate, generate, unpack."""
 
 import json
-import re
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,32 +10,14 @@ import typer
 from typer import Argument, Option
 
 from uedp.cli.options import AsJson, FinishedRun, SetOption
-from uedp.cli.privacy import show_missed
+from uedp.cli.preview import preview_json, show_preview, with_flag
 from uedp.cli.terminal import STOPPED, number, progress, say, say_json, show, table, with_flags
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
-    from uedp.training.api import Preview
     from uedp.training.config import Config
 
 _COUNTS = ("tokens", "sentences")  # measures that are sizes, not results
-_FLAGS = {
-    "data.train": "--corpus",
-    "data.evaluate": "--evaluate",
-    "model.name": "--model",
-    "model.tokenizer": "--tokenizer",
-    "model.train": "--train",
-    "task.kind": "--task",
-    "privacy.method": "--method",
-    "privacy.epsilon": "--epsilon",
-    "privacy.noise": "--noise",
-    "privacy.delta": "--delta",
-    "privacy.rounds": "--rounds",
-    "privacy.user_rate": "--user-rate",
-    "privacy.entity_share": "--entity-share",
-    "optimiser.rate": "--rate",
-    "run.time": "--time",
-}
 
 
 def train(
@@ -112,7 +91,11 @@ def train(
         given = {field: value for field, value in values.items() if value is not None}
         run_config = _config(config, out if resume else None, given, changes)
         if dry_run:
-            show_preview(api.preview(run_config, progress()), out, as_json)
+            preview = api.preview(run_config, progress())
+            if as_json:
+                say_json(preview_json(preview, out))
+            else:
+                show_preview(preview, out)
             return
         if out is None:
             raise UserError("train: name the folder of the run with --out")
@@ -121,7 +104,7 @@ def train(
             out,
             resume=resume,
             progress=progress(),
-            say=lambda line: say(_with_flag(with_flags(line))),
+            say=lambda line: say(with_flag(with_flags(line))),
         )
     if not outcome.finished:
         raise typer.Exit(STOPPED)
@@ -152,7 +135,9 @@ def evaluate(
 
 
 def generate(
-    run: FinishedRun,
+    folder: Annotated[
+        Path, Argument(metavar="RUN", help="The folder of a finished run, or of any model.")
+    ],
     prompt: str = Option("", help="The start of the text."),
     tokens: int = Option(40, help="The most tokens to add."),
     count: int = Option(1, help="Number of texts."),
@@ -163,7 +148,7 @@ def generate(
     from uedp.training import api
 
     for text in api.generate(
-        run, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
+        folder, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
     ):
         say(text)
 
@@ -184,14 +169,7 @@ def _flags_beside_fields() -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(_with_flag(str(error))) from error
-
-
-def _with_flag(text: str) -> str:
-    return _FIELD.sub(lambda field: f"{field[0]} ({_FLAGS[field[0]]})", text, count=1)
-
-
-_FIELD = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, _FLAGS))})(?![\w/-]|\.\w|=)")
+        raise UserError(with_flag(str(error))) from error
 
 
 def _config(
@@ -219,89 +197,6 @@ def _config(
     if "data.train" not in given or "model.name" not in given:
         raise UserError("train: give a CONFIG, or at least --corpus, --model and --epsilon")
     return config.parse_config({"privacy": {}}, "train", every)
-
-
-def show_preview(preview: "Preview", out: Path | None, as_json: bool) -> None:
-    """Show what a run guarantees and costs, and the command that makes it."""
-    from uedp.training.choose import duration
-
-    plan, cost = preview.plan, preview.estimate
-    command = command_of(plan.config, out)
-    if as_json:
-        say_json(
-            {
-                **asdict(replace(cost, corpus_total=None)),
-                "corpus_total": None if cost.corpus_total is None else cost.corpus_total.epsilon,
-                "plan": plan.describe() | {"sentences per user": plan.sampling.per_user},
-                "chosen": list(preview.choice.fields),
-                "words": [*plan.summary, *preview.choice.words],
-                "warnings": preview.warnings,
-                "command": command,
-            }
-        )
-        return
-    for line in (*plan.summary, *preview.choice.words):
-        say(_with_flag(with_flags(line)))
-    rows = table("", "")
-    for name, value in plan.describe().items():
-        if value is not None:
-            rows.add_row(name, value if isinstance(value, str) else f"{value:,.6g}")
-    rows.add_row("sentences per user, at most", str(plan.sampling.per_user or "all"))
-    rows.add_row("sentences per round", f"about {cost.sentences_per_round:,.0f}")
-    rows.add_row("tokens per round", f"about {cost.tokens_per_round:,.0f}")
-    rows.add_row("trained parameters", f"{cost.parameters:,}")
-    rows.add_row("time per round, measured", duration(cost.seconds_per_round))
-    rows.add_row("time in all", f"about {duration(cost.seconds)}")
-    rows.add_row("peak memory", f"about {cost.memory_bytes / 1e9:.1f} GB")
-    if cost.signal_to_noise is not None:
-        rows.add_row("signal-to-noise ratio, at most", f"{cost.signal_to_noise:.2g}")
-    if cost.epsilon_user_alone is not None:
-        rows.add_row("epsilon, user without entity", number(cost.epsilon_user_alone))
-    for words, value in cost.missed_mentions.items():
-        rows.add_row(f"epsilon, missed in {words}", number(value))
-    if cost.corpus_total is not None:
-        runs = cost.corpus_total.runs
-        of = "this run" if runs == 1 else f"all {runs} runs"
-        rows.add_row(f"epsilon on the corpus, {of}", number(cost.corpus_total.epsilon))
-    show("", rows)
-    privacy = plan.config.privacy
-    if plan.private and plan.profile is not None:
-        show_missed(plan.profile, plan.rounds, privacy.delta, privacy.sentences_per_user)
-    for warning in preview.warnings:
-        say(f"warning: {warning}")
-    typer.echo("\nnothing was trained; to train exactly this:")
-    say(command)
-
-
-def command_of(config: "Config", out: Path | None) -> str:
-    """The command that makes a run of a config, with every field that is not a default."""
-    from uedp.methods.base import PLANNED
-    from uedp.training.config import parse_config
-
-    needed = {"privacy": {"epsilon", "noise", "method"}, "data": {"train"}, "model": {"name"}}
-    bare = parse_config(config.model_dump(mode="json", include=needed))
-    given, plain = config.model_dump(mode="json"), bare.model_dump(mode="json")
-    fields = {
-        f"{section}.{field}": value
-        for section, values in given.items()
-        for field, value in values.items()
-        if (
-            value is not None
-            and (value != plain[section].get(field) or field in needed.get(section, ()))
-        )
-        or (section == "privacy" and field in PLANNED and value is not None)
-    }
-    words = ["uedp", "train"]
-    for name, value in fields.items():
-        if name in _FLAGS:
-            words += [_FLAGS[name], _plain_value(value)]
-        else:
-            words += ["--set", f"{name}={_plain_value(value)}"]
-    return shlex.join([*words, "--out", str(out or "run")])
-
-
-def _plain_value(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _show_measures(columns: Mapping[str, Mapping[str, float]]) -> None:

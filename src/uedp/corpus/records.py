@@ -152,8 +152,8 @@ def _likely(parameter: str, column: str, present: Sequence[str]) -> str:
     return repr(plain[close[0]]) if close else ""
 
 
-_SHOWN = 24  # characters of a value that an error may quote: names, not messages
-_NAME = re.compile(r"[^\W\d]\w*([ ./:-]+\w+){0,2}[?:.]?")
+_SHOWN = 30  # characters of a name that an error may print
+_NAME = re.compile(r"[^\W\d][\w ./:()#&+?%\[\]-]*")
 
 
 def quoted(value: str, most: int = 12) -> str:
@@ -163,13 +163,18 @@ def quoted(value: str, most: int = 12) -> str:
 
 def listed(names: Iterable[str], most: int = 20) -> str:
     """Names on one line; what is no name but text, as in a file without a header, is not shown."""
-    shown = [
-        name
-        if len(name) <= _SHOWN and _NAME.fullmatch(name) and not re.search(r"\d{4}", name)
-        else f"({len(name)} characters)"
-        for name in names
-    ]
+    shown = [name if _is_name(name) else f"({len(name)} characters)" for name in names]
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
+
+
+def _is_name(text: str) -> bool:
+    """Whether a text may be the name of a column: a few words, without a long number."""
+    return (
+        len(text) <= _SHOWN
+        and len(text.split()) <= 3
+        and _NAME.fullmatch(text) is not None
+        and not re.search(r"\d{4}", text)
+    )
 
 
 _QUOTED = re.compile(r"""(['"]).*\1""")

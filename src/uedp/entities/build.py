@@ -200,7 +200,8 @@ def _check_sides(work: Path, spool: Path, share: float) -> None:
 def _two_folders(one: Path, other: Path, overwrite: bool) -> Iterator[tuple[Path, Path]]:
     """Two new corpora: both appear if the block succeeds, and neither if it fails.
 
-    Only a process killed between two renames leaves `other` alone.
+    Only a process killed between two renames leaves `other` alone, and only with `overwrite` may a
+    failure at that moment leave `other` new and `one` old.
     """
     first, second = (Path(os.path.realpath(path)) for path in (one, other))
     if first == second or first in second.parents or second in first.parents:

@@ -281,8 +281,12 @@ class _Linker:
     def weigh(self, texts_with_hits: Callable[[], Iterator[tuple[str, list[Hit]]]]) -> None:
         """Decide which surfaces to look for, from two readings of all texts and their hits."""
         for text, hits in texts_with_hits():
-            for hit in self._candidates(text, hits):
+            candidates = set(self._candidates(text, hits))
+            for hit in hits:
                 surface = text[hit.start : hit.end]
+                if hit not in candidates:
+                    self._evidence.add_other(surface)
+                    continue
                 if hit.propagates:
                     self._evidence.add(surface, hit.label)
                 self._add_aliases(surface, hit.label)
@@ -301,11 +305,12 @@ class _Linker:
                 result.append(hit)
         return result
 
-    def find(self, text: str) -> list[Span]:
+    def find(self, text: str, hits: Sequence[Hit]) -> list[Span]:
         """Mentions of known surfaces that are not public."""
         if not self._known:
             return []
-        return [s for s in self._known.find(text) if not self._is_public(text, s)]
+        spans = self._known.find(text, [hit.span for hit in hits])
+        return [s for s in spans if not self._is_public(text, s)]
 
     def unfound(self) -> dict[str, int]:
         """By canonical form: places where an entity's words stand that are no mentions."""
@@ -392,7 +397,7 @@ def _write_mentions(
         for sentence, hits in zip(sentences, _hits_by_sentence(work, count), strict=True):
             text = sentence.text
             hits = linker.kept(text, hits)
-            spans = sorted({*(hit.span for hit in hits), *linker.find(text)})
+            spans = sorted({*(hit.span for hit in hits), *linker.find(text, hits)})
             names = [linker.canon(text[span.start : span.end]) for span in spans]
             detectors: dict[tuple[int, int], int] = {}  # bits, by extent
             for hit in hits:

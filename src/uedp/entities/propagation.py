@@ -18,6 +18,7 @@ from uedp.corpus.sentence import Span
 from uedp.entities.ordinary import is_ordinary
 from uedp.entities.words import fold, words
 
+_RARE = 2  # places: fewer prove nothing
 LONGEST = 32  # words: a longer hit is a stretch of text, not a name that recurs
 
 Key = tuple[str, ...]  # the words of a surface, folded
@@ -31,16 +32,22 @@ class Rule:
     A surface is counted with its case, and a place inside a longer hit counts neither way.
 
     - `share`: below one half the detectors have judged most of its places to be something else.
+    - `name_share`: a surface with a capital letter whose words are not ordinary English, and which
+      is rarer without the capital, is a name wherever it stands (unless models mostly took it for
+      something that is not protected). That a model misses most of its places says more about the
+      model, and a hit in twenty guards against a typing error.
     - `ordinary_share`, `ordinary_hits`: if all its words are ordinary in lower case, a chance hit
-      would make thousands of sentences sensitive, and a name cannot be told from a word at the
-      start of a sentence. So three places in four, and not by a single hit.
+      would make thousands of sentences sensitive, and a capital letter may be that of a sentence.
+      So two places in three, and not by a single hit. (Several words with capitals, as in Red Sea,
+      are a name.)
     - `noise_share`: an ordinary word in lower case that was found in fewer of its places than this
       is an error of the model, and is dropped even where it was hit. Nothing else is: a false hit
       costs a little utility, a missed name is a weaker guarantee.
     """
 
     share: float = 0.5
-    ordinary_share: float = 0.75
+    name_share: float = 0.05
+    ordinary_share: float = 2 / 3
     ordinary_hits: int = 2
     noise_share: float = 0.1
 
@@ -86,6 +93,8 @@ class Evidence:
         self._lengths: dict[str, tuple[int, ...]] = {}
         self._places: dict[Key, dict[Form, int]] = {}
         self._hits: dict[Key, dict[Form, int]] = {}
+        self._inside: Counter[Key] = Counter()  # places inside longer hits
+        self._other: Counter[Key] = Counter()  # hits as something that is not protected
 
     def add(self, surface: str, label: str) -> None:
         """A model hit this surface."""
@@ -97,6 +106,10 @@ class Evidence:
             known = self._lengths.get(key[0], ())
             self._lengths[key[0]] = tuple(sorted({*known, len(key)}))
         self._labels[key][label] += 1
+
+    def add_other(self, surface: str) -> None:
+        """A model hit this surface, but as something that is public or of a category not chosen."""
+        self._other[parts(surface)[0]] += 1
 
     def count(self, text: str, hits: Sequence[Span]) -> None:
         """Count the places in one text; `hits` are those of all detectors in it."""
@@ -113,16 +126,16 @@ class Evidence:
                 if hit:
                     counts = self._hits.setdefault(key, {})
                     counts[form] = counts.get(form, 0) + 1
+            else:
+                self._inside[key] += 1
 
     def passes(self, key: Key, form: Form) -> bool:
         """Whether a surface spreads."""
         hits, places = self._of(key, form)
         if not hits or _single(key):
             return False
-        if ordinary(key):
-            enough = hits >= self.rule.ordinary_share * places
-            return enough and hits >= self.rule.ordinary_hits
-        return hits >= self.rule.share * places
+        share, enough = self._required(key, form)
+        return hits >= max(enough, share * places)
 
     def dropped(self, surface: str) -> str | None:
         """Why a model's hit of this surface is not even kept where it is; None if it is."""
@@ -150,11 +163,18 @@ class Evidence:
                 result[self.not_spread(key, form) or SPREAD] += 1
         return result
 
+    def stands_alone(self, key: Key) -> bool:
+        """Whether a surface is more often found by itself than as part of a longer hit.
+
+        Then it is the same name there (`Kerry` in `John Kerry`); else it is not (`York`, `John`).
+        """
+        return sum(self._hits.get(key, {}).values()) >= self._inside[key]
+
     def spread(self) -> Iterator[tuple[Key, str, frozenset[Form], frozenset[Form]]]:
         """What passed: words, commonest label, the forms that passed, and variants to leave out.
 
-        A variant is left out that stands in more places than the forms that passed and was found
-        in hardly any: `la` beside `LA` is a word of its own.
+        A single word in lower case that did not pass itself is left out if it was hit, or if it
+        stands there often: `la` beside `LA` is a word of its own.
         """
         for key, labels in self._labels.items():
             forms = self._places.get(key, {})
@@ -164,7 +184,10 @@ class Evidence:
                 apart = frozenset(
                     form
                     for form, places in forms.items()
-                    if places > total and self._of(key, form)[0] < self.rule.noise_share * places
+                    if _is_lower(form)
+                    and form not in passed
+                    and len(key) == 1
+                    and (self._of(key, form)[0] or places > max(_RARE, total / 3))
                 )
                 yield key, labels.most_common(1)[0][0], passed, apart
 
@@ -175,6 +198,16 @@ class Evidence:
                 missing = places - self._of(key, form)[0]
                 if missing and not known.matches(key, form):
                     yield " ".join(form), missing
+
+    def _required(self, key: Key, form: Form) -> tuple[float, int]:
+        """The share of its places and the number of hits that a surface needs to spread."""
+        rule, lower = self.rule, _is_lower(form)
+        if ordinary(key) and not _is_title(form):
+            return rule.ordinary_share, rule.ordinary_hits
+        in_lower_case = sum(n for f, n in self._places[key].items() if _is_lower(f))
+        is_name = not lower and self._places[key][form] >= in_lower_case
+        contested = self._other[key] > self._labels[key].total()
+        return rule.name_share if is_name and not contested else rule.share, 1
 
     def _of(self, key: Key, form: Form) -> tuple[int, int]:
         hits = self._hits.get(key, {}).get(form, 0)
@@ -203,6 +236,7 @@ class KnownSurfaces:
         self._with_capitals: set[Key] = set()
         self._forms: dict[Key, set[Form]] = {}
         self._apart: dict[Key, frozenset[Form]] = {}
+        self._not_inside: set[Key] = set()
         self._literal: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -229,17 +263,24 @@ class KnownSurfaces:
             self._forms.setdefault(key, set()).update(passed)
             if not ordinary(key):
                 self._apart[key] = apart
+            if not evidence.stands_alone(key):
+                self._not_inside.add(key)
 
     def matches(self, key: Key, form: Form) -> bool:
         """Whether these words, written so, are looked for."""
         if key in self._in_any_case or form in self._forms.get(key, ()):
             return True
-        if key in self._with_capitals and not "".join(form).islower():
+        if key in self._with_capitals and not _is_lower(form):
             return True
         return key in self._apart and form not in self._apart[key]
 
-    def find(self, text: str) -> list[Span]:
-        return [*self._find_words(text), *self._find_literal(text)]
+    def find(self, text: str, hits: Sequence[Span] = ()) -> list[Span]:
+        """The mentions in a text in which detectors made these hits."""
+        return [*self._find_words(text, hits), *self._find_literal(text)]
+
+    def _only_alone(self, key: Key) -> bool:
+        listed = key in self._in_any_case or key in self._with_capitals
+        return key in self._not_inside and not listed
 
     def _add_key(self, key: Key, label: str) -> None:
         self._labels.setdefault(key, Counter())[label] += 1
@@ -247,8 +288,11 @@ class KnownSurfaces:
         if len(key) not in lengths:
             self._lengths[key[0]] = tuple(sorted((*lengths, len(key))))
 
-    def _find_words(self, text: str) -> Iterator[Span]:
+    def _find_words(self, text: str, hits: Sequence[Span]) -> Iterator[Span]:
+        _, covered = _extents(text, hits)
         for key, start, end in _runs(list(words(text)), self._lengths, self._labels):
+            if self._only_alone(key) and covered(start, end):
+                continue
             if self.matches(key, parts(text[start:end])[1]):
                 yield Span(start, end, self._labels[key].most_common(1)[0][0])
 
@@ -267,6 +311,16 @@ class KnownSurfaces:
                 if any(a.isalnum() and e.isalnum() for a, e in zip(around, edges, strict=True)):
                     continue
                 yield Span(origins[match.start()], origins[match.end() - 1] + 1, label)
+
+
+def _is_lower(form: Form) -> bool:
+    return "".join(form).islower()
+
+
+def _is_title(form: Form) -> bool:
+    """Whether several words are written as the parts of one name: Red Sea, Bank of England."""
+    ends = form[0], form[-1]
+    return len(form) > 1 and all(word[0].isupper() and not word.isupper() for word in ends)
 
 
 def _single(key: Key) -> bool:

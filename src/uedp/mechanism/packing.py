@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -166,9 +167,19 @@ def packed_logits(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
     return logits
 
 
+# Models that were tried; a trial takes seconds on a CPU. A model that was changed since in other
+# ways is not tried again here, but every run compares its own sentences (`refuse_mixing`).
+_tried: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Packing]] = WeakKeyDictionary()
+
+
 def packing_for(model: nn.Module, longest: int) -> Packing:
     """Shared rows for a causal model that keeps sentences of up to `longest` tokens apart."""
-    return SHARED_ROWS if longest and keeps_apart(model, longest) else ONE_PER_ROW
+    weight = next(model.parameters())
+    attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
+    tried, key = _tried.setdefault(model, {}), (longest, attention, weight.device, weight.dtype)
+    if key not in tried:
+        tried[key] = SHARED_ROWS if longest and keeps_apart(model, longest) else ONE_PER_ROW
+    return tried[key]
 
 
 _LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest

@@ -227,12 +227,13 @@ class Gradient:
 class Attempt:
     """How a run conducts a round: a round that is abandoned before `enter` is attempted again.
 
-    `key` decides everything but the noise (`Randomness`); None: a fresh one. The round calls
+    `take_key` gives the key that decides everything but the noise (`Randomness`); None: a fresh
+    one. A round that is not drawn by it is refused, since it could not be repeated. The round calls
     `enter` once, when its sum is complete and before it draws noise: it enters the round in the
     ledger. It calls `batch_done` with the batches done and their number, first with none done.
     """
 
-    key: bytes | None = None
+    take_key: Callable[[], bytes | None] = lambda: None
     enter: Callable[[], None] = lambda: None
     batch_done: Callable[[int, int], None] = lambda done, total: None
 
@@ -337,7 +338,10 @@ class Method(ABC):
 
     @abstractmethod
     def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
-        """Sample by `attempt.key`, clip, sum, `attempt.enter()`, and only then add noise."""
+        """Sample by `attempt.take_key()`, clip, sum, `attempt.enter()`, and only then add noise.
+
+        Whatever is raised on the way, the weights must be those that the round began with.
+        """
 
     def state(self) -> dict[str, Tensor]:
         """The state between rounds, for checkpoints; most methods have none."""

@@ -85,7 +85,7 @@ class ClippedMethod(Method):
 
     def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         settings, device = self.settings, self.parameters[0].device
-        randomness = Randomness(settings.seed, attempt.key)
+        randomness = Randomness(settings.seed, attempt.take_key())
         with randomness.of_round(number, device) as (uniforms, key, noise):
             drawn = self._draw(number, uniforms, key)
             sums, stats = release(

@@ -21,7 +21,7 @@ class Noiseless(Method):
 
     def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         sampling, device = self.settings.sampling, self.parameters[0].device
-        randomness = Randomness(self.settings.seed, attempt.key)
+        randomness = Randomness(self.settings.seed, attempt.take_key())
         with randomness.of_round(number, device) as (uniforms, key, _):
             drawn = draw_whole(self.incidence, sampling, uniforms, key)
             sentences = drawn.sentences.values

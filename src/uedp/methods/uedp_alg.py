@@ -110,7 +110,7 @@ class UedpAlg(Method):
     def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         estimator, clips = self._estimator, self.settings.clips
         device = self.parameters[0].device
-        randomness = Randomness(self.settings.seed, attempt.key)
+        randomness = Randomness(self.settings.seed, attempt.take_key())
         with randomness.of_round(number, device) as (uniforms, _, noise):
             drawn = estimator.draw(self.incidence, uniforms)
             sums = [torch.zeros_like(p, dtype=torch.float32) for p in self.parameters]

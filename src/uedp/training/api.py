@@ -126,7 +126,7 @@ def evaluate(
 
 
 def generate(
-    run: Path,
+    folder: Path,
     prompt: str,
     *,
     tokens: int = 40,
@@ -134,7 +134,7 @@ def generate(
     temperature: float = 1.0,
     seed: int | None = None,
 ) -> list[str]:
-    """Generate texts that continue a prompt, with the model of a run.
+    """Generate texts that continue a prompt, with the model of a finished run or of a folder.
 
     At temperature 0 every token is the most likely one. The run's guarantee covers any amount of
     generated text, but not the prompt.
@@ -143,9 +143,12 @@ def generate(
         raise UserError("generate: tokens and count must be at least 1")
     if not temperature >= 0:
         raise UserError(f"generate: temperature {temperature:g} must not be negative")
-    config, loaded = _finished(run)
-    if config.task.kind != "next-word":
-        raise UserError(f"{run}: a model for {config.task.kind} cannot generate text")
+    if (folder / CONFIG).is_file() or not (folder / "config.json").is_file():
+        config, loaded = _finished(folder)
+        if config.task.kind != "next-word":
+            raise UserError(f"{folder}: a model for {config.task.kind} cannot generate text")
+    else:
+        loaded = load_model(folder, "next-word")
     start = [loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id]
     ids = [
         next(token for token in start if token is not None),

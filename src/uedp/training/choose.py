@@ -6,11 +6,12 @@ of few steps. The last percents of it would multiply the time, so it stops short
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -144,6 +145,17 @@ def choose(
     return Choice(done, fields, tuple(_words(done, fields, planner, option)))
 
 
+def choose_for_corpus(
+    corpus: Path, epsilon: float, given: Mapping[str, Any], progress: Progress = SILENT
+) -> Choice:
+    """What the planner chooses for a corpus and a target beside given fields, whatever the time."""
+    from uedp.corpus.store import Corpus
+
+    privacy = {"epsilon": epsilon} | {k: v for k, v in given.items() if v is not None}
+    config = parse_config({"privacy": privacy, "data": {"train": corpus}, "model": {"name": "-"}})
+    return choose(config, Corpus(corpus).incidence, progress=progress)
+
+
 class _Planner:
     def __init__(
         self, config: Config, incidence: Incidence, fields: Sequence[str], pace: Pace | None
@@ -224,8 +236,9 @@ class _Planner:
         usual, short = self._caps(share)
         yield (best := self._best(rates, rounds, share, usual))
         if short != usual and self.limited:
+            too_long = self.too_long
             yield (other := self._best(rates, rounds, share, short))
-            if other.score > _MORE_SIGNAL * best.score:
+            if too_long or other.score > _MORE_SIGNAL * best.score:
                 best = other
         share = self._share(best.rate, best.rounds)
         yield self._option(best.rate, best.rounds, share, best.cap)
@@ -340,6 +353,8 @@ def _words(
     }
     stated = [words for field, words in parts.items() if field in fields]
     yield f"Chosen from counts of this corpus: {'; '.join(stated)}."
+    if "user_rate" not in fields and "rounds" not in fields:
+        return
     if planner.too_long:
         yield (
             f"Even this takes longer than run.time, {duration(config.run.time)}; raise it, or "
@@ -356,7 +371,7 @@ def _words(
 
 def duration(seconds: float) -> str:
     """A time for people: 40 s, 25 min, 3.5 h."""
-    if seconds < 90:
+    if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     if seconds < 5400:
         return f"{seconds / 60:.0f} min"

@@ -44,7 +44,7 @@ from uedp.training.config import Config, parse_config
 from uedp.training.datasets import TrainingData, read_training_data
 from uedp.training.outcome import write_result
 from uedp.training.plan import Plan
-from uedp.training.round_key import FILE, RoundKey
+from uedp.training.round_key import FILE, RoundKey, digest_of
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
@@ -361,6 +361,8 @@ class PrivateRun:
             except BaseException:
                 if self.repeatable(number):
                     self.save_checkpoint(number, _optimizer_state(optimizer))
+                elif self._ledger is not None:
+                    self._next = max(number, self._ledger.spent)  # it is lost if it was entered
                 raise
             self._next = number + 1
             for parameter in self.model.parameters():
@@ -419,22 +421,37 @@ class PrivateRun:
                 key.end(ledger.spent - 1)
             entered = True
 
-        secret = None
+        secret, taken = None, False
+
+        def take_key() -> bytes | None:
+            nonlocal taken
+            taken = True
+            return secret
+
         if ledger is not None and key is not None:
             ledger.require()
             secret = key.begin(ledger.spent)
+            if ledger.begun not in (None, digest_of(secret)):
+                raise UserError(f"{self.out / FILE}: not as this run left it; resume the run")
+            ledger.begin(digest_of(secret))
         self.model.train()
         with set_up_for_training(self.model, self.plan.config.task.kind):
             try:
                 self.abandonable = method.abandonable
-                gradient = method.round(number, Attempt(secret, enter, batch_done))
+                gradient = method.round(number, Attempt(take_key, enter, batch_done))
             finally:
                 self.abandonable = False
+        name = self.plan.config.privacy.method
         if not entered:
             enter()
             raise UserError(
-                f"{self.plan.config.privacy.method}: its round added noise before `enter()`; call "
-                "it when the sum is complete, so that no noisy sum exists outside the ledger"
+                f"{name}: its round added noise before `enter()`; call it when the sum is "
+                "complete, so that no noisy sum exists outside the ledger"
+            )
+        if ledger is not None and not taken:
+            raise UserError(
+                f"{name}: its round was not drawn by the key of the attempt, so that one that is "
+                "interrupted would be drawn anew; pass `take_key()` to `Randomness`"
             )
         for module in unmarked:
             setattr(module, _RUNS, self._mark)
@@ -488,7 +505,7 @@ class PrivateRun:
             was saved beside them, None if there is no checkpoint.
         """
         newest = checkpoint.load_newest_checkpoint(self.out)
-        spent = self._settled(0 if newest is None else int(newest[1]["done"]))
+        spent = self._settled(None if newest is None else int(newest[1]["done"]))
         if newest is None:
             if spent:
                 self._say(f"{spent} rounds were spent, but there is no checkpoint: they are lost")
@@ -510,17 +527,20 @@ class PrivateRun:
             )
         return max(spent, done), _under(_STATE, tensors), info
 
-    def _settled(self, done: int) -> int:
-        """The rounds spent, with one that was begun and cannot be repeated as it began."""
+    def _settled(self, done: int | None) -> int:
+        """The rounds spent, with one that was begun and cannot be repeated as it began.
+
+        `done` are those of the newest checkpoint, None if nothing says what weights there were.
+        """
         if self._ledger is None or self._key is None:
             return 0
         spent = self._ledger.spent
-        if spent < done:
+        if done is not None and spent < done:
             raise UserError(
                 f"{self.out}: {done} rounds were done, but its ledger has {spent}; restore the "
                 "ledger from a copy, or start a new run"
             )
-        state = self._key.state(spent) if self._ledger.left else "not begun"
+        state = self._key.state(spent, self._ledger.begun) if self._ledger.left else "not begun"
         if state == "begun" and done == spent:
             self._say(
                 f"round {spent + 1} was interrupted before anything of it was released: it is done "

@@ -34,14 +34,15 @@ _SAMPLED = 4096  # sentences, for the mean length and the batches
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a model trains here: seconds of a round, `fixed + per_token * tokens`.
+    """How fast a model trains here, in seconds: a round, each of its batches, and each token.
 
     `evaluated` is the seconds per token of an evaluation. `memory` is the peak in bytes
     with `measured_tokens` in a batch, `memory_per_token` what each further one adds; `batch` is the
     most tokens in a batch.
     """
 
-    fixed: float
+    per_round: float
+    per_batch: float
     per_token: float
     evaluated: float
     tokens_per_sentence: float
@@ -52,7 +53,9 @@ class Pace:
     held_out_tokens: int = 0
 
     def round_seconds(self, sentences: float) -> float:
-        return self.fixed + self.per_token * sentences * self.tokens_per_sentence
+        tokens = sentences * self.tokens_per_sentence
+        batches = max(1.0, tokens / self.batch)
+        return self.per_round + self.per_batch * batches + self.per_token * tokens
 
     def evaluation_seconds(self, rounds: int, every: int) -> float:
         """Before training, every few rounds, and after it."""
@@ -103,27 +106,33 @@ def measure_pace(ready: Prepared, progress: Progress = SILENT) -> Pace:
     ):
         ready.model.train()
         measured: list[tuple[int, float, float]] = []  # tokens, seconds, memory
-        count = min(2, len(order))
-        while True:
-            method = _unchecked(ready, cast(SentenceTask, _Subset(task, order[:count])), count)
-            if not measured:
-                _timed(partial(method.round, 0), device)  # the first one sets things up
-                meter.advance(1)
+        counts = [0, *(2 * 4**power for power in range(12))]
+        for count in (min(count, len(order)) for count in counts):
+            try:
+                method = _unchecked(ready, cast(SentenceTask, _Subset(task, order[:count])), count)
+            except UserError:
+                if count:
+                    raise
+                measured.append((0, 0.0, _peak_memory(device)))  # it has no round without text
+                continue
+            if len(measured) < 2:
+                method.round(0)  # the first one sets things up
             tokens = int(lengths[:count].sum())
             seconds = _timed(partial(method.round, 1), device)
             meter.advance(1)
             measured.append((tokens, seconds, _peak_memory(device)))
-            if count == len(order) or tokens >= batch or seconds >= _ENOUGH_SECONDS:
+            long = seconds >= _ENOUGH_SECONDS and len(measured) > 2
+            if count == len(order) or tokens >= batch or long:
                 break
-            count = min(len(order), count * 4)
         step = _timed(_optimiser_step(ready, method.parameters), device)
         evaluated = _evaluated(ready, _Subset(task, order[:count]), lengths[:count], device)
     ready.model.train(training)
-    tokens, seconds, memory = measured[-1]
-    few, quick, less = measured[-2] if len(measured) > 1 else (0, 0.0, memory)
-    per_token = max((seconds - quick) / max(tokens - few, 1), 0.1 * seconds / tokens)
+    (_, empty, _), (few, quick, less), (tokens, seconds, memory) = measured[0], *measured[-2:]
+    each = max(seconds - empty, 0.0) / tokens  # of a token, if batches cost nothing
+    per_token = min(each, max((seconds - quick) / max(tokens - few, 1), 0.1 * each))
     return Pace(
-        fixed=max(0.0, seconds - per_token * tokens) + step,
+        per_round=empty + step,
+        per_batch=(each - per_token) * tokens,
         per_token=per_token,
         evaluated=evaluated,
         tokens_per_sentence=float(lengths.mean()),
@@ -144,7 +153,7 @@ def _unchecked(ready: Prepared, task: SentenceTask, sentences: int) -> Method:
     config = ready.config
     named = method_named(config.privacy.method)
     kind: Any = type(named.__name__, (named,), {"_check": lambda self: None})
-    users = -(-sentences // _SENTENCES)
+    users = max(1, -(-sentences // _SENTENCES))
     none = np.zeros(0, dtype=np.int64)
     everyone = Incidence.build(np.arange(sentences) // _SENTENCES, none, none, users, 0)
     settings = RoundSettings(
@@ -157,7 +166,7 @@ def _unchecked(ready: Prepared, task: SentenceTask, sentences: int) -> Method:
         options=config.method_options,
     )
     method: Method = kind(settings, everyone, ready.model, task, ready.autocast)
-    if method.packing != ONE_PER_ROW:
+    if sentences and method.packing != ONE_PER_ROW:
         try:
             method.round(0)
         except (UserError, RuntimeError, NotImplementedError):

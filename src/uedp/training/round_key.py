@@ -3,9 +3,11 @@
 The accounting takes every user as drawn independently of everything else. If a round that was
 abandoned could be drawn again, whatever made it stop (too little memory, somebody who watched the
 bar) would choose among draws. So an abandoned round is repeated exactly: the key of its draws,
-coins, lending and masks is on disk before the first of them is used. The key of its noise never is.
+coins, lending and masks is on disk before the first of them is used, and a digest of it beside the
+corpus, where a copy of the run folder does not reach. The key of its noise never is.
 """
 
+import hashlib
 import json
 import secrets
 from pathlib import Path
@@ -20,6 +22,10 @@ FILE = "round.key"
 State = Literal["begun", "not begun", "unknown"]
 
 
+def digest_of(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
 class RoundKey:
     """The key of the round that comes next in a run.
 
@@ -28,7 +34,7 @@ class RoundKey:
         attempt at that round until `end`
       - the key of a round that has ended is not kept
       - a file that is missing, damaged or of another run or round is never taken for a round that
-        has not begun
+        has not begun; nor is an older copy of it, given what was marked beside the corpus
     """
 
     def __init__(self, out: Path, run: str) -> None:
@@ -51,9 +57,15 @@ class RoundKey:
         """The round is in the ledger: its key is replaced by the note that the next has none."""
         self._write(number + 1, None)
 
-    def state(self, number: int) -> State:
-        """Whether this round, the first that the ledger does not have, has been begun."""
+    def state(self, number: int, marked: str | None = None) -> State:
+        """Whether this round, the first that the ledger does not have, has been begun.
+
+        `marked` is the digest of the key that it began with, if it is known to have begun.
+        """
         known, key = self._read()
+        if marked is not None:
+            same = known == number and key is not None and digest_of(key) == marked
+            return "begun" if same else "unknown"
         if known == number:
             return "not begun" if key is None else "begun"
         # a process was killed after the ledger's entry of the round before, and before `end`

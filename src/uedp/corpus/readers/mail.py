@@ -20,8 +20,8 @@ from uedp.corpus.sentence import Sentence
 from uedp.corpus.source import Source
 from uedp.errors import UserError
 
-# `From ` and a time: ordinary text at the start of a line has none
-_SEPARATOR = re.compile(rb"From .*\d:\d\d")
+# `From `, a weekday and a time: ordinary text that begins a paragraph so has hardly both
+_SEPARATOR = re.compile(rb"From .*\b(Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.*\d:\d\d")
 _ESCAPED = re.compile(rb">+From ")
 
 

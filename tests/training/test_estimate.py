@@ -1,0 +1,113 @@
+"""An estimate changes nothing, and says what a run then takes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training import worlds
+from tests.training.runs import metrics, snapshot
+from uedp.accounting.certificate import load_certificate
+from uedp.accounting.ledger import CorpusLedger
+from uedp.errors import UserError
+from uedp.training import api, build, loop
+from uedp.training.estimate import Pace, estimate, measure_pace, sentences_per_round
+from uedp.training.plan import build_plan
+
+
+@pytest.fixture
+def data(tmp_path):
+    return worlds.training_data(tmp_path / "corpus")
+
+
+@pytest.mark.parametrize("method", ["rotation", "user-level", "uedp-alg", "noiseless"])
+def test_measuring_leaves_everything_as_it_was(method, data, saved, tmp_path):
+    config = worlds.config(saved(dropout=0.1), privacy__method=method)
+    ready = build.prepare(config, data)
+    before = {name: value.clone() for name, value in ready.model.state_dict().items()}
+    torch.manual_seed(5)
+    state, files = torch.random.get_rng_state(), snapshot(tmp_path)
+    pace = measure_pace(ready)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert snapshot(tmp_path) == files
+    after = ready.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert all(p.grad is None for p in ready.model.parameters())
+    assert pace.per_token > 0
+    assert pace.per_round > 0
+    assert pace.evaluated > 0
+    assert pace.tokens_per_sentence == pytest.approx(ready.task.lengths.mean())
+    assert pace.held_out_tokens == ready.held_out.lengths.sum()
+
+
+def test_the_sentences_of_a_round_are_those_that_are_drawn(data, saved, tmp_path):
+    config = worlds.config(saved(), privacy__rounds=12, privacy__user_rate=0.9)
+    plan = build_plan(config, data.incidence)
+    loop.run(config, tmp_path / "run", data=data)
+    drawn = np.mean([row["sentences"] for row in metrics(tmp_path / "run")])
+    assert sentences_per_round(plan, data.incidence) == pytest.approx(drawn, rel=0.15)
+    few = worlds.config(saved(), privacy__sentences_per_user=1, privacy__user_rate=0.5)
+    assert sentences_per_round(build_plan(few, data.incidence), data.incidence) == 20
+    whole = worlds.config(saved(), privacy__method="user-level", privacy__user_rate=0.5)
+    assert sentences_per_round(build_plan(whole, data.incidence), data.incidence) == 60
+
+
+def test_time_adds_up():
+    pace = Pace(2.0, 0.5, 0.01, 0.001, 10.0, 1e9, 100.0, 50, 1000, 400)
+    assert pace.round_seconds(30) == pytest.approx(2 + 0.5 + 3)
+    assert pace.round_seconds(300) == pytest.approx(2 + 3 * 0.5 + 30)
+    assert pace.evaluation_seconds(100, 25) == pytest.approx(
+        5 * 0.4
+    )  # before, at 25, 50, 75, after
+    assert pace.evaluation_seconds(101, 25) == pytest.approx(6 * 0.4)
+    assert pace.peak_memory(30) == pytest.approx(1e9 + 100 * 250)
+    assert pace.peak_memory(300) == pytest.approx(1e9 + 100 * 950)
+    assert pace.peak_memory(1) == 1e9
+
+
+def test_an_estimate_states_what_the_certificate_will(data, saved, tmp_path):
+    config = worlds.config(saved(), privacy__noise=2.0, privacy__sentences_per_user=2)
+    ledger = CorpusLedger(data.ledger)
+    ready = build.prepare(config, data)
+    plan = build.plan_run(config, data, ledger)
+    assembly = build.assemble(plan, data, prepared=ready)
+    found = estimate(plan, assembly, measure_pace(ready), ledger)
+    assert not (data.ledger / "ledger.jsonl").exists()
+    loop.run(config, tmp_path / "run", data=data)
+    issued = load_certificate(tmp_path / "run")
+    assert found.epsilon == issued.epsilon
+    assert found.epsilon_user_alone == issued.epsilon_user_alone
+    assert list(found.missed_mentions.values()) == [m.epsilon for m in issued.missed_mentions]
+    assert found.corpus_total.epsilon == issued.corpus_total.epsilon
+    again = estimate(plan, assembly, measure_pace(ready), ledger)
+    assert again.corpus_total.runs == 2
+    assert again.corpus_total.epsilon > found.corpus_total.epsilon
+    assert again.parameters == sum(p.numel() for p in ready.model.parameters())
+    assert found.seconds > 4 * found.seconds_per_round  # and evaluations
+    assert found.signal_to_noise == plan.signal_to_noise(found.parameters)
+
+
+def test_a_budget_that_training_would_refuse_is_refused(data, saved, monkeypatch):
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
+    monkeypatch.setattr(api, "read_training_data", lambda config: data)
+    config = worlds.config(saved(), privacy__noise=2.0, privacy__corpus_budget=1000.0)
+    assert api.preview(config).estimate.corpus_total.runs == 1
+    privacy = config.privacy.model_copy(update={"corpus_budget": 0.5})
+    tight = config.model_copy(update={"privacy": privacy})
+    with pytest.raises(UserError, match=r"budget epsilon 0\.5 .* all runs on this corpus would"):
+        api.preview(tight)
+    assert not (data.ledger / "ledger.jsonl").exists()
+
+
+def test_a_preview_chooses_what_training_does(data, saved, monkeypatch):
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
+    monkeypatch.setattr(api, "read_training_data", lambda config: data)
+    config = worlds.config(saved(), privacy__noise=None, privacy__epsilon=8)
+    privacy = {"epsilon": 8.0, "rounds": 5}
+    opened = config.model_copy(update={"privacy": type(config.privacy)(**privacy)})
+    found = api.preview(opened)
+    assert set(found.choice.fields) == {"user_rate", "entity_share", "sentences_per_user"}
+    assert found.plan.config.privacy == found.choice.config.privacy
+    assert found.estimate.users_per_round >= 20
+    assert dataclasses.asdict(found.estimate)["epsilon"] <= 8
