@@ -118,6 +118,7 @@ def resolve_config(trial: TrainingTrial, workspace: Workspace) -> dict[str, dict
         config.setdefault("run", {})["vectors"] = str(workspace.datasets / "vectors")
     if workspace.dry_rounds:
         config["privacy"]["rounds"] = workspace.dry_rounds
+    config["privacy"].setdefault("entity_share", 0.3)  # or the planner would choose it
     return config
 
 

@@ -2,9 +2,11 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import spacy
 import torch
 import typer
 
@@ -13,6 +15,7 @@ from tests.models import tiny
 from uedp.cli import app
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
+COMMANDS = README.partition("Two commands take your own messages")[2].partition("The same from")[0]
 TRAIN, ENGINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
@@ -20,10 +23,30 @@ TRAIN, ENGINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULT
 def here(tmp_path, monkeypatch):
     """A folder with the reader's messages and a small model under the name that is used."""
     monkeypatch.chdir(tmp_path)
-    records = [{"author": f"user {n % 60}", "body": f"call 0{n % 9}0 7946 0958"} for n in range(90)]
-    Path("messages.jsonl").write_text("\n".join(map(json.dumps, records)))
+    rows = [f"user {n % 300},Call Ada on 0{n % 9}0 7946 0958. See you!" for n in range(600)]
+    Path("messages.csv").write_text("\n".join(["author,body", *rows]))
     tiny.saved(tmp_path / "gpt2", tiny.gpt2(layers=1))
+    names = spacy.blank("en")
+    names.add_pipe("entity_ruler").add_patterns([{"label": "PERSON", "pattern": "Ada"}])
+    names.to_disk("en_core_web_sm")
     return tmp_path
+
+
+def test_two_commands_from_messages_to_a_consistent_certificate(here, run):
+    """Exactly as printed; with a small model and a small pipeline under the printed names."""
+    detect, train = re.findall(r"^uedp (?:detect|train) .*--out.*$", COMMANDS, re.MULTILINE)
+    detected = run(*shlex.split(detect)[1:])
+    assert detected.code == 0, detected.err
+    assert run(*shlex.split(train)[1:], "--dry-run").code == 0
+    trained = run(*shlex.split(train)[1:])
+    assert trained.code == 0, trained.err
+    assert "Chosen from counts of this corpus" in trained.out + trained.err
+    verified = run("certificate", "verify", "run", "--corpus", "corpus")
+    assert (verified.code, verified.out.partition(":")[0]) == (0, "consistent")
+    certificate = json.loads(Path("run/certificate.json").read_text())
+    assert certificate["private"]
+    assert 7.5 < certificate["epsilon"] <= 8
+    assert any("chosen by counts of this corpus" in line for line in certificate["caveats"])
 
 
 def test_training_in_one_call(here, capsys):
@@ -37,7 +60,7 @@ def test_engine_in_five_lines(here, capsys):
     before = [parameter.detach().clone() for parameter in model.parameters()]
     names = {
         "uedp": uedp,
-        "corpus": uedp.build_corpus("messages.jsonl", "corpus", user="author", text="body"),
+        "corpus": uedp.build_corpus("messages.csv", "corpus", user="author", text="body"),
         "model": model,
         "tokenizer": tokenizer,
         "optimizer": torch.optim.Adam(model.parameters()),

@@ -217,3 +217,25 @@ def test_a_corpus_without_marks_is_refused(tmp_path):
     corpus = detect([Sentence("a", "x")], tmp_path / "c", Detection(("labels",)))
     with pytest.raises(UserError, match="no human marks"):
         coverage(corpus)
+
+
+def test_an_entity_under_two_ids_is_missed_where_it_has_the_rarer_one(tmp_path):
+    found = [[Span(0, 7, "PER")], [Span(0, 7, "PER")], [Span(0, 3, "PER")], []]
+    register_detector("fixed")(lambda argument: Fixed(found))
+    sentences = [
+        marked(user, f"Ann Lee {number}", ("Ann Lee", "PER"))
+        for number, user in enumerate(["a", "b", "c", "c"])
+    ]
+    errors = compare(
+        detect(sentences, tmp_path / "c", Detection(("fixed",), propagate=False))
+    ).errors
+    assert errors.missed == {("person", "annlee"): {"c": 2}}
+
+
+def test_an_entity_that_always_has_one_other_form_is_not_missed(tmp_path):
+    register_detector("fixed")(lambda argument: Fixed([[Span(0, 3, "PER")]] * 2))
+    sentences = [marked(user, "Ann Lee", ("Ann Lee", "PER")) for user in "ab"]
+    errors = compare(
+        detect(sentences, tmp_path / "c", Detection(("fixed",), propagate=False))
+    ).errors
+    assert errors.missed == {("person", "annlee"): {}}

@@ -26,6 +26,7 @@ from uedp.files import scratch_dir, write_atomically
 from uedp.incidence import Incidence
 from uedp.progress import SILENT, Progress
 
+_MANY = 10_000  # pairs of a mark and a mention in one sentence: of more, only equal ones count
 PROTECTED = "protected"  # the row of the categories that the corpus protects
 # Who marks one kind of name marks all of them; the other categories are judged one by one.
 _NAMES = frozenset(
@@ -142,6 +143,7 @@ def compare(corpus: Corpus, progress: Progress = SILENT) -> Comparison:
     by_label: dict[str, MarkCounts] = {}
     precision: dict[str, MentionCounts] = {}
     errors = Errors(corpus.incidence, protected)
+    entities = _MarkedEntities()
     mentions = extra = unjudged = 0
     with progress.stage("comparing", len(corpus), "sentences") as meter:
         for number, (sentence, mentioned) in enumerate(zip(corpus, corpus.spans(), strict=True)):
@@ -169,8 +171,9 @@ def compare(corpus: Corpus, progress: Progress = SILENT) -> Comparison:
             labels = [[mark.label] for mark in sentence.marks]
             for name, marks in _grouped(sentence.marks, labels).items():
                 by_label.setdefault(name, MarkCounts()).add(_compare(text, marks, found))
-            _note_misses(errors, sentence, found)
+            entities.add(sentence, mentioned)
             meter.advance(1)
+    errors.missed = entities.missed()
     recall = _with_rates(by_category)
     return Comparison(
         {
@@ -281,17 +284,39 @@ def _count_mention(counts: MentionCounts, span: Span, marked: "_Spans") -> None:
     counts.same_category += marked.same_category(span)
 
 
-def _note_misses(errors: Errors, sentence: Sentence, found: "_Spans") -> None:
-    """Count the sentence for every marked entity that has a mark in it which is not covered."""
-    missed: dict[tuple[str, str], bool] = {}
-    for mark in sentence.marks:
-        key = _category(sentence.text, mark), canonical(sentence.text[mark.start : mark.end])
-        covered, words_of_mark = _covered_words(sentence.text, mark, found)
-        missed[key] = missed.get(key, False) or covered < words_of_mark
-    for key, is_missed in missed.items():
-        users = errors.missed.setdefault(key, Counter())
-        if is_missed:
-            users[sentence.user] += 1
+class _MarkedEntities:
+    """The sentences of each marked entity, and the detected entities that its marks overlap."""
+
+    def __init__(self) -> None:
+        self._sentences: dict[tuple[str, str], list[tuple[str, set[int]]]] = {}
+
+    def add(self, sentence: Sentence, mentioned: Sequence[tuple[Span, int]]) -> None:
+        here: dict[tuple[str, str], set[int]] = {}
+        few = len(mentioned) * len(sentence.marks) < _MANY
+        with_ends: dict[tuple[int, int], set[int]] = {}
+        for span, entity in mentioned:
+            with_ends.setdefault((span.start, span.end), set()).add(entity)
+        for mark in sentence.marks:
+            key = _category(sentence.text, mark), canonical(sentence.text[mark.start : mark.end])
+            found = here.setdefault(key, set())
+            found |= with_ends.get((mark.start, mark.end), set())
+            if few:
+                found |= {e for s, e in mentioned if s.start < mark.end and mark.start < s.end}
+        for key, entities in here.items():
+            self._sentences.setdefault(key, []).append((sentence.user, entities))
+
+    def missed(self) -> dict[tuple[str, str], Counter[str]]:
+        """By user, the sentences that do not mention the entity under its most frequent id.
+
+        What protects a marked entity is one detected entity. Where another was detected, or the
+        same one under another form, the mention was missed.
+        """
+        result = {}
+        for key, sentences in self._sentences.items():
+            detected = Counter(entity for _, entities in sentences for entity in entities)
+            own = detected.most_common(1)[0][0] if detected else None
+            result[key] = Counter(user for user, entities in sentences if own not in entities)
+        return result
 
 
 class _Extents:
