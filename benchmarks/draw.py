@@ -39,7 +39,7 @@ def main() -> int:
     schedule = LendingSchedule(lend, incidence, seed=0)
     for key in range(ROUNDS):
         start = time.perf_counter()
-        drawn = draw(incidence, sampling, rng, key, schedule.usable(key))
+        drawn = draw(incidence, sampling, rng, key, schedule.usable(key, key))
         seconds.append(time.perf_counter() - start)
         selected += len(drawn.sentences.values)
         users += len(drawn.users)

@@ -112,7 +112,7 @@ def prepare(options: argparse.Namespace) -> None:
                 ),
             )
         )
-        hidden = deidentified_texts(train)
+        hidden = list(deidentified_texts(train))
         for name, texts in (
             ("train", [s.text for s in train]),
             ("validation", [s.text for s in validation]),

@@ -52,23 +52,24 @@ RULE = Propagation(
     ordinary_share=2 / 3,
     ordinary_hits=2,
     noise_share=0.1,
-    dropped=1234,
 )
 
 
-def test_the_rule_of_propagation_and_what_it_dropped_are_stated(tmp_path):
+def test_the_rule_of_propagation_and_what_it_drops_are_stated(tmp_path):
     ruled = ENTITIES.model_copy(update={"propagation": RULE})
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": ruled})).statement
     assert (
         "what models found in at least 50% of its places counts in all of them (5% if it is "
-        "capitalised and no ordinary word, 67% and 2 hits if it is an ordinary word); 1,234 hits "
-        "of models dropped (without a letter or digit, or ordinary words in lower case found in "
-        "under 10% of their places)"
+        "capitalised and no ordinary word, 67% and 2 hits if it is an ordinary word); hits of "
+        "models are dropped if they have no letter or digit, or are ordinary words in lower case "
+        "found in under 10% of their places"
     ) in shown
     assert "one hit" not in shown
     alone = ruled.model_copy(update={"propagated": False})
     shown = issue(make_run(tmp_path / "alone", **{**SETUP, "entities": alone})).statement
-    assert "a hit counts only where it was made (no propagation); 1,234 hits of models" in shown
+    assert (
+        "a hit counts only where it was made (no propagation); hits of models are dropped" in shown
+    )
 
 
 def test_public_lists_are_named_with_their_versions(tmp_path):

@@ -57,6 +57,7 @@ def test_json_and_csv(run, corpus, tmp_path):
     assert shown["rows"][0]["surface"] == "Bob"
     assert shown["rows"][0]["found"] == 1.0
     file = tmp_path / "all.csv"
+    file.touch(0o644)  # a file that is there is closed to others, too
     assert run("entities", corpus, "--per-page", 1, "--csv", file).code == 0
     with file.open(newline="") as lines:
         rows = list(csv.DictReader(lines))

@@ -496,3 +496,25 @@ def test_the_ledger_of_other_texts_is_not_replaced(tmp_path):
     with pytest.raises(UserError, match="has a ledger of its own"):
         relink(corpus, other.folder, overwrite=True)
     assert (other.folder / "ledger.jsonl").read_text() == "of others\n"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"detectors": 3},
+        {"categories": [1]},
+        {"declared_sensitive": 3},
+        {"declared_public": ["x"]},
+        {"aliases": {"a": 3}},
+        {"public_lists": 5},
+        {"propagation": {"rule": {"shares": 1}}},
+        {"source": 3},
+    ],
+)
+def test_a_manifest_that_cannot_be_read_is_a_one_line_error(tmp_path, change):
+    corpus = detect(BLOG, tmp_path / "c", MODEL)
+    corpus.info.update(change)
+    with pytest.raises(UserError) as refused:
+        relink(corpus)
+    assert "\n" not in str(refused.value)
+    assert Corpus(corpus.folder).info["detectors"] == ["capitals", "patterns"]

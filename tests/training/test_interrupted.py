@@ -83,7 +83,7 @@ def test_an_interrupted_round_is_not_spent_and_is_repeated(
     assert outcome.certificate.rounds_spent == 2
     assert train.said[-2:] == [
         "stopping; this round is not spent, and is done again when the run resumes",
-        "stopped after round 2; continue with `resume=True`",
+        "stopped with 2 of 4 rounds done; continue with `resume=True`",
     ]
     assert checkpoint.load_newest_checkpoint(tmp_path / "run")[1]["done"] == 2
     assert len(draws.who) == 3

@@ -185,7 +185,7 @@ def test_a_signal_stops_after_its_round_with_a_checkpoint(number, train, tmp_pat
     assert not outcome.finished
     assert outcome.rounds == 2
     assert checkpoint.load_newest_checkpoint(tmp_path / "run")[1]["done"] == 2
-    assert train.said[-1] == "stopped after round 2; continue with `resume=True`"
+    assert train.said[-1] == "stopped with 2 of 4 rounds done; continue with `resume=True`"
     assert not (tmp_path / "run" / RESULT).exists()
     assert len(metrics(tmp_path / "run")) == 2
 

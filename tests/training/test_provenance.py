@@ -183,3 +183,24 @@ def test_every_change_of_owner_text_or_label_changes_the_digest(corpus, tmp_path
     digests = [one.text_digest for one in (plain, *others)]
     assert len(set(digests)) == len(digests)
     assert worlds.training_data(tmp_path / "b").text_digest == digests[0]
+
+
+def test_nothing_is_certified_that_counts_dropped_hits(corpus, tmp_path):
+    """They are in no incidence: their number would tell what an emptied text said."""
+    info = Corpus(corpus).info
+    report = info["propagation"]
+    other = {**info, "propagation": {**report, "hits": report["hits"] + 1, "dropped": {"x": 1}}}
+    assert detected_entities(other) == detected_entities(info)
+
+
+def test_users_of_both_corpora_are_warned_of(corpus, tmp_path):
+    """Other texts of users who are protected: a split by time, or two files of the same people."""
+    later = [Sentence(f"user {user}", f"so late {user}") for user in range(38, 42)]
+    held_out = detect(later, tmp_path / "later", Detection(("patterns",))).folder
+    config = worlds.config("awd-lstm", data__train=str(corpus), data__evaluate=str(held_out), **NEW)
+    said: list[str] = []
+    loop.run(config, tmp_path / "run", say=said.append)
+    assert (
+        "warning: 2 users of data.evaluate have the name of a user in the training corpus: "
+        "measures on their texts have no noise, and no guarantee covers them"
+    ) in said

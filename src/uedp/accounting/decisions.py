@@ -53,9 +53,10 @@ class EntityList(StrictModel):
 
 
 class Propagation(StrictModel):
-    """When a surface that models found counts in all its places, and what was dropped.
+    """When a surface that models found counts in all its places, and what is dropped.
 
-    Shares are of the places where the surface stands, counted with its case.
+    Shares are of the places where the surface stands, counted with its case. How many hits were
+    dropped is not stated: that counts texts, and is no part of the incidence.
     """
 
     share: Annotated[float, Field(ge=0, le=1)]
@@ -63,7 +64,6 @@ class Propagation(StrictModel):
     ordinary_share: Annotated[float, Field(ge=0, le=1)]  # if its words are ordinary English
     ordinary_hits: Annotated[int, Field(ge=0)]
     noise_share: Annotated[float, Field(ge=0, le=1)]
-    dropped: Annotated[int, Field(ge=0)]  # hits of models that count nowhere
 
     def describe(self) -> str:
         return (
@@ -74,8 +74,8 @@ class Propagation(StrictModel):
 
     def describe_dropped(self) -> str:
         return (
-            f"{self.dropped:,} hits of models dropped (without a letter or digit, or ordinary "
-            f"words in lower case found in under {self.noise_share:.0%} of their places)"
+            "hits of models are dropped if they have no letter or digit, or are ordinary words in "
+            f"lower case found in under {self.noise_share:.0%} of their places"
         )
 
 
@@ -111,7 +111,7 @@ class Entities(StrictModel):
             parts.append("one hit of a model counts wherever the same words stand")
         else:
             parts.append(self.propagation.describe())
-        if self.propagation is not None and (self.propagated or self.propagation.dropped):
+        if self.propagation is not None:
             parts.append(self.propagation.describe_dropped())
         for name, version in sorted(self.public_lists.items()):
             parts.append(f"public unless a person: the list of {name} ({version})")

@@ -1,7 +1,6 @@
 """The command `uedp entities`: look at the entities of a corpus, and correct them."""
 
 import csv
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ from typer import Option
 from uedp.cli import options
 from uedp.cli.terminal import cell, plain, progress, say, say_json, show, table
 from uedp.errors import UserError
+from uedp.files import private_opener
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
@@ -171,10 +171,7 @@ def _short(detector: str) -> str:
 
 
 def _write_csv(path: Path, rows: "Sequence[Entity]") -> None:
-    def private(name: str, flags: int) -> int:
-        return os.open(name, flags, 0o600)
-
-    with open(path, "w", newline="", encoding="utf-8", opener=private) as file:
+    with open(path, "w", newline="", encoding="utf-8", opener=private_opener) as file:
         writer = csv.writer(file)
         writer.writerow(
             ("entity", "category", "users", "sentences", "mentions", "found", "by", "ordinary")

@@ -195,6 +195,14 @@ class Corpus:
         """The digest of users, texts and labels when the corpus was written."""
         return str(self.info["text_digest"])
 
+    @property
+    def detectors(self) -> tuple[str, ...]:
+        """The detectors that found its entities."""
+        names = self.info.get("detectors")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise _damaged(self.folder / "corpus.json", "no list of detectors")
+        return tuple(names)
+
     @cached_property
     def incidence(self) -> Incidence:
         """Which users mention which entities; refused if it is not as it was written."""
@@ -255,7 +263,7 @@ class Corpus:
             )
         table = self._table(path, HITS, "hits")
         for batch in table.to_batches():
-            _check_ids(path, batch, "detector", len(self.info["detectors"]))
+            _check_ids(path, batch, "detector", len(self.detectors))
         self._check_places(path, table)
         if _file_digest(path) != self.info.get("hits_digest"):
             raise _damaged(path, "was changed: its digest is not that in corpus.json")
@@ -271,7 +279,7 @@ class Corpus:
         hits, places, detectors = (table[name].to_numpy() for name in EVIDENCE.names)
         if not ((hits >= 0) & (hits <= places) & (detectors >= 0)).all():
             raise _damaged(path, "counts that cannot be")
-        if len(detectors) and int(detectors.max()) >> len(self.info["detectors"]):
+        if len(detectors) and int(detectors.max()) >> len(self.detectors):
             raise _damaged(path, "a detector that is not listed")
         return table
 

@@ -13,6 +13,7 @@ Everything after pass one can be done again without the detectors, with other li
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,7 +38,7 @@ from uedp.corpus.store import (
     read_arrow,
 )
 from uedp.entities.canonical import Canon, strict_form
-from uedp.entities.categories import DEFAULT, category_of
+from uedp.entities.categories import DEFAULT, category_of, expand_categories
 from uedp.entities.detectors import detector_version
 from uedp.entities.lists import Lists, public_list
 from uedp.entities.parallel import detect_batches
@@ -148,32 +149,44 @@ def relink(
     """
     info = corpus.info
     _ = corpus.hits, corpus.sentences, corpus.user_names  # checked before they are copied
-    propagation = info.get("propagation") or {}
-    detection = Detection(
-        detectors=tuple(info["detectors"]),
-        categories=frozenset(info["categories"] if categories is None else categories),
-        propagate=info["propagated"] if propagate is None else propagate,
-        lists=lists_of(corpus) if lists is None else lists,
-        rule=Rule(**propagation["rule"]) if rule is None else rule,
-    )
+    with _refusing_unreadable(corpus):
+        detection = Detection(
+            detectors=corpus.detectors,
+            categories=expand_categories(info["categories"] if categories is None else categories),
+            propagate=bool(info["propagated"] if propagate is None else propagate),
+            lists=lists_of(corpus) if lists is None else lists,
+            rule=Rule(**info["propagation"]["rule"]) if rule is None else rule,
+        )
+        origin, versions = dict(info["source"]), dict(info["detector_versions"])
     source, target = corpus.folder, corpus.folder if out is None else Path(out)
     with new_corpus_folder(target, overwrite or out is None, same_texts_as=source) as work:
         for name in ("sentences.arrow", "users.arrow", "hits.arrow"):
             shutil.copyfile(source / name, work / name)
         linked = _link(work, detection, progress)
-        _write_manifest(work, detection, linked, info["source"], info["detector_versions"])
+        _write_manifest(work, detection, linked, origin, versions)
     return Corpus(target)
 
 
 def lists_of(corpus: Corpus) -> Lists:
     """The lists that a corpus was made with."""
     info = corpus.info
-    return Lists(
-        public={**info["declared_public"], **info["declared_public_not_met"]},
-        sensitive=info["declared_sensitive"],
-        aliases=info["aliases"],
-        shipped=tuple(info["public_lists"]),
-    )
+    with _refusing_unreadable(corpus):
+        return Lists(
+            public={**info["declared_public"], **info["declared_public_not_met"]},
+            sensitive=dict(info["declared_sensitive"]),
+            aliases=dict(info["aliases"]),
+            shipped=tuple(info["public_lists"]),
+        )
+
+
+@contextmanager
+def _refusing_unreadable(corpus: Corpus) -> Iterator[None]:
+    """Refuse a manifest whose settings are not those that `detect` writes."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError):
+        path = corpus.folder / "corpus.json"
+        raise UserError(f"{path}: its lists or rules cannot be read; detect it again") from None
 
 
 class Hit(NamedTuple):

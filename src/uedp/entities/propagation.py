@@ -192,10 +192,10 @@ class Evidence:
                 yield key, labels.most_common(1)[0][0], passed, apart
 
     def unfound(self, known: "KnownSurfaces") -> Iterator[tuple[str, int]]:
-        """The surfaces that do not spread, with the number of places that were not found."""
-        for key, forms in self._places.items():
-            for form, places in forms.items():
-                missing = places - self._of(key, form)[0]
+        """The surfaces that were hit and do not spread, with the number of places not found."""
+        for key, forms in self._hits.items():
+            for form, hits in forms.items():
+                missing = self._places[key][form] - hits
                 if missing and not known.matches(key, form):
                     yield " ".join(form), missing
 

@@ -50,7 +50,7 @@ class EntityTable:
 
     def __init__(self, corpus: Corpus) -> None:
         self._surfaces = corpus.entities["surface"]
-        self._names: list[str] = list(corpus.info["detectors"])
+        self._names = corpus.detectors
         incidence = corpus.incidence
         self._users = incidence.holders.counts
         self._sentences = incidence.entity_sentences.counts

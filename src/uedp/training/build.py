@@ -189,6 +189,11 @@ def assemble(
     if source == "tokenizer" or not unmade:  # else a placeholder was used
         cut = ready.task.truncation.warning(ready.max_tokens)
         warnings += [cut] if cut else []
+    if data.shared_users and plan.private:
+        warnings.append(
+            f"{data.shared_users:,} users of data.evaluate have the name of a user in the training "
+            "corpus: measures on their texts have no noise, and no guarantee covers them"
+        )
     for warning in warnings:
         say(f"warning: {warning}")
     return replace(assembly, warnings=tuple(warnings))

@@ -33,7 +33,8 @@ class TrainingData:
 
     `ledger` is the folder with the ledger of all runs on this corpus. For a method that
     de-identifies, the texts are de-identified. `info` is the content of `corpus.json`.
-    `text_digest` is a hash of users, texts and labels.
+    `text_digest` is a hash of users, texts and labels. `shared_users` is how many users of the
+    held-out texts have the name of one in the corpus.
     """
 
     train: Texts
@@ -41,6 +42,7 @@ class TrainingData:
     ledger: Path
     held_out: Texts | None = None
     info: Mapping[str, Any] | None = None
+    shared_users: int = 0
     text_digest: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -74,16 +76,17 @@ def read_training_data(config: Config) -> TrainingData:
     from uedp.corpus.store import Corpus
     from uedp.entities.deidentify import deidentified_texts
 
-    corpus, held_out = Corpus(config.data.train), None
+    corpus, held_out, shared = Corpus(config.data.train), None, 0
     train = _texts(corpus)
     if config.data.evaluate is not None:
         evaluated = Corpus(config.data.evaluate)
         held_out = _texts(evaluated)
         _refuse_training_users(corpus, train, evaluated, held_out)
         held_out = _first(held_out, config.data.evaluate_sentences)
+        shared = _shared_users(corpus, evaluated)
     if method_named(config.privacy.method).deidentifies:
         train = Texts(Column.of(deidentified_texts(corpus)), train.labels)
-    return TrainingData(train, corpus.incidence, corpus.folder, held_out, corpus.info)
+    return TrainingData(train, corpus.incidence, corpus.folder, held_out, corpus.info, shared)
 
 
 def training_data_from(corpus: "Corpus") -> TrainingData:
@@ -118,6 +121,13 @@ def _refuse_training_users(
         f"data.evaluate {str(evaluated.folder)!r}: {reason}; name a corpus of other users, or "
         "leave it out"
     )
+
+
+def _shared_users(corpus: "Corpus", evaluated: "Corpus") -> int:
+    """Users of both corpora, by their names; groups formed at random are no people."""
+    if any((one.info.get("source") or {}).get("assigned_users") for one in (corpus, evaluated)):
+        return 0
+    return len(set(corpus.user_names.to_pylist()) & set(evaluated.user_names.to_pylist()))
 
 
 def _texts(corpus: "Corpus") -> Texts:

@@ -120,7 +120,8 @@ class _Training:
                 self._say(f"after training: {_brief(after)}")
         else:
             certificate = self._private.certify()
-            self._say(f"stopped after round {done}; continue with `resume=True`")
+            rounds = self._plan.rounds
+            self._say(f"stopped with {done} of {rounds} rounds done; continue with `resume=True`")
         out, tokenizer = self._private.out, self._private.assembly.tokenizer
         outcome = Outcome(out, self._model, tokenizer, certificate, before, after, done, finished)
         if finished:

@@ -113,7 +113,7 @@ def detected_entities(
 def _propagation(report: Mapping[str, Any] | None) -> Propagation | None:
     if report is None:
         return None
-    return Propagation(**report["rule"], dropped=sum(report["dropped"].values()))
+    return Propagation(**report["rule"])
 
 
 def user_assignment(info: Mapping[str, Any] | None) -> Users:
