@@ -101,18 +101,27 @@ def command_of(config: "Config", out: Path | None) -> str:
     from uedp.methods.base import PLANNED
     from uedp.training.config import parse_config
 
-    needed = {"privacy": {"epsilon", "noise", "method"}, "data": {"train"}, "model": {"name"}}
-    bare = parse_config(config.model_dump(mode="json", include=needed))
-    given, plain = config.model_dump(mode="json"), bare.model_dump(mode="json")
+    named = {"privacy": {"epsilon", "noise", "method"}, "data": {"train"}, "model": {"name"}}
+    # some defaults depend on these, so that a field may be a default without them or with them
+    kinds = named | {"model": {"name", "train"}, "task": {"kind"}, "optimiser": {"name"}}
+    given = config.model_dump(mode="json")
+    plain = [
+        parse_config(config.model_dump(mode="json", include=part)).model_dump(mode="json")
+        for part in (named, kinds)
+    ]
+    always = {"data.train", "model.name", "privacy.epsilon", "privacy.noise"}
+    always |= {f"privacy.{field}" for field in PLANNED}  # or the planner would choose again
+    if config.privacy.method != type(config.privacy).model_fields["method"].default:
+        always.add("privacy.method")
     fields = {
         f"{section}.{field}": value
         for section, values in given.items()
         for field, value in values.items()
-        if (
-            value is not None
-            and (value != plain[section].get(field) or field in needed.get(section, ()))
+        if value is not None
+        and (
+            f"{section}.{field}" in always
+            or any(value != each[section].get(field) for each in plain)
         )
-        or (section == "privacy" and field in PLANNED and value is not None)
     }
     words = ["uedp", "train"]
     for name, value in fields.items():
