@@ -456,6 +456,8 @@ def _open(rng: random.Random, path: Path) -> str:
     """Whatever commands do with a corpus; each starts anew, as a command would."""
     from uedp.entities.breakdown import breakdown, widest_entities
     from uedp.entities.coverage import coverage
+    from uedp.entities.detection import relink
+    from uedp.entities.review import EntityTable
     from uedp.training.config import parse_config
     from uedp.training.datasets import read_training_data
 
@@ -471,6 +473,8 @@ def _open(rng: random.Random, path: Path) -> str:
         lambda: Corpus(path).texts([rng.randrange(40), 0]),
         lambda: Corpus(path).user_names.to_pylist(),
         lambda: coverage(Corpus(path)),
+        lambda: (table := EntityTable(Corpus(path))).rows(table.select(doubtful=True)),
+        lambda: relink(Corpus(path), path.parent / "linked", overwrite=True),
         lambda: material("rotation"),
         lambda: material("deidentified"),
     )
