@@ -17,18 +17,24 @@ def test_the_statement_names_detectors_versions_categories_lists_and_coverage(tm
 
 
 def test_what_the_default_leaves_out_is_stated(tmp_path):
-    left_out = "percentages and years alone are not protected"
+    left_out = "not protected where they stand alone: "
     for number, (categories, said) in enumerate(
         [
-            (("contact", "date"), True),
-            (("contact",), False),
-            (("contact", "date", "year"), False),
-            (("contact", "date", "percent"), False),  # of a release without the category `year`
+            (("contact", "date"), "percentages, years, months and weekdays;"),
+            (("contact", "date", "year"), "percentages, months and weekdays;"),
+            (("contact", "date", "percent", "year"), "months and weekdays;"),
+            (("contact", "date", "percent", "year", "calendar"), None),
+            (("contact",), None),
         ]
     ):
-        known = ENTITIES.model_copy(update={"categories": categories})
+        known = ENTITIES.model_copy(update={"categories": categories, "propagation": RULE})
         shown = issue(make_run(tmp_path / str(number), **{**SETUP, "entities": known}))
-        assert (left_out in shown.statement) == said
+        assert (left_out in shown.statement) == (said is not None)
+        assert said is None or left_out + said in shown.statement
+    # in a release without these categories they were dates
+    known = ENTITIES.model_copy(update={"categories": ("date", "percent")})
+    shown = issue(make_run(tmp_path / "earlier", **{**SETUP, "entities": known}))
+    assert left_out not in shown.statement
 
 
 def test_where_only_patterns_ran_no_names_are_looked_for(tmp_path):
@@ -49,7 +55,8 @@ def test_coverage_is_stated_where_it_was_measured(tmp_path):
 
 RULE = Propagation(
     share=0.5,
-    name_share=0.05,
+    name_share=0.4,
+    sure_share=0.05,
     ordinary_share=2 / 3,
     ordinary_hits=2,
     noise_share=0.1,
@@ -60,10 +67,11 @@ def test_the_rule_of_propagation_and_what_it_drops_are_stated(tmp_path):
     ruled = ENTITIES.model_copy(update={"propagation": RULE})
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": ruled})).statement
     assert (
-        "what models found in at least 50% of its places counts in all of them (5% if it is "
-        "capitalised and no ordinary word, 67% and 2 hits if it is an ordinary word); hits of "
-        "models are dropped if they have no letter or digit, or are ordinary words in lower case "
-        "found in under 10% of their places"
+        "what models found in at least 50% of its places counts in all of them (40% if it is "
+        "capitalised and no ordinary word, 5% if it is several such words or an abbreviation, 67% "
+        "and 2 hits if it is an ordinary word), and in those of one user by 5% of them if it is "
+        "capitalised (50%, and 2 hits if it is an ordinary word); hits of models are dropped if "
+        "they have no letter or digit, or are ordinary words in lower case found in under 10% of their places"
     ) in shown
     assert "one hit" not in shown
     alone = ruled.model_copy(update={"propagated": False})

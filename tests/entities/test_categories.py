@@ -62,8 +62,8 @@ def test_category_of(label, category):
 def test_unions():
     assert expand_categories(["pii", "ORG"]) == {"person", "loc", "gpe", "contact", "org"}
     assert expand_categories(["all"]) == set(BASE)
-    assert set(BASE) - expand_categories("default") == {"percent", "year"}
-    assert expand_categories("default, year") == set(BASE) - {"percent"}
+    assert set(BASE) - expand_categories("default") == {"percent", "year", "calendar"}
+    assert expand_categories("default, year, calendar") == set(BASE) - {"percent"}
     assert masks()["pii"] == mask_of(["person", "loc", "gpe", "contact"])
 
 

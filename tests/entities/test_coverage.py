@@ -86,7 +86,7 @@ def test_precision_by_hand(corpus):
 
 
 def test_a_category_that_nobody_marked_is_not_judged(tmp_path):
-    sentences = [marked("a", "Ann paid $5 on Monday", ("Ann", "PER"))]
+    sentences = [marked("a", "Ann paid $5 on March 3", ("Ann", "PER"))]
     result = coverage(detect(sentences, tmp_path / "c", Detection(("patterns",))))
     assert (result["mentions"], result["extra"], result["unjudged"]) == (2, 2, 2)
     assert result["precision"] == {}
@@ -98,17 +98,18 @@ def test_a_category_that_nobody_marked_is_not_judged(tmp_path):
     assert name == "org"
 
 
-def test_a_year_is_a_year_on_both_sides(tmp_path):
-    sentences = [
-        marked("a", "in 1999 and on Monday", ("1999", "DATE_TIME"), ("Monday", "DATE_TIME"))
-    ]
+def test_a_year_is_a_year_and_a_weekday_a_weekday_on_both_sides(tmp_path):
+    text = "in 1999, on Monday and on March 3"
+    marks = [(surface, "DATE_TIME") for surface in ("1999", "Monday", "March 3")]
+    sentences = [marked("a", text, *marks)]
     by_default = coverage(detect(sentences, tmp_path / "c", Detection(("patterns",))))
     rows = by_default["categories"]
-    assert (rows["date"]["covered"], rows["year"]["covered"]) == (1, 0)
-    assert (rows["all"]["marks"], rows["protected"]["marks"]) == (2, 1)
-    asked = Detection(("patterns",), categories=frozenset({"date", "year"}))
+    names = ("date", "year", "calendar")
+    assert [rows[name]["covered"] for name in names] == [1, 0, 0]
+    assert (rows["all"]["marks"], rows["protected"]["marks"]) == (3, 1)
+    asked = Detection(("patterns",), categories=frozenset(names))
     rows = coverage(detect(sentences, tmp_path / "d", asked))["categories"]
-    assert (rows["date"]["same_category"], rows["year"]["same_category"]) == (1, 1)
+    assert [rows[name]["same_category"] for name in names] == [1, 1, 1]
 
 
 def test_errors_by_sentence_and_user(corpus):

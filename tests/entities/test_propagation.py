@@ -2,7 +2,7 @@ import random
 import time
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from uedp.corpus.sentence import Span
@@ -10,8 +10,8 @@ from uedp.entities import propagation
 from uedp.entities.propagation import Evidence, KnownSurfaces, Rule
 
 
-def found(known, text):
-    return [(text[s.start : s.end], s.label) for s in known.find(text)]
+def found(known, text, user=None):
+    return [(text[s.start : s.end], s.label) for s in known.find(text, user=user)]
 
 
 def known(*surfaces):
@@ -27,20 +27,29 @@ def hits_of(text, *surfaces):
 
 
 def weighed(*texts, rule=None):
-    """Evidence from texts, each with the surfaces that a model hit in it."""
+    """Evidence from texts of different users, each with the surfaces that a model hit in it."""
+    return weighed_by_users(*((str(at), *text) for at, text in enumerate(texts)), rule=rule)
+
+
+def weighed_by_users(*texts, rule=None):
+    """The same, from users with texts."""
     evidence = Evidence(rule)
-    for text, *surfaces in texts:
+    for user, text, *surfaces in texts:
         for hit in hits_of(text, *surfaces):
-            evidence.add(text[hit.start : hit.end], hit.label)
-    for text, *surfaces in texts:
-        evidence.count(text, hits_of(text, *surfaces))
+            evidence.add(text[hit.start : hit.end], hit.label, user)
+    for user, text, *surfaces in texts:
+        evidence.count(text, hits_of(text, *surfaces), user)
     return evidence
 
 
 def spread(*texts, rule=None):
     """The surfaces to be found everywhere, from texts with hits."""
+    return as_known(weighed(*texts, rule=rule))
+
+
+def as_known(evidence):
     result = KnownSurfaces()
-    result.add_evidence(weighed(*texts, rule=rule))
+    result.add_evidence(evidence)
     return result
 
 
@@ -54,13 +63,113 @@ def test_half_of_the_places_is_enough_and_less_is_not():
     assert found(names, "with zork") == []
 
 
-def test_a_capitalised_word_that_is_not_ordinary_needs_one_hit_in_twenty():
-    names = spread(("Zork ran", "Zork"), *[("then Zork sat",)] * 19)
-    assert found(names, "with Zork") == [("Zork", "X")]
-    assert found(spread(("Zork ran", "Zork"), *[("a Zork",)] * 20), "Zork") == []
+def test_a_capitalised_word_that_is_not_ordinary_needs_two_hits_in_five():
+    two = [("Zork ran", "Zork"), ("Zork sat", "Zork")]
+    assert found(spread(*two, *[("a Zork",)] * 3), "with Zork") == [("Zork", "X")]
+    assert found(spread(*two, *[("a Zork",)] * 4), "with Zork") == []
     # it is more often written without the capital
-    names = spread(("Zork ran", "Zork"), *[("a Zork",)] * 2, *[("some zork",)] * 4)
-    assert found(names, "Zork") == []
+    assert found(spread(*two, *[("a Zork",)] * 3, *[("some zork",)] * 6), "Zork") == []
+
+
+@pytest.mark.parametrize("name", ["Ann Zork", "Zork of Borg", "NATO", "ZDF2"])
+def test_several_capitalised_words_or_an_abbreviation_need_one_hit_in_twenty(name):
+    hit = (f"{name} ran", name)
+    assert found(spread(hit, *[(f"then {name} sat",)] * 19), f"with {name}") == [(name, "X")]
+    assert found(spread(hit, *[(f"then {name} sat",)] * 20), f"with {name}") == []
+
+
+@pytest.mark.parametrize("other", ["Zork", "EU", "Zork-like thing"])
+def test_other_names_need_more(other):
+    assert found(spread((other, other), *[(f"then {other}",)] * 4), other) == []
+
+
+# --- one sense per author ------------------------------------------------------------------------
+
+
+def test_a_name_spreads_within_the_text_of_its_author_by_one_hit_in_twenty():
+    others = [(f"u{i}", "a Zork") for i in range(9)]
+    mine = [("ann", "Zork ran", "Zork"), *[("ann", "then Zork sat")] * 19]
+    names = as_known(weighed_by_users(*mine, *others))
+    assert found(names, "with Zork", "ann") == [("Zork", "X")]
+    assert found(names, "with Zork", "u1") == []  # no model found it there
+    assert found(names, "with Zork") == []
+    names = as_known(weighed_by_users(*mine, ("ann", "Zork"), *others))
+    assert found(names, "with Zork", "ann") == []
+
+
+def test_an_ordinary_word_spreads_within_its_authors_text_by_half_and_two_hits():
+    others = [(f"u{i}", "Mark this page") for i in range(9)]
+    mine = [("ann", "Mark ran", "Mark"), ("ann", "Mark sat", "Mark"), ("ann", "Mark it")]
+    names = as_known(weighed_by_users(*mine, ("ann", "Mark that"), *others))
+    assert found(names, "Mark, mark", "ann") == [("Mark", "X")]
+    assert found(names, "Mark", "u1") == []
+    assert found(as_known(weighed_by_users(*mine, *[mine[2]] * 2, *others)), "Mark", "ann") == []
+    assert found(as_known(weighed_by_users(mine[0], *others)), "Mark", "ann") == []
+
+
+def test_a_word_in_lower_case_spreads_within_its_authors_text_by_half():
+    others = [(f"u{i}", "a zork") for i in range(9)]
+    mine = [("ann", "zork ran", "zork"), ("ann", "zork sat")]
+    assert found(as_known(weighed_by_users(*mine, *others)), "zork", "ann") == [("zork", "X")]
+    assert found(as_known(weighed_by_users(*mine, mine[1], *others)), "zork", "ann") == []
+
+
+def test_case_variants_are_found_within_the_authors_text_unless_the_text_speaks_against_them():
+    others = [(f"u{i}", "a Zork") for i in range(9)]
+    evidence = weighed_by_users(("ann", "Zork ran", "Zork"), ("bob", "with zork"), *others)
+    names = as_known(evidence)
+    assert [surface for surface, _ in found(names, "zork, ZORK", "ann")] == ["zork", "ZORK"]
+    assert found(names, "zork, ZORK", "bob") == []
+    common = [(f"v{i}", "some zork") for i in range(8)]
+    names = as_known(weighed_by_users(("ann", "Zork ran", "Zork"), *common, *others))
+    assert found(names, "Zork, zork", "ann") == [("Zork", "X")]
+
+
+def test_what_spreads_everywhere_spreads_within_every_text():
+    names = as_known(weighed_by_users(("ann", "Zork ran", "Zork"), ("bob", "Zork", "Zork")))
+    assert found(names, "Zork", "cy") == found(names, "Zork", "ann") == [("Zork", "X")]
+
+
+def test_outcomes_and_places_not_found_count_users():
+    evidence = weighed_by_users(
+        *[("ann", "Zork ran", "Zork"), ("ann", "a Zork")],
+        *[(f"u{i}", "a Zork") for i in range(9)],
+        *[("bob", "later", "later"), ("bob", "see later")],
+    )
+    assert evidence.outcomes() == {
+        propagation.SPREAD_WITHIN: 1,
+        propagation.TOO_FEW_ORDINARY: 1,
+    }
+    assert dict(evidence.unfound(as_known(evidence))) == {"Zork": 9, "later": 1}
+
+
+_ONE_OF = st.sampled_from(["Zork", "zork", "ZORK", "Mark", "mark", "Bob Lee", "NATO"])
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), _ONE_OF, st.booleans()), min_size=1))
+def test_every_place_is_found_or_counted_as_not_found(texts):
+    """Whoever wrote what: what is hit, spread and not found adds up to all places."""
+    rows = [(user, word, word) if hit else (user, word) for user, word, hit in texts]
+    evidence = weighed_by_users(*rows)
+    names = as_known(evidence)
+    missing = dict(evidence.unfound(names))
+    for word in {word for _, word, hit in texts if hit}:
+        here = [(user, hit) for user, other, hit in texts if other == word]
+        left = sum(not hit and (word, "X") not in found(names, word, user) for user, hit in here)
+        assert missing.get(word, 0) == left
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), _ONE_OF, st.booleans()), min_size=1))
+def test_more_hits_never_find_less_of_the_same_name(texts):
+    """A hit more of a form with a capital never takes it from any user's text."""
+    rows = [(user, word, word) if hit else (user, word) for user, word, hit in texts]
+    before = as_known(weighed_by_users(*rows))
+    user, word = rows[0][:2]
+    assume(not word.islower())  # one hit that does not pass shows a variant to be another word
+    after = as_known(weighed_by_users((user, word, word), *rows[1:]))
+    for reader in "abc":
+        if found(before, word, reader):
+            assert found(after, word, reader)
 
 
 def test_several_words_with_capitals_are_a_name_even_if_each_is_ordinary():
@@ -121,11 +230,17 @@ def test_a_variant_that_is_an_ordinary_word_is_not(word):
     assert found(names, word.lower()) == []
 
 
-def test_a_variant_that_is_a_word_of_its_own_in_this_text_is_not():
+def test_a_variant_that_is_a_word_of_its_own_is_not():
     names = spread(*[("LA is hot", "LA")] * 9, *[("qu\u00e9 la ciudad",)] * 4)
     assert found(names, "LA, la") == [("LA", "X")]
-    rare = spread(("Zork is hot", "Zork"), ("the zork ciudad",))
+    names = spread(("MR", "MR"), *[("Mr and Ms",)] * 6)
+    assert found(names, "MR, Mr") == [("MR", "X")]
+    names = spread(("Air Zork", "Air Zork"), *[("the air zork",)] * 6)
+    assert found(names, "Air Zork, air zork") == [("Air Zork", "X")]
+    rare = spread(*[("Zork is hot", "Zork")] * 3, ("the zork ciudad",))
     assert found(rare, "zork") == [("zork", "X")]
+    headline = spread(("Zork is hot", "Zork"), *[("ZORK WINS",)] * 9)
+    assert found(headline, "ZORK") == [("ZORK", "X")]
     judged = spread(*[("Zork is hot", "Zork")] * 9, ("a zork", "zork"), *[("zork",)] * 2)
     assert found(judged, "Zork, zork") == [("Zork", "X")]  # found in one of three places
 
@@ -177,9 +292,9 @@ def test_every_place_is_counted_once(texts, data):
         offset = len(" ".join(words[:start])) + (start > 0)
         surface = " ".join(words[start:end])
         marked.append((words, start, end, Span(offset, offset + len(surface), "X")))
-        evidence.add(surface, "X")
+        evidence.add(surface, "X", "u")
     for words, _, _, span in marked:
-        evidence.count(" ".join(words), [span])
+        evidence.count(" ".join(words), [span], "u")
     for words, start, end, _ in marked:
         for first in range(len(words)):
             for last in range(first + 1, len(words) + 1):
@@ -192,6 +307,7 @@ def test_every_place_is_counted_once(texts, data):
         form = tuple(words[start:end])
         key = tuple(word.lower() for word in form)
         assert evidence._of(key, form) == (hits[form], places[form])
+        assert evidence._own["u", key][form] == (hits[form], places[form])
 
 
 def test_the_order_of_texts_changes_nothing():
@@ -206,29 +322,29 @@ def test_counting_is_linear_in_the_text():
     """Ten times the text, at most thirty times the time, whatever repeats in it."""
     evidence = Evidence()
     for length in range(1, propagation.LONGEST + 1):
-        evidence.add("Ann " * length, "X")
+        evidence.add("Ann " * length, "X", "u")
 
     def seconds(repeated):
         text = "Ann " * repeated
         hits = [Span(i * 4, i * 4 + 3, "X") for i in range(0, repeated, 2)]
         began = time.process_time()
-        evidence.count(text, hits)
+        evidence.count(text, hits, "u")
         return time.process_time() - began
 
     seconds(200)
     assert seconds(4000) < 30 * max(seconds(400), 0.005)
 
 
-def test_memory_grows_with_surfaces_not_with_text():
+def test_memory_grows_with_the_surfaces_of_users_not_with_text():
     evidence = weighed(("Zork ran", "Zork"))
     for number in range(500):
-        evidence.count(f"Zork met somebody{number} there", [])
+        evidence.count(f"Zork met somebody{number} there", [], f"user{number}")
     assert evidence._of(("zork",), ("Zork",)) == (1, 501)
-    assert len(evidence._places) == 1
+    assert len(evidence._places) == len(evidence._own) == 1
 
 
 def test_a_rule_of_zero_is_the_old_one():
-    anywhere = Rule(share=0, ordinary_share=0, ordinary_hits=1, noise_share=0)
+    anywhere = Rule(share=0, name_share=0, ordinary_share=0, ordinary_hits=1, noise_share=0)
     names = spread(("it rained", "it"), *[("it is",)] * 50, rule=anywhere)
     assert found(names, "so it goes") == [("it", "X")]
 

@@ -61,7 +61,8 @@ def test_every_entity_stands_in_the_table_once_widest_first(corpus):
     ann, zork = rows[:2]
     assert (ann.surface, ann.category, ann.users, ann.mentions) == ("Ann", "person", 3, 3)
     assert (ann.found, ann.detectors) == (1.0, ("labels",))
-    assert (zork.surface, zork.users, zork.sentences, zork.mentions) == ("Zork", 2, 3, 3)
+    # a model found it in one place of three: that is enough for its author, not for another
+    assert (zork.surface, zork.users, zork.sentences, zork.mentions) == ("Zork", 1, 2, 2)
     assert (zork.found, zork.detectors) == (round(1 / 3, 4), ("only-zork",))
 
 

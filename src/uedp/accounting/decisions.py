@@ -52,6 +52,14 @@ class EntityList(StrictModel):
     digest: str
 
 
+# What a date or number does not include, by category.
+_APART = (
+    ("percent", "percentages"),
+    ("year", "years"),
+    ("calendar", "months and weekdays"),
+)
+
+
 class Propagation(StrictModel):
     """When a surface that models found counts in all its places, and what is dropped.
 
@@ -61,6 +69,8 @@ class Propagation(StrictModel):
 
     share: Annotated[float, Field(ge=0, le=1)]
     name_share: Annotated[float, Field(ge=0, le=1)]  # if it has capitals, and is no ordinary word
+    # if it is several such words, an abbreviation, or in the text of a user where it was found
+    sure_share: Annotated[float, Field(ge=0, le=1)]
     ordinary_share: Annotated[float, Field(ge=0, le=1)]  # if its words are ordinary English
     ordinary_hits: Annotated[int, Field(ge=0)]
     noise_share: Annotated[float, Field(ge=0, le=1)]
@@ -69,7 +79,10 @@ class Propagation(StrictModel):
         return (
             f"what models found in at least {self.share:.0%} of its places counts in all of them "
             f"({self.name_share:.0%} if it is capitalised and no ordinary word, "
-            f"{self.ordinary_share:.0%} and {self.ordinary_hits} hits if it is an ordinary word)"
+            f"{self.sure_share:.0%} if it is several such words or an abbreviation, "
+            f"{self.ordinary_share:.0%} and {self.ordinary_hits} hits if it is an ordinary word), "
+            f"and in those of one user by {self.sure_share:.0%} of them if it is capitalised "
+            f"({self.share:.0%}, and {self.ordinary_hits} hits if it is an ordinary word)"
         )
 
     def describe_dropped(self) -> str:
@@ -100,8 +113,11 @@ class Entities(StrictModel):
         """One line for people."""
         by = ", ".join(f"{name} ({version})" for name, version in sorted(self.detectors.items()))
         parts = [f"found by {by}", f"categories {', '.join(self.categories)}"]
-        if "date" in self.categories and not {"percent", "year"} & set(self.categories):
-            parts.append("percentages and years alone are not protected")  # a reader may expect it
+        if "date" in self.categories and self.propagation is not None:
+            # a reader may expect them, and in earlier releases they were dates
+            left_out = [shown for name, shown in _APART if name not in self.categories]
+            if left_out:
+                parts.append(f"not protected where they stand alone: {', '.join(left_out)}")
         if not self.names_sought:
             listed = "sensitive" in self.lists
             parts.insert(0, "no names are looked for" + (" but those listed" if listed else ""))

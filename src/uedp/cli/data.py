@@ -255,7 +255,9 @@ def categories(as_json: options.AsJson = False) -> None:
         origins = "; ".join(f"{origin}: {', '.join(x)}" for origin, x in meanings[name].items())
         shown.add_row(name, f"{description}\n[dim]{origins}[/dim]")
     shown.add_row("pii", f"any of {', '.join(sorted(UNIONS['pii']))}")
-    shown.add_row("default", "all but percent and year: what is protected unless you choose")
+    shown.add_row(
+        "default", "all but percent, year and calendar: what is protected unless you choose"
+    )
     shown.add_row("all", "any of the above")
     show("", shown)
 

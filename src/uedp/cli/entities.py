@@ -110,6 +110,8 @@ def entities(
 
 def say_propagation(corpus: "Corpus") -> None:
     """What became of the detectors' hits: counts and reasons."""
+    from uedp.entities.propagation import SPREAD, SPREAD_WITHIN
+
     report = corpus.info.get("propagation")
     if not isinstance(report, dict) or not report["hits"]:
         return
@@ -118,10 +120,10 @@ def say_propagation(corpus: "Corpus") -> None:
     reasons = [f"{count:,} {reason}" for reason, count in dropped.items()]
     say(line + (f" ({'; '.join(reasons)})" if reasons else ""))
     if surfaces:
-        spread = surfaces.pop("spread", 0)
+        spread, within = surfaces.pop(SPREAD, 0), surfaces.pop(SPREAD_WITHIN, 0)
         reasons = [f"{count:,} {reason}" for reason, count in surfaces.items()]
-        line = f"surfaces that models found: {spread:,} count in all their places"
-        line += f" ({report['mentions_added']:,} mentions more)"
+        line = f"surfaces that models found: {spread:,} count in all their places, {within:,} in "
+        line += f"those of their authors ({report['mentions_added']:,} mentions more)"
         say(line + (f", others only where they were found ({'; '.join(reasons)})" * bool(reasons)))
 
 

@@ -54,7 +54,7 @@ _MARK_CHARACTERS = 64  # how many a mark counts for
 CATEGORIES = (
     "person", "loc", "org", "misc", "gpe", "date", "norp", "fac", "product", "event", "law",
     "language", "work_of_art", "time", "percent", "money", "quantity", "ordinal", "cardinal",
-    "contact", "year",
+    "contact", "year", "calendar",
 )
 # fmt: on
 

@@ -69,7 +69,7 @@ def build_corpus(
         detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own; a list, or
             separated by commas
         categories: the categories to protect; unions such as `pii` are allowed. The default is
-            all but percentages and years
+            all but percentages, and years, months and weekdays alone
         split: the language by whose rules texts are split into sentences. `auto`: English, except
             for formats whose records are sentences already; None or `none`: every text stays whole
         normalise: lower-case the text and remove punctuation, after detection

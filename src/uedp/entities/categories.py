@@ -1,8 +1,8 @@
 """The categories of sensitive entity; `categories.yaml` lists them and the labels that mean them.
 
 There are three unions: `pii`, the paper's twentieth category; `all`; and `default`, what is
-protected unless a person chooses: all but percentages and years, which are seldom anybody's secret
-and stand in many people's text.
+protected unless a person chooses: all but percentages, and years, months and weekdays that stand
+alone, which are seldom anybody's secret and stand in many people's text.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,7 +22,7 @@ BASE: Mapping[str, str] = MappingProxyType(_LISTS["base"])
 UNIONS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "pii": frozenset({"person", "loc", "gpe", "contact"}),
-        "default": frozenset(BASE) - {"percent", "year"},
+        "default": frozenset(BASE) - {"percent", "year", "calendar"},
         "all": frozenset(BASE),
     }
 )

@@ -19,7 +19,7 @@ from uedp.corpus.store import Corpus
 from uedp.entities.canonical import canonical
 from uedp.entities.categories import BASE, UNIONS, category_of, expand_categories
 from uedp.entities.detection import Detection, detect
-from uedp.entities.detectors.forms.dates import is_year
+from uedp.entities.detectors.forms.dates import refined
 from uedp.entities.words import words
 from uedp.errors import UserError
 from uedp.files import scratch_dir, write_atomically
@@ -255,11 +255,8 @@ def _judged_categories(corpus: Corpus) -> frozenset[str]:
 
 
 def _category(text: str, span: Span) -> str:
-    """The category of a span; a year alone is none of the dates and numbers, whoever marked it."""
-    category = category_of(span.label)
-    if category in ("date", "cardinal") and is_year(text[span.start : span.end]):
-        return "year"
-    return category
+    """The category of a span; a year or a weekday alone is no date, whoever marked it."""
+    return refined(category_of(span.label), text[span.start : span.end])
 
 
 def with_unions(category: str, protected: frozenset[str]) -> list[str]:

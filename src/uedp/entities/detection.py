@@ -291,9 +291,9 @@ class _Linker:
             self._known.add(entity, category, always=True)
             self._add_aliases(entity, category)
 
-    def weigh(self, texts_with_hits: Callable[[], Iterator[tuple[str, list[Hit]]]]) -> None:
+    def weigh(self, texts_with_hits: Callable[[], Iterator[tuple[str, str, list[Hit]]]]) -> None:
         """Decide which surfaces to look for, from two readings of all texts and their hits."""
-        for text, hits in texts_with_hits():
+        for user, text, hits in texts_with_hits():
             candidates = set(self._candidates(text, hits))
             for hit in hits:
                 surface = text[hit.start : hit.end]
@@ -301,10 +301,11 @@ class _Linker:
                     self._evidence.add_other(surface)
                     continue
                 if hit.propagates:
-                    self._evidence.add(surface, hit.label)
+                    self._evidence.add(surface, hit.label, user)
                 self._add_aliases(surface, hit.label)
-        for text, hits in texts_with_hits():
-            self._evidence.count(text, [hit.span for hit in self._candidates(text, hits)])
+        for user, text, hits in texts_with_hits():
+            found = [hit.span for hit in self._candidates(text, hits)]
+            self._evidence.count(text, found, user)
         if self._propagate:
             self._known.add_evidence(self._evidence)
 
@@ -318,11 +319,11 @@ class _Linker:
                 result.append(hit)
         return result
 
-    def find(self, text: str, hits: Sequence[Hit]) -> list[Span]:
-        """Mentions of known surfaces that are not public."""
+    def find(self, text: str, hits: Sequence[Hit], user: str) -> list[Span]:
+        """Mentions of known surfaces in a user's text that are not public."""
         if not self._known:
             return []
-        spans = self._known.find(text, [hit.span for hit in hits])
+        spans = self._known.find(text, [hit.span for hit in hits], user)
         return [s for s in spans if not self._is_public(text, s)]
 
     def unfound(self) -> dict[str, int]:
@@ -388,11 +389,13 @@ def _hits_by_sentence(work: Path, count: int) -> Iterator[list[Hit]]:
     return store.grouped_by_sentence(table, count, Hit._fields, Hit)
 
 
-def _texts_with_hits(work: Path, count: int, meter: Meter) -> Iterator[tuple[str, list[Hit]]]:
+def _texts_with_hits(work: Path, count: int, meter: Meter) -> Iterator[tuple[str, str, list[Hit]]]:
     hits = _hits_by_sentence(work, count)
+    names = read_arrow(work / "users.arrow", store.USERS)["name"].to_pylist()
     for batch in read_arrow(work / "sentences.arrow", store.SENTENCES).to_batches():
-        for text in batch.column("text").to_pylist():
-            yield text, next(hits)
+        users, texts = (batch.column(name).to_pylist() for name in ("user", "text"))
+        for user, text in zip(users, texts, strict=True):
+            yield names[user], text, next(hits)
         meter.advance(batch.num_rows)
 
 
@@ -410,7 +413,7 @@ def _write_mentions(
         for sentence, hits in zip(sentences, _hits_by_sentence(work, count), strict=True):
             text = sentence.text
             hits = linker.kept(text, hits)
-            spans = sorted({*(hit.span for hit in hits), *linker.find(text, hits)})
+            spans = sorted({*(hit.span for hit in hits), *linker.find(text, hits, sentence.user)})
             names = [linker.canon(text[span.start : span.end]) for span in spans]
             detectors: dict[tuple[int, int], int] = {}  # bits, by extent
             for hit in hits:

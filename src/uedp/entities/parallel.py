@@ -15,7 +15,7 @@ from multiprocessing import connection
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.categories import category_of
 from uedp.entities.detectors import Detector, load_detector, own_loaders, register_detector
-from uedp.entities.detectors.forms.dates import is_year
+from uedp.entities.detectors.forms.dates import refined
 from uedp.entities.detectors.labels import Labels
 from uedp.signals import deferred
 
@@ -76,20 +76,20 @@ def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Hits:
         if isinstance(detector, Labels):
             spans_of_texts: Iterable[Sequence[Span]] = detector.marks(batch)
         else:
-            spans_of_texts = map(_with_years, texts, detector.detect(texts))
+            spans_of_texts = map(_refined, texts, detector.detect(texts))
         for hits, spans in zip(hits_of_batch, spans_of_texts, strict=True):
             hits.extend((span, number, bool(detector.propagates)) for span in spans)
     return hits_of_batch
 
 
-def _with_years(text: str, spans: Sequence[Span]) -> list[Span]:
-    """The spans, with the category `year` where a model calls a year a date or a number."""
-    return [
-        span._replace(label="YEAR")
-        if category_of(span.label) in ("date", "cardinal") and is_year(text[span.start : span.end])
-        else span
-        for span in spans
-    ]
+def _refined(text: str, spans: Sequence[Span]) -> list[Span]:
+    """The spans, with labels of their own where a date is only a year, a month or a weekday."""
+    result = []
+    for span in spans:
+        category = category_of(span.label)
+        narrower = refined(category, text[span.start : span.end])
+        result.append(span if narrower == category else span._replace(label=narrower.upper()))
+    return result
 
 
 # --- in the worker processes -------------------------------------------------------------------

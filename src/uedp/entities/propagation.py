@@ -4,6 +4,10 @@ A model judges by context and misses some mentions of a name, so its hits are ev
 other places where the same words stand. One hit is weak evidence: on informal text a model marks
 `it` or `later` once somewhere. So the places of each surface are counted first (`Evidence`), and
 only a surface that was found in enough of them is looked for everywhere (`KnownSurfaces`).
+
+One author uses a word in one sense (Gale, Church and Yarowsky, 1992: one sense per discourse). So
+less evidence is asked for in the text of a user where a model found the surface, and a surface may
+spread within that text alone.
 """
 
 import re
@@ -18,7 +22,8 @@ from uedp.corpus.sentence import Span
 from uedp.entities.ordinary import is_ordinary
 from uedp.entities.words import fold, words
 
-_RARE = 2  # places: fewer prove nothing
+_RARE = 5  # places: so few prove nothing
+_ABBREVIATION = 3  # letters: shorter ones have many meanings
 LONGEST = 32  # words: a longer hit is a stretch of text, not a name that recurs
 
 Key = tuple[str, ...]  # the words of a surface, folded
@@ -29,34 +34,38 @@ Form = tuple[str, ...]  # the same words as they are written
 class Rule:
     """When a surface spreads, by the share of its places in which a model found it.
 
-    A surface is counted with its case, and a place inside a longer hit counts neither way.
+    A surface is counted with its case, and a place inside a longer hit counts neither way. A name
+    is a surface with a capital letter that is rarer without it, whose words are not ordinary
+    English, and which models do not mostly take for something that is not protected.
 
     - `share`: below one half the detectors have judged most of its places to be something else.
-    - `name_share`: a surface with a capital letter whose words are not ordinary English, and which
-      is rarer without the capital, is a name wherever it stands (unless models mostly took it for
-      something that is not protected). That a model misses most of its places says more about the
-      model, and a hit in twenty guards against a typing error.
+    - `name_share`: the capital speaks for a name, too.
+    - `sure_share`: several words with capitals, or an abbreviation of three letters, are the same
+      name whoever writes them; and any other name is, in the text of a user where a model found
+      it. That a model misses most of its places says more about the model, and a hit in twenty
+      guards against a typing error.
     - `ordinary_share`, `ordinary_hits`: if all its words are ordinary in lower case, a chance hit
       would make thousands of sentences sensitive, and a capital letter may be that of a sentence.
       So two places in three, and not by a single hit. (Several words with capitals, as in Red Sea,
-      are a name.)
+      are a name.) In the text of one user: `share` of the places there, and as many hits.
     - `noise_share`: an ordinary word in lower case that was found in fewer of its places than this
       is an error of the model, and is dropped even where it was hit. Nothing else is: a false hit
       costs a little utility, a missed name is a weaker guarantee.
     """
 
     share: float = 0.5
-    name_share: float = 0.05
+    name_share: float = 0.4
+    sure_share: float = 0.05
     ordinary_share: float = 2 / 3
     ordinary_hits: int = 2
     noise_share: float = 0.1
 
 
 SPREAD = "spread"
+SPREAD_WITHIN = "spread within the text of its authors"
 # Why a surface does not spread, and why a hit is dropped.
 TOO_FEW = "found in too few of its places"
 TOO_FEW_ORDINARY = "an ordinary word, found in too few of its places"
-TOO_LONG = f"longer than {LONGEST} words"
 TOO_SHORT = "a single letter or digit"
 NO_LETTER = "no letter or digit"
 NOISE = "an ordinary word in lower case, rarely found"
@@ -78,7 +87,8 @@ def ordinary(key: Key) -> bool:
 class Evidence:
     """The places of every surface that a model hit: how many there are, and how many were found.
 
-    First `add` all hits, then `count` all texts, then ask. Memory grows with the distinct surfaces.
+    First `add` all hits, then `count` all texts, then ask. Memory grows with the distinct surfaces
+    of every user.
 
     Guarantees:
       - a place is a run of the surface's words as written, case included; `hits` of its `places`
@@ -95,9 +105,11 @@ class Evidence:
         self._hits: dict[Key, dict[Form, int]] = {}
         self._inside: Counter[Key] = Counter()  # places inside longer hits
         self._other: Counter[Key] = Counter()  # hits as something that is not protected
+        # of users in whose text a model hit a surface: hits and places, by form
+        self._own: dict[tuple[str, Key], dict[Form, tuple[int, int]]] = {}
 
-    def add(self, surface: str, label: str) -> None:
-        """A model hit this surface."""
+    def add(self, surface: str, label: str, user: str) -> None:
+        """A model hit this surface in this user's text."""
         key, _ = parts(surface)
         if not 1 <= len(key) <= LONGEST:
             return
@@ -106,13 +118,14 @@ class Evidence:
             known = self._lengths.get(key[0], ())
             self._lengths[key[0]] = tuple(sorted({*known, len(key)}))
         self._labels[key][label] += 1
+        self._own.setdefault((user, key), {})
 
     def add_other(self, surface: str) -> None:
         """A model hit this surface, but as something that is public or of a category not chosen."""
         self._other[parts(surface)[0]] += 1
 
-    def count(self, text: str, hits: Sequence[Span]) -> None:
-        """Count the places in one text; `hits` are those of all detectors in it."""
+    def count(self, text: str, hits: Sequence[Span], user: str) -> None:
+        """Count the places in one text of a user; `hits` are those of all detectors in it."""
         tokens = list(words(text))
         if not any(word in self._lengths for word, _, _ in tokens):
             return
@@ -126,16 +139,21 @@ class Evidence:
                 if hit:
                     counts = self._hits.setdefault(key, {})
                     counts[form] = counts.get(form, 0) + 1
+                own = self._own.get((user, key))
+                if own is not None:
+                    own_hits, own_places = own.get(form, (0, 0))
+                    own[form] = own_hits + hit, own_places + 1
             else:
                 self._inside[key] += 1
 
     def passes(self, key: Key, form: Form) -> bool:
-        """Whether a surface spreads."""
-        hits, places = self._of(key, form)
-        if not hits or _single(key):
-            return False
-        share, enough = self._required(key, form)
-        return hits >= max(enough, share * places)
+        """Whether a surface spreads everywhere."""
+        return self._enough(key, form, *self._of(key, form))
+
+    def passes_within(self, user: str, key: Key, form: Form) -> bool:
+        """Whether a surface spreads within this user's text, by the hits there."""
+        hits, places = self._own.get((user, key), {}).get(form, (0, 0))
+        return self._enough(key, form, hits, places, within=True)
 
     def dropped(self, surface: str) -> str | None:
         """Why a model's hit of this surface is not even kept where it is; None if it is."""
@@ -147,20 +165,20 @@ class Evidence:
             return NOISE
         return None
 
-    def not_spread(self, key: Key, form: Form) -> str | None:
-        """Why a surface that was hit does not spread; None if it does."""
-        if self.passes(key, form):
-            return None
-        if len(key) > LONGEST or _single(key):
-            return TOO_LONG if len(key) > LONGEST else TOO_SHORT
-        return TOO_FEW_ORDINARY if ordinary(key) else TOO_FEW
-
     def outcomes(self) -> Counter[str]:
         """How many surfaces spread, and how many do not, by reason."""
+        within = {(key, form) for _, key, forms in self.spread_within() for form in forms}
         result: Counter[str] = Counter()
         for key, forms in self._hits.items():
             for form in forms:
-                result[self.not_spread(key, form) or SPREAD] += 1
+                if self.passes(key, form):
+                    result[SPREAD] += 1
+                elif (key, form) in within:
+                    result[SPREAD_WITHIN] += 1
+                elif _single(key):
+                    result[TOO_SHORT] += 1
+                else:
+                    result[TOO_FEW_ORDINARY if ordinary(key) else TOO_FEW] += 1
         return result
 
     def stands_alone(self, key: Key) -> bool:
@@ -170,44 +188,79 @@ class Evidence:
         """
         return sum(self._hits.get(key, {}).values()) >= self._inside[key]
 
-    def spread(self) -> Iterator[tuple[Key, str, frozenset[Form], frozenset[Form]]]:
-        """What passed: words, commonest label, the forms that passed, and variants to leave out.
+    def label(self, key: Key) -> str:
+        """The commonest label of its hits."""
+        return self._labels[key].most_common(1)[0][0]
 
-        A single word in lower case that did not pass itself is left out if it was hit, or if it
-        stands there often: `la` beside `LA` is a word of its own.
-        """
-        for key, labels in self._labels.items():
-            forms = self._places.get(key, {})
-            passed = frozenset(form for form in forms if self.passes(key, form))
+    def spread(self) -> Iterator[tuple[Key, frozenset[Form]]]:
+        """What passed: words, and the forms that did."""
+        for key in self._labels:
+            passed = frozenset(f for f in self._places.get(key, ()) if self.passes(key, f))
             if passed:
-                total = sum(forms[form] for form in passed)
-                apart = frozenset(
-                    form
-                    for form, places in forms.items()
-                    if _is_lower(form)
-                    and form not in passed
-                    and len(key) == 1
-                    and (self._of(key, form)[0] or places > max(_RARE, total / 3))
-                )
-                yield key, labels.most_common(1)[0][0], passed, apart
+                yield key, passed
+
+    def spread_within(self) -> Iterator[tuple[str, Key, frozenset[Form]]]:
+        """What passed within one user's text: user, words, and the forms that did."""
+        for (user, key), forms in self._own.items():
+            passed = frozenset(form for form in forms if self.passes_within(user, key, form))
+            if passed:
+                yield user, key, passed
+
+    def apart(self, key: Key, passed: Container[Form], within: bool = False) -> frozenset[Form]:
+        """The case variants of a surface that are words of their own, if these forms passed.
+
+        - one word in lower case, if it was hit (and did not pass) or stands there more than a third
+          as often as the forms that passed (`la` beside `LA`); `within` one user's text, a few
+          places do not count against it
+        - one word otherwise, or several in lower case, if it stands there more often than they do,
+          and more than a few times (`Mr` beside `MR`)
+        - nothing in capitals: a headline writes any name so
+        """
+        forms = self._places.get(key, {})
+        total = sum(places for form, places in forms.items() if form in passed)
+
+        def is_apart(form: Form, places: int) -> bool:
+            if form in passed or "".join(form).isupper():
+                return False
+            if len(key) == 1 and _is_lower(form):
+                often = places > max(_RARE if within else 0, total / 3)
+                return often or self._of(key, form)[0] > 0
+            return places > max(_RARE, total) and (len(key) == 1 or _is_lower(form))
+
+        return frozenset(form for form, places in forms.items() if is_apart(form, places))
 
     def unfound(self, known: "KnownSurfaces") -> Iterator[tuple[str, int]]:
         """The surfaces that were hit and do not spread, with the number of places not found."""
+        within: Counter[tuple[Key, Form]] = Counter()
+        for (user, key), counts in self._own.items():
+            for form, (hits, places) in counts.items():
+                if known.matches(key, form, user):
+                    within[key, form] += places - hits
         for key, forms in self._hits.items():
             for form, hits in forms.items():
-                missing = self._places[key][form] - hits
+                missing = self._places[key][form] - hits - within[key, form]
                 if missing and not known.matches(key, form):
                     yield " ".join(form), missing
 
-    def _required(self, key: Key, form: Form) -> tuple[float, int]:
-        """The share of its places and the number of hits that a surface needs to spread."""
-        rule, lower = self.rule, _is_lower(form)
+    def _enough(self, key: Key, form: Form, hits: int, places: int, within: bool = False) -> bool:
+        """Whether so many hits of so many places, everywhere or `within` a user's text, suffice."""
+        if not hits or _single(key):
+            return False
+        rule, least = self.rule, 1
         if ordinary(key) and not _is_title(form):
-            return rule.ordinary_share, rule.ordinary_hits
+            share, least = rule.share if within else rule.ordinary_share, rule.ordinary_hits
+        elif not self._is_name(key, form):
+            share = rule.share
+        else:
+            share = rule.sure_share if within or _is_sure(form) else rule.name_share
+        return hits >= max(least, share * places)
+
+    def _is_name(self, key: Key, form: Form) -> bool:
+        """Whether a surface that is not ordinary is written as a name, and mostly taken for one."""
         in_lower_case = sum(n for f, n in self._places[key].items() if _is_lower(f))
-        is_name = not lower and self._places[key][form] >= in_lower_case
         contested = self._other[key] > self._labels[key].total()
-        return rule.name_share if is_name and not contested else rule.share, 1
+        often = self._places[key][form] >= in_lower_case
+        return often and not contested and not _is_lower(form)
 
     def _of(self, key: Key, form: Form) -> tuple[int, int]:
         hits = self._hits.get(key, {}).get(form, 0)
@@ -219,13 +272,14 @@ class KnownSurfaces:
 
     Words are compared folded (case, punctuation, possessive). In which case they count depends on
     how a surface was added: a name that passed the evidence counts in any case, unless its words
-    are ordinary (`US` must not make every `us` sensitive, nor `May` every `may`); an entry of a
+    are ordinary (`US` must not make every `us` sensitive, nor `May` every `may`) or the text shows
+    that a variant is a word of its own (`Evidence.apart`); an entry of a
     person's own list counts in any case; another name of an entity (an alias) counts in any case
     but not in lower case if its words are ordinary.
 
     Guarantees:
       - every mention of an added surface, between word boundaries and under the rule above, is
-        found, inside other mentions too
+        found, inside other mentions too; one that passed only within a user's text, there
       - a surface added with `always` is found in any case, however short, symbols included
     """
 
@@ -236,6 +290,8 @@ class KnownSurfaces:
         self._with_capitals: set[Key] = set()
         self._forms: dict[Key, set[Form]] = {}
         self._apart: dict[Key, frozenset[Form]] = {}
+        self._own: dict[tuple[str, Key], frozenset[Form]] = {}  # by user
+        self._own_apart: dict[Key, frozenset[Form]] = {}
         self._not_inside: set[Key] = set()
         self._literal: dict[str, str] = {}
 
@@ -257,30 +313,46 @@ class KnownSurfaces:
             self._with_capitals.add(key)
 
     def add_evidence(self, evidence: Evidence) -> None:
-        """Add the surfaces that passed."""
-        for key, label, passed, apart in evidence.spread():
-            self._add_key(key, label)
+        """Add the surfaces that passed, everywhere or within the text of some users."""
+        for key, passed in evidence.spread():
+            self._add_weighed(evidence, key)
             self._forms.setdefault(key, set()).update(passed)
             if not ordinary(key):
-                self._apart[key] = apart
-            if not evidence.stands_alone(key):
-                self._not_inside.add(key)
+                self._apart[key] = evidence.apart(key, passed)
+        of_any_user: dict[Key, set[Form]] = {}
+        for user, key, passed in evidence.spread_within():
+            self._own[user, key] = passed
+            of_any_user.setdefault(key, set()).update(passed)
+        for key, forms in of_any_user.items():
+            self._add_weighed(evidence, key)
+            if not ordinary(key):
+                self._own_apart[key] = evidence.apart(key, forms, within=True)
 
-    def matches(self, key: Key, form: Form) -> bool:
-        """Whether these words, written so, are looked for."""
+    def matches(self, key: Key, form: Form, user: str | None = None) -> bool:
+        """Whether these words, written so, are looked for: everywhere, or in this user's text."""
         if key in self._in_any_case or form in self._forms.get(key, ()):
             return True
         if key in self._with_capitals and not _is_lower(form):
             return True
-        return key in self._apart and form not in self._apart[key]
+        if key in self._apart and form not in self._apart[key]:
+            return True
+        if user is None or (user, key) not in self._own:
+            return False
+        variant = key in self._own_apart and form not in self._own_apart[key]
+        return variant or form in self._own[user, key]
 
-    def find(self, text: str, hits: Sequence[Span] = ()) -> list[Span]:
-        """The mentions in a text in which detectors made these hits."""
-        return [*self._find_words(text, hits), *self._find_literal(text)]
+    def find(self, text: str, hits: Sequence[Span] = (), user: str | None = None) -> list[Span]:
+        """The mentions in a user's text in which detectors made these hits."""
+        return [*self._find_words(text, hits, user), *self._find_literal(text)]
 
     def _only_alone(self, key: Key) -> bool:
         listed = key in self._in_any_case or key in self._with_capitals
         return key in self._not_inside and not listed
+
+    def _add_weighed(self, evidence: Evidence, key: Key) -> None:
+        self._add_key(key, evidence.label(key))
+        if not evidence.stands_alone(key):
+            self._not_inside.add(key)
 
     def _add_key(self, key: Key, label: str) -> None:
         self._labels.setdefault(key, Counter())[label] += 1
@@ -288,12 +360,12 @@ class KnownSurfaces:
         if len(key) not in lengths:
             self._lengths[key[0]] = tuple(sorted((*lengths, len(key))))
 
-    def _find_words(self, text: str, hits: Sequence[Span]) -> Iterator[Span]:
+    def _find_words(self, text: str, hits: Sequence[Span], user: str | None) -> Iterator[Span]:
         _, covered = _extents(text, hits)
         for key, start, end in _runs(list(words(text)), self._lengths, self._labels):
             if self._only_alone(key) and covered(start, end):
                 continue
-            if self.matches(key, parts(text[start:end])[1]):
+            if self.matches(key, parts(text[start:end])[1], user):
                 yield Span(start, end, self._labels[key].most_common(1)[0][0])
 
     def _find_literal(self, text: str) -> Iterator[Span]:
@@ -321,6 +393,13 @@ def _is_title(form: Form) -> bool:
     """Whether several words are written as the parts of one name: Red Sea, Bank of England."""
     ends = form[0], form[-1]
     return len(form) > 1 and all(word[0].isupper() and not word.isupper() for word in ends)
+
+
+def _is_sure(form: Form) -> bool:
+    """Whether a name is the same whoever writes it: Ann Lee, Bank of England, NATO."""
+    if len(form) > 1:
+        return form[0][0].isupper() and form[-1][0].isupper()
+    return form[0].isupper() and sum(map(str.isalpha, form[0])) >= _ABBREVIATION
 
 
 def _single(key: Key) -> bool:

@@ -54,7 +54,7 @@ class Patterns:
         if _DIGIT.search(page.text):
             self._take_numbers(page, has_names)
         elif has_names:
-            page.take("DATE", dates.named)
+            page.take("CALENDAR", dates.alone)
         page.spans.sort()
         return page.spans
 
@@ -76,6 +76,7 @@ class Patterns:
         if has_names:
             page.take("DATE", dates.day_first)
             page.take("DATE", dates.named)
+            page.take("CALENDAR", dates.alone)
         if long:
             page.take("ACCOUNT", numbers.marked_reference)
             page.take("PHONE", phones.written)

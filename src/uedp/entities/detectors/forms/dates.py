@@ -1,4 +1,4 @@
-"""Dates, years and times of day.
+"""Dates, years, months and weekdays alone, and times of day.
 
 A weekday before a date is a form of its own, so that "March 12" is the same entity without it.
 May, March and August are words too: in lower case, a digit or the word before must say that they
@@ -43,12 +43,7 @@ year = finder(
     gate="[12][90][0-9]{2}",
 )
 
-_ONLY_YEARS = re.compile(rf"(?:the\s)?{_YEAR}(?:(?<=0)'?s)?(?:\s?[-–/]\s?{_YEAR})?", re.IGNORECASE)
-
-
-def is_year(surface: str) -> bool:
-    """Whether a surface is nothing but a year, a decade or two years."""
-    return bool(_ONLY_YEARS.fullmatch(surface.strip()))
+_JUST_YEARS = re.compile(rf"(?:the\s)?{_YEAR}(?:(?<=0)'?s)?(?:\s?[-–/]\s?{_YEAR})?", re.IGNORECASE)
 
 
 _MONTHS = (
@@ -57,6 +52,7 @@ _MONTHS = (
 )
 _SHORT_MONTHS = tuple(name[:3] for name in _MONTHS)
 _WEEKDAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_SHORT_WEEKDAYS = ("mon", "tues?", "wed", "thu(?:rs?)?", "fri", "sat", "sun")
 # Every weekday and month, long or short, contains one of these (in lower case).
 STEMS = ("nday", "sday", "iday", "rday", *_SHORT_MONTHS)
 
@@ -81,22 +77,51 @@ _LONGEST_CONTEXT = len("during ")
 
 
 def named(text: str) -> Iterator[Extent]:
-    """Weekdays, and months alone or before a day or a year; not the words may, march, august."""
+    """Months before a day or a year; not the words may and march."""
     for match in _NAMED.finditer(text):
-        start, end = match.span()
-        month = match["month"]
-        if match["weekday"] or match["year"] or match["bare_year"] or match["ordinal"]:
-            yield start, end
+        month, end = match["month"], match.end()
+        if month is None or end == match.end("month"):
             continue
-        if end > match.end("month"):
-            is_word = month in _VERBS
-        elif month.lower() in _MONTHS:
-            is_word = month.lower() == "may" or month in {"march", "august"}
-        else:
-            continue
-        begin = _context(text, start, month) if is_word else start
+        surely = match["year"] or match["bare_year"] or match["ordinal"]
+        is_word = month in _VERBS and not surely
+        begin = _context(text, match.start(), month) if is_word else match.start()
         if begin is not None:
             yield begin, end
+
+
+def alone(text: str) -> Iterator[Extent]:
+    """Weekdays and months without a day or a year; not the words may, march, august."""
+    for match in _NAMED.finditer(text):
+        month, end = match["month"], match.end()
+        if month is None:
+            yield match.span()
+        elif end == match.end("month") and month.lower() in _MONTHS:
+            is_word = month.lower() == "may" or month in {"march", "august"}
+            begin = _context(text, match.start(), month) if is_word else match.start()
+            if begin is not None:
+                yield begin, end
+
+
+_RELATIVE = ("today", "tonight", "tomorrow", "yesterday")
+_CALENDAR_WORDS = "|".join((*_MONTHS, "sept", *_SHORT_MONTHS, *_SHORT_WEEKDAYS, *_RELATIVE))
+_JUST_CALENDAR = re.compile(
+    rf"""(?: (?:the|this|last|next|past|coming|every|each|early|late|mid|in|on|since|until|till
+          |during|by|of)[\s-] ){{0,2}}
+    (?: (?:{"|".join(_WEEKDAYS)})s? | (?:{_CALENDAR_WORDS})\.? ) (?:['’]s)?""",
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+def refined(category: str, surface: str) -> str:
+    """A narrower category, where a date, time or number is only a year, or a month or weekday.
+
+    These say little about anybody by themselves, and can be chosen apart from dates.
+    """
+    if category in ("date", "cardinal") and _JUST_YEARS.fullmatch(surface.strip()):
+        return "year"
+    if category in ("date", "time") and _JUST_CALENDAR.fullmatch(surface.strip()):
+        return "calendar"
+    return category
 
 
 def _context(text: str, start: int, month: str) -> int | None:
