@@ -71,7 +71,8 @@ def test_the_rule_of_propagation_and_what_it_drops_are_stated(tmp_path):
         "capitalised and no ordinary word, 5% if it is several such words or an abbreviation, 67% "
         "and 2 hits if it is an ordinary word), and in those of one user by 5% of them if it is "
         "capitalised (50%, and 2 hits if it is an ordinary word); hits of models are dropped if "
-        "they have no letter or digit, or are ordinary words in lower case found in under 10% of their places"
+        "they have no letter or digit, or are ordinary words in lower case found in under "
+        "10% of their places"
     ) in shown
     assert "one hit" not in shown
     alone = ruled.model_copy(update={"propagated": False})

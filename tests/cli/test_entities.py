@@ -12,6 +12,7 @@ from tests.conftest import marked
 from uedp.accounting.ledger import CorpusLedger
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.store import Corpus
+from uedp.entities.categories import expand_categories
 from uedp.entities.detection import Detection, detect
 
 SENTENCES = [
@@ -24,7 +25,8 @@ SENTENCES = [
 
 @pytest.fixture
 def corpus(tmp_path):
-    return detect(SENTENCES, tmp_path / "c", Detection(("labels", "patterns"))).folder
+    detection = Detection(("labels", "patterns"), categories=expand_categories("all"))
+    return detect(SENTENCES, tmp_path / "c", detection).folder
 
 
 def write(path, content):

@@ -19,6 +19,7 @@ from uedp.entities.coverage import coverage, record_coverage
 from uedp.entities.detection import Detection, detect, lists_of, relink
 from uedp.entities.detectors import register_detector
 from uedp.entities.lists import Lists
+from uedp.entities.propagation import SPREAD_WITHIN
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 
@@ -346,6 +347,21 @@ def test_evidence_counts_hits_and_places_of_every_entity(tmp_path):
     assert report["surfaces"]["spread"] >= 3
     assert report["mentions_added"] == 2  # and the `bob` in the address
     assert report["dropped"] == {}
+
+
+def test_a_name_rarely_found_spreads_within_its_authors_text_only(tmp_path):
+    sentences = [
+        Sentence("a", "Acme rose"),
+        *[Sentence(user, "they left Acme there") for user in "abaccb"],
+    ]
+    detection = Detection(("first-word",))
+    corpus = detect(sentences, tmp_path / "c", detection)
+    found = ["Acme" in row for row in mentions(corpus)]
+    assert found == [sentence.user == "a" for sentence in sentences]
+    assert corpus.info["propagation"]["surfaces"][SPREAD_WITHIN] == 1
+    assert corpus.evidence.to_pylist() == [{"hits": 1, "places": 7, "detectors": 1}]
+    relinked = relink(corpus, tmp_path / "again")
+    assert files_of(relinked.folder) == files_of(corpus.folder)
 
 
 def test_dropped_hits_are_counted_by_reason(tmp_path):
