@@ -167,7 +167,9 @@ class OptimiserSettings(Section):
 
     Probes, and next-word adapters under noise, have defaults of their own, which were the best in
     our experiments: a constant rate (`decay: none`, `warm_up: 0`), `average: 0.95`, and a `rate` of
-    0.05 for probes and 3e-3 for adapters.
+    0.05 for probes and 3e-3 for adapters. If the planner chooses fewer than 200 rounds, and nothing
+    of this section is set, adapters get longer steps (`3e-3 sqrt(200 / rounds)`) and a shorter
+    average (`1 - 10 / rounds`).
     """
 
     name: Literal["sgd", "momentum", "adam"] = Field(
