@@ -43,6 +43,7 @@ def test_coverage_is_stated_where_it_was_measured(tmp_path):
     known = ENTITIES.model_copy(update={"coverage": measured, "propagated": False})
     shown = issue(make_run(tmp_path / "run", **{**SETUP, "entities": known}))
     assert "98.3% found, 90.0% complete; 87.5% of the mentions are right" in shown.statement
+    assert "measured on marks in this corpus, without noise, and are not covered" in shown.statement
     assert "no propagation" in shown.statement
 
 

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from tests.accounting.plans import planned
+from tests.accounting.runs import SETUP, make_run
 from uedp.accounting.certificate import CERTIFICATE, issue, schema
 from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, RunLedger
 from uedp.accounting.model_files import model_files
@@ -193,6 +194,13 @@ def test_a_run_has_its_numbers(run, folder):
     found = answer(run, "account", "proven", folder)
     assert found["epsilon"] == epsilon(RotationProfile(20.0, 0.5, 0.33), 20, 1e-5)
     assert answer(run, "account", "proven", folder, "--delta", "1e-4")["delta"] == 1e-4
+
+
+def test_the_numbers_of_a_run_come_with_its_caveats(run, tmp_path):
+    made = make_run(tmp_path / "groups", **{**SETUP, "users": "assigned at random"})
+    shown = run("account", "proven", made).out
+    assert "put together at random" in shown
+    assert "Entities: found by " in shown
 
 
 def test_a_plan_with_a_model_shows_the_time(run, sample, monkeypatch):

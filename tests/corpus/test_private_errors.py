@@ -184,3 +184,8 @@ def test_what_counts_as_a_leak():
     """The search itself."""
     assert leaked(f"x {SECRET[20:40]} y")
     assert not leaked(SECRET[: FEW - 1])
+
+
+def test_a_short_message_in_a_file_without_a_header(tmp_path):
+    (tmp_path / "x.csv").write_text("ann@example.org,I have cancer\nbob@example.org,so do I\n")
+    assert "cancer" not in refusal(tmp_path / "x.csv", tmp_path)

@@ -93,6 +93,10 @@ def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
         "which entities were looked for, and by which detectors, is not stated": (
             setup.entities is None and profile.protects_entities
         ),
+        "recall and precision of the entities were measured on marks in this corpus, without "
+        "noise, and are not covered": (
+            setup.entities is not None and setup.entities.coverage is not None
+        ),
         "which labels there are was taken from the corpus and is not covered": (
             setup.labels == "from the corpus, not covered"
         ),

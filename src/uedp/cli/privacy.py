@@ -284,6 +284,7 @@ def _prove_run(run: Path, delta: float | None, as_json: bool) -> None:
     from uedp.accounting.chain import read_chain
     from uedp.accounting.ledger import RUN_LEDGER, planned_run
     from uedp.accounting.proven import epsilon
+    from uedp.accounting.statement import ADJACENCY, statement
 
     path = run / RUN_LEDGER
     if not path.is_file():
@@ -295,7 +296,8 @@ def _prove_run(run: Path, delta: float | None, as_json: bool) -> None:
     events = () if planned.vocabulary is None else ((planned.vocabulary, 1),)
     value = epsilon(planned.profile, planned.rounds, delta, *events)
     proven = _finite(value) is not None and planned.setup.exposed is None
-    words = _words(planned.profile, value if proven else float("inf"), delta)
+    stated = statement(planned.profile, value, delta, proven, planned.setup)
+    words = f"{stated}\n{ADJACENCY}"
     _answer({"epsilon": value if proven else None}, delta, proven, words, as_json)
 
 
@@ -323,6 +325,7 @@ def certificate_show(run: options.RunArgument, as_json: options.AsJson = False) 
             f"epsilon on the corpus, {_runs(shown.corpus_total.runs)}",
             number(shown.corpus_total.epsilon),
         )
+        rows.add_row("which is for", cell(shown.corpus_total.unit))
     rows.add_row("method", cell(shown.method))
     rows.add_row("rounds planned, spent", f"{shown.rounds_planned:,}, {shown.rounds_spent:,}")
     for name, value in shown.parameters.items():

@@ -162,8 +162,16 @@ def quoted(value: str, most: int = 12) -> str:
 
 
 def listed(names: Iterable[str], most: int = 20) -> str:
-    """Names on one line; what is no name but text, as in a file without a header, is not shown."""
-    shown = [name if _is_name(name) else f"({len(name)} characters)" for name in names]
+    """Names on one line; what is no name but text, as in a file without a header, is not shown.
+
+    Where one of them is no name, the others may be short texts: then only single words are shown.
+    """
+    names = list(names)
+    most_words = 3 if all(map(_is_name, names)) else 1
+    shown = [
+        name if _is_name(name) and len(name.split()) <= most_words else f"({len(name)} characters)"
+        for name in names
+    ]
     return ", ".join([*shown[:most], *(["..."] if len(shown) > most else [])])
 
 

@@ -40,6 +40,7 @@ class UedpTrainer:
     def train(self) -> None:
         """Spend the remaining rounds; the engine then has the certificate."""
         private = self.engine.attach(self.model, self.tokenizer)
+        self.args.max_steps = self.state.max_steps = private.plan.rounds  # the planner's, perhaps
         try:
             self._notify("on_train_begin")
             for step in private.rounds(self.optimizer):
