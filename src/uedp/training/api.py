@@ -13,7 +13,7 @@ from uedp.errors import UserError
 from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
-from uedp.training.build import assemble, plan_run, task_of_run
+from uedp.training.build import assemble, check_corpus, plan_run, task_of_run
 from uedp.training.choose import Choice, choose, prepare_to_measure
 from uedp.training.config import Config, load_config, parse_config
 from uedp.training.datasets import read_texts, read_training_data
@@ -96,6 +96,7 @@ def preview(config: Config, progress: Progress = SILENT) -> Preview:
     """
     data = read_training_data(config)
     ledger = CorpusLedger(data.ledger)
+    check_corpus(config, data, ledger)
     ready = prepare_to_measure(config, data, progress)
     pace = measure_pace(ready, progress)
     choice = choose(config, data.incidence, pace, progress)

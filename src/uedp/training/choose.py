@@ -159,7 +159,7 @@ def choose(
 
 def _adapts(config: Config) -> bool:
     """Whether the defaults of adapters under noise apply, which were tuned for 200 rounds."""
-    return _defaults(config).optimiser.rate == ADAPTER_DEFAULTS["optimiser"]["rate"]
+    return bool(_defaults(config).optimiser.rate == ADAPTER_DEFAULTS["optimiser"]["rate"])
 
 
 def _steps(rate: float, rounds: int) -> dict[str, float]:

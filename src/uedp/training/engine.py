@@ -38,7 +38,15 @@ from uedp.models.load import LoadedModel
 from uedp.models.trainable import save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
-from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
+from uedp.training.build import (
+    Assembly,
+    Say,
+    Watch,
+    assemble,
+    check_corpus,
+    plan_run,
+    set_up_for_training,
+)
 from uedp.training.choose import settle
 from uedp.training.config import Config, parse_config
 from uedp.training.datasets import TrainingData, read_training_data
@@ -204,10 +212,12 @@ class PrivacyEngine:
             raise FinishedRunError(out)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
+        trained_on = [] if attached is None else _ancestors(attached.model)
+        ancestors = [one for one in trained_on if one.run != name]
+        check_corpus(config, data, corpus, ancestors)
         choice, ready = settle(config, data, attached, self._progress)
         config = self.config = choice.config
-        trained_on = [] if attached is None else _ancestors(attached.model)
-        plan = plan_run(config, data, corpus, [one for one in trained_on if one.run != name])
+        plan = plan_run(config, data, corpus, ancestors)
         for line in (*plan.summary, *choice.words):
             say(line)
 
