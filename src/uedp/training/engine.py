@@ -213,11 +213,11 @@ class PrivacyEngine:
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
         trained_on = [] if attached is None else _ancestors(attached.model)
-        ancestors = [one for one in trained_on if one.run != name]
-        check_corpus(config, data, corpus, ancestors)
+        known = [one for one in trained_on if one.run != name]
+        check_corpus(config, data, corpus, known)
         choice, ready = settle(config, data, attached, self._progress)
         config = self.config = choice.config
-        plan = plan_run(config, data, corpus, ancestors)
+        plan = plan_run(config, data, corpus, known)
         for line in (*plan.summary, *choice.words):
             say(line)
 
