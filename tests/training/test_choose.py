@@ -12,7 +12,7 @@ from uedp.accounting.planning import FEW_USERS
 from uedp.incidence import Incidence
 from uedp.training import choose as planner
 from uedp.training import loop
-from uedp.training.choose import choose, duration, open_fields
+from uedp.training.choose import choose, duration, limit_evaluation, open_fields
 from uedp.training.config import load_config, parse_config
 from uedp.training.estimate import Pace
 
@@ -207,6 +207,40 @@ def test_it_is_recorded_who_chose_what():
     for tuned in ({"optimiser": {"rate": 0.5}}, {"update_clip": 7.0}, {"rounds": 30}):
         silent = chosen(**tuned).config.privacy.chosen_by
         assert not Setup(chosen_by=silent).chooser_stated
+
+
+def test_a_run_of_adapters_resumes_with_its_clip_and_steps(tmp_path, monkeypatch, saved):
+    monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
+    data, out = worlds.training_data(tmp_path / "corpus"), tmp_path / "run"
+    open_config = parse_config(
+        {
+            "privacy": {"epsilon": 8},
+            "data": {"train": "corpus", "evaluate": "others"},
+            "model": {"name": str(saved()), "max_tokens": 32},
+            "run": {"device": "cpu", "time": 1e-3},
+        }
+    )
+    loop.run(open_config, out, data=data, progress=stopping_after(1))
+    written = load_config(out / "config.yaml")
+    assert written.privacy.rounds == min(planner.ROUNDS)
+    assert written.privacy.update_clip != open_config.privacy.update_clip
+    assert written.optimiser.rate > open_config.optimiser.rate
+    assert written.data.evaluate_sentences == planner.EVALUATED
+    assert loop.run(open_config, out, data=data, resume=True).finished
+    assert load_config(out / "config.yaml") == written
+
+
+def test_only_a_planned_run_limits_what_is_evaluated():
+    def limit(privacy, **data):
+        sections = {"data": {"train": "corpus", **data}, "model": {"name": "gpt2"}}
+        return limit_evaluation(parse_config({"privacy": privacy, **sections})).data
+
+    planned, explicit = {"epsilon": 8}, {"epsilon": 8, "rounds": 10, "user_rate": 0.1}
+    assert limit(planned, evaluate="others").evaluate_sentences == planner.EVALUATED
+    assert limit(planned, evaluate="others", evaluate_sentences=7).evaluate_sentences == 7
+    assert limit(planned, evaluate="others", evaluate_sentences=None).evaluate_sentences is None
+    assert limit(explicit, evaluate="others").evaluate_sentences is None
+    assert limit(planned).evaluate_sentences is None
 
 
 def test_a_run_holds_its_numbers_and_resumes_with_them(tmp_path, monkeypatch, saved):

@@ -26,7 +26,7 @@ from uedp.methods.base import PLANNED
 from uedp.models.load import LoadedModel
 from uedp.progress import SILENT, Progress
 from uedp.training.build import Prepared, prepare
-from uedp.training.config import ADAPTER_DEFAULTS, Config, parse_config
+from uedp.training.config import ADAPTER_DEFAULTS, Config, default_config, parse_config
 from uedp.training.datasets import TrainingData
 from uedp.training.estimate import Pace, measure_pace
 from uedp.training.vocabulary import make_run_tokenizer
@@ -42,6 +42,7 @@ _FIRST_STEPS = 25  # rounds that a run loses on the way: more rounds beat more u
 # of adapters (benchmarks/results/demo_sweep.json): a smaller norm weights sentences more equally
 _SENTENCE_CLIP = 0.3
 _USUAL_ROUNDS = 200
+EVALUATED = 1000  # sentences: their mean loss is within a few percent of that of all
 _DELTA = 1e-5
 
 
@@ -76,6 +77,20 @@ def open_fields(config: Config) -> tuple[str, ...]:
     if {"user_rate", "rounds"} <= given:
         given.add("sentences_per_user")  # whoever sets both sets what a round takes
     return tuple(field for field in PLANNED if field not in given)
+
+
+def limit_evaluation(config: Config) -> Config:
+    """The config with a limit on what is evaluated, if the run is planned and has none.
+
+    On a processor, evaluating a whole held-out corpus would take longer than training.
+    """
+    open_ = "rounds" in open_fields(config) and "evaluate_sentences" not in (
+        config.data.model_fields_set
+    )
+    if config.data.evaluate is None or not open_:
+        return config
+    data = config.data.model_copy(update={"evaluate_sentences": EVALUATED})
+    return config.model_copy(update={"data": data})
 
 
 def settle(
@@ -150,7 +165,7 @@ def choose(
         if "entity_share" in fields and "update_clip" not in config.privacy.model_fields_set:
             update["update_clip"] = float(f"{_SENTENCE_CLIP / option.share:.2g}")
             fields = (*fields, "update_clip")
-        if "rounds" in fields and optimiser == _defaults(config).optimiser:
+        if "rounds" in fields and optimiser == default_config(config).optimiser:
             optimiser = optimiser.model_copy(update=_steps(optimiser.rate, option.rounds))
     privacy = config.privacy.model_copy(update=update | {"chosen_by": _chosen_by(config, fields)})
     done = config.model_copy(update={"privacy": privacy, "optimiser": optimiser})
@@ -159,7 +174,7 @@ def choose(
 
 def _adapts(config: Config) -> bool:
     """Whether the defaults of adapters under noise apply, which were tuned for 200 rounds."""
-    return bool(_defaults(config).optimiser.rate == ADAPTER_DEFAULTS["optimiser"]["rate"])
+    return bool(default_config(config).optimiser.rate == ADAPTER_DEFAULTS["optimiser"]["rate"])
 
 
 def _steps(rate: float, rounds: int) -> dict[str, float]:
@@ -308,7 +323,7 @@ def _chosen_by(config: Config, fields: Sequence[str]) -> str:
     planner = f"{decisions.BY_PLANNER}: {', '.join(fields)}"
     if config.privacy.chosen_by:
         return f"{planner}{decisions.OTHERS_BY}{config.privacy.chosen_by}"
-    plain = _defaults(config)
+    plain = default_config(config)
     by_hand = [
         field
         for field in _BY_HAND
@@ -317,13 +332,6 @@ def _chosen_by(config: Config, fields: Sequence[str]) -> str:
     if by_hand or config.optimiser != plain.optimiser:
         return f"{planner}{decisions.OTHERS_BY}{decisions.NOT_STATED}"
     return f"{planner}{decisions.OTHERS_BY}the authors of uedp, on public data"
-
-
-def _defaults(config: Config) -> Config:
-    """The config without the fields that a person tunes."""
-    values = config.model_dump(mode="json", include={"data", "model", "task"})
-    kept = {"method": config.privacy.method, "epsilon": config.privacy.epsilon}
-    return parse_config({"privacy": kept, **values})
 
 
 def _words(

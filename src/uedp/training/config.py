@@ -38,7 +38,9 @@ class DataSettings(Section):
     )
     evaluate_sentences: Count | None = Field(
         default=None,
-        description="Evaluate on so many of its sentences. By default on all, to be exact.",
+        description="Evaluate on the first so many of its sentences; null: on all. By default on "
+        "1,000 if the planner chooses the rounds, since all would take long on a processor, "
+        "otherwise on all.",
     )
 
 
@@ -397,6 +399,13 @@ def parse_config(
         return Config.model_validate(nested)
     except ValidationError as error:
         raise UserError(f"{origin}: {_first_error(error)}") from None
+
+
+def default_config(config: Config) -> Config:
+    """The config without the fields that a person tunes."""
+    values = config.model_dump(mode="json", include={"data", "model", "task"})
+    kept = config.privacy.model_dump(include={"method", "epsilon", "noise"}, exclude_none=True)
+    return parse_config({"privacy": kept, **values})
 
 
 PRESETS = Path(__file__).parent / "presets"

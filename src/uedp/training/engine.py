@@ -47,7 +47,7 @@ from uedp.training.build import (
     plan_run,
     set_up_for_training,
 )
-from uedp.training.choose import settle
+from uedp.training.choose import limit_evaluation, settle
 from uedp.training.config import Config, parse_config
 from uedp.training.datasets import TrainingData, read_training_data
 from uedp.training.outcome import write_result
@@ -210,6 +210,7 @@ class PrivacyEngine:
         name = run_dir.existing_run(identity, out, config, self._resume)
         if (out / run_dir.RESULT).is_file():
             raise FinishedRunError(out)
+        config = limit_evaluation(config)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
         trained_on = [] if attached is None else _ancestors(attached.model)
