@@ -1,11 +1,13 @@
 """What a corpus has to offer a round, and which option a target epsilon leaves most signal."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.planning import Supply, options, rough_noise
-from uedp.accounting.proven import RotationProfile, UserLevelProfile, epsilon
+from uedp.accounting.planning import ALIGNMENT, RoughNoise, Supply, options
+from uedp.accounting.proven import RotationProfile, epsilon
 from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import supply_of
@@ -56,13 +58,22 @@ def test_every_option_meets_the_target_and_a_smaller_extended_rate_only_loses(
     assert found[0].noise == pytest.approx(found[2].noise, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("target", "rate", "rounds", "share"), [(8.0, 0.2, 100, 0.4), (2.0, 0.1, 50, 0.2)]
-)
-def test_rough_noise_is_about_the_noise_that_is_needed(
-    target: float, rate: float, rounds: int, share: float
-) -> None:
-    exact = noise_for(target, 1e-5, rounds, lambda noise: RotationProfile(noise, rate, share))
-    assert rough_noise(target, 1e-5, rounds, rate, share) == pytest.approx(exact, rel=0.12)
-    alone = noise_for(target, 1e-5, rounds, lambda noise: UserLevelProfile(noise, rate))
-    assert rough_noise(target, 1e-5, rounds, rate) == alone < exact
+def test_rough_noise_is_about_the_noise_that_is_needed() -> None:
+    cases = [(8.0, 0.2, 100, 0.4), (2.0, 0.1, 50, 0.2), (8.0, 0.02, 25, 1.0)]
+    for target, rate, rounds, share in cases:
+        profile = partial(RotationProfile, user_rate=rate, entity_share=share)
+        exact = noise_for(target, 1e-5, rounds, profile)
+        rough = RoughNoise(target, 1e-5)
+        assert rough(rounds, rate, share) == pytest.approx(exact, rel=0.15)
+        assert rough(rounds, rate) < rough(rounds, rate, share)
+
+
+def test_the_second_sentence_of_a_user_adds_less_than_another_user() -> None:
+    two, one = Supply(10, np.full(10, 2.0)), Supply(20, np.ones(20))
+    for share in (0.1, 0.5, 1.0):
+        assert two.signal(share, cap=1) == pytest.approx(one.signal(share) / 2)
+        assert two.signal(share, cap=1) < two.signal(share) <= one.signal(share)
+    # a short sum is not clipped, a long one is to 1, of which the aligned part counts
+    assert two.signal(0.1) == pytest.approx(10 * 2 * 0.1 * ALIGNMENT)
+    many = Supply(1, np.array([1e6])).signal(1.0)
+    assert many == pytest.approx(1.0, rel=1e-3)

@@ -76,6 +76,7 @@ def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run)
     (row,) = (line.split() for line in lines if line.startswith("perplexity per word"))
     assert len(row) == 5  # before and after
     assert lines[-1] == "certificate: run/certificate.json"
+    assert re.search(r"\nwhich is for +one user ", run("certificate", "show", "run").out)
     verified = run("certificate", "verify", "run")
     assert verified.code == 0
     assert lines[0] in verified.out
@@ -164,6 +165,7 @@ def test_a_dry_run_chooses_and_prints_a_command_that_repeats_it(here, run, monke
     ):
         assert f"\n{row}" in shown.out
     assert "\nepsilon on the corpus, all 2 runs" in shown.out
+    assert "\nthe epsilon of all runs on the corpus is for one user " in shown.out
     found = json.loads(run(*line, "--dry-run", "--json").out)
     assert found["chosen"] == ["user_rate", "entity_share", "sentences_per_user"]
     assert found["corpus_total"] > found["epsilon"] > found["epsilon_user_alone"]

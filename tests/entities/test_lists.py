@@ -119,3 +119,11 @@ def test_lists_are_combined_and_contradictions_refused():
     assert (both.aliases, both.shipped) == ({"AC": "Acme"}, ("months",))
     with pytest.raises(UserError, match="deny-list"):
         first.with_more(Lists(sensitive={"ACME": "org"}))
+
+
+def test_another_name_of_a_denied_entity_is_on_no_shipped_list():
+    lists = Lists(
+        sensitive={"Chad Ltd": "org"}, aliases={"Chad": "Chad Ltd"}, shipped=("countries",)
+    )
+    assert "chad" not in lists.shipped_forms()
+    assert "chad" in Lists(shipped=("countries",)).shipped_forms()

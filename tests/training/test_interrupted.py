@@ -179,6 +179,19 @@ def test_a_signal_while_the_ledger_is_written_waits_for_the_round(train, tmp_pat
     assert spent(tmp_path / "run") == [(0, 1)]
 
 
+def test_a_signal_while_a_round_begins_does_not_wait_for_its_end(train, tmp_path, monkeypatch):
+    begin = engine.RoundKey.begin
+
+    def interrupted(self, number):
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return begin(self, number)
+
+    monkeypatch.setattr(engine.RoundKey, "begin", interrupted)
+    assert train().rounds == 1
+    assert spent(tmp_path / "run") == [(0, 1)]
+
+
 def test_a_second_signal_stops_at_once(train, saved, tmp_path):
     """While the first one's checkpoint is written, or in a round that cannot be abandoned."""
     watcher = interrupting(2, 1)

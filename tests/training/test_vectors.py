@@ -55,6 +55,7 @@ def test_vectors_are_cached_for_the_same_texts_and_weights(encoder: Make, tmp_pa
     np.save(tmp_path / f"{first.key(['a'])}.npy", saved)
     assert np.array_equal(again(["a"]), saved)
     assert not np.array_equal(again(["b"]), saved)
+    assert (tmp_path / f"{first.key(['b'])}.npy").stat().st_mode & 0o777 == 0o600
     assert np.array_equal(encoder(16)(["a"]), encoder(16)(["a"]))
     assert not np.array_equal(encoder(16)(["a"]), saved)
 

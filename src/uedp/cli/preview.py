@@ -76,6 +76,8 @@ def show_preview(preview: "Preview", out: Path | None) -> None:
     privacy = plan.config.privacy
     if plan.private and plan.profile is not None:
         show_missed(plan.profile, plan.rounds, privacy.delta, privacy.sentences_per_user)
+    if cost.corpus_total is not None and cost.corpus_total.runs > 1:
+        say(f"the epsilon of all runs on the corpus is for {cost.corpus_total.unit}")
     for warning in preview.warnings:
         say(f"warning: {warning}")
     typer.echo("\nnothing was trained; to train exactly this:")
@@ -88,6 +90,7 @@ def preview_json(preview: "Preview", out: Path | None) -> dict[str, Any]:
     return {
         **asdict(replace(cost, corpus_total=None)),
         "corpus_total": None if cost.corpus_total is None else cost.corpus_total.epsilon,
+        "corpus_total_for": None if cost.corpus_total is None else cost.corpus_total.unit,
         "plan": plan.describe() | {"sentences per user": plan.sampling.per_user},
         "chosen": list(preview.choice.fields),
         "words": [*plan.summary, *preview.choice.words],

@@ -325,6 +325,7 @@ def certificate_show(run: options.RunArgument, as_json: options.AsJson = False) 
             f"epsilon on the corpus, {_runs(shown.corpus_total.runs)}",
             number(shown.corpus_total.epsilon),
         )
+        rows.add_row("which is for", cell(shown.corpus_total.unit))
     rows.add_row("method", cell(shown.method))
     rows.add_row("rounds planned, spent", f"{shown.rounds_planned:,}, {shown.rounds_spent:,}")
     for name, value in shown.parameters.items():

@@ -92,6 +92,9 @@ class Lists:
     def shipped_forms(self) -> frozenset[str]:
         """The strict forms that the shipped lists make public."""
         sensitive = {canonical(entity) for entity in self.sensitive}
+        sensitive |= {
+            canonical(a) for a, name in self.aliases.items() if canonical(name) in sensitive
+        }
         return frozenset(
             strict_form(entry)
             for name in self.shipped

@@ -77,20 +77,22 @@ class PrivacySettings(Section):
     )
     rounds: Count = Field(
         default=200,
-        description="Noisy updates of the model. Chosen: 200, as in our experiments, or 100 or 50 "
-        "if these give more signal within `run.time`.",
+        description="Noisy updates of the model. Chosen: 200, as in our experiments, or fewer, "
+        "down to 15, if these give more signal within `run.time`.",
     )
     user_rate: Rate = Field(
         default=0.1,
-        description="The probability that a user is drawn in a round. Chosen: the smallest rate "
-        "that draws at least 20 users and reaches 93% of the best predicted signal-to-noise ratio "
-        "within `run.time`; the rest would multiply the time.",
+        description="The probability that a user is drawn in a round. Chosen, of rates that "
+        "draw at least 20 users: with `rounds` and `sentences_per_user`, the cheapest plan that "
+        "reaches 93% of the best predicted signal-to-noise ratio, since the rest would multiply "
+        "the time; or the best within `run.time`.",
     )
     update_clip: Positive = Field(
         default=1.0,
-        description="The norm that a user's update is clipped to. Not chosen from the text. The "
-        "default depends on the trained parameters: 0.1 for probes, whose gradients are short, 1 "
-        "otherwise; Adam adapts to the scale.",
+        description="The norm that a user's update is clipped to. Never chosen from gradients. "
+        "The default depends on the trained parameters: 0.1 for probes, whose gradients are short, "
+        "1 otherwise; Adam adapts to the scale. For next-word adapters with a chosen "
+        "`entity_share` it is 0.3 divided by that share, so that a sentence is clipped to 0.3.",
     )
     entity_share: Annotated[float, Field(gt=0, le=2)] = Field(
         default=0.3,
@@ -116,9 +118,9 @@ class PrivacySettings(Section):
     sentences_per_user: Count | None = Field(
         default=None,
         description="The most sentences of a user in a round; null: no limit. Chosen, unless both "
-        "`rounds` and `user_rate` are set: what 95% of the users stay below, and what fills the "
-        "clip if that is more; only as much as fills the clip if time is short. An update is "
-        "clipped however long it is, so more sentences of few users cost time and gain little.",
+        "`rounds` and `user_rate` are set: at most what 95% of the users stay below, and less, "
+        "down to 1, if time is short. An update is clipped however long it is, so the first "
+        "sentence of another user adds more than a second one of the same.",
     )
     seed: Seed | None = Field(
         default=None,

@@ -13,8 +13,8 @@ from uedp.errors import UserError
 from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
-from uedp.training.build import assemble, plan_run, task_of_run
-from uedp.training.choose import Choice, choose, prepare_to_measure
+from uedp.training.build import assemble, check_corpus, plan_run, task_of_run
+from uedp.training.choose import Choice, choose, limit_evaluation, prepare_to_measure
 from uedp.training.config import Config, load_config, parse_config
 from uedp.training.datasets import read_texts, read_training_data
 from uedp.training.estimate import Estimate, Pace, estimate, measure_pace
@@ -94,8 +94,10 @@ def preview(config: Config, progress: Progress = SILENT) -> Preview:
       - everything that training would refuse before its first round is refused, a budget included
       - what the planner chooses is what training would choose, up to the measured speed
     """
+    config = limit_evaluation(config)
     data = read_training_data(config)
     ledger = CorpusLedger(data.ledger)
+    check_corpus(config, data, ledger)
     ready = prepare_to_measure(config, data, progress)
     pace = measure_pace(ready, progress)
     choice = choose(config, data.incidence, pace, progress)

@@ -27,7 +27,7 @@ from uedp.progress import SILENT, Progress
 from uedp.training import lineage, provenance, tasks
 from uedp.training.config import Config
 from uedp.training.datasets import Texts, TrainingData
-from uedp.training.plan import Plan, build_plan
+from uedp.training.plan import Plan, build_plan, refuse_unfit_corpus
 
 Say = Callable[[str], None]
 
@@ -63,11 +63,22 @@ def plan_run(
     Guarantees:
       - a private run is refused if the model has learned from the corpus already
     """
-    known = provenance.gather_provenance(config, data, ledger, precision_of(config), ancestors)
+    known = check_corpus(config, data, ledger, ancestors)
     plan = build_plan(config, data.incidence, known)
     if plan.private:
         lineage.refuse_reused_corpus(known.model, plan.shape.digest, config.model.name, known.texts)
     return plan
+
+
+def check_corpus(
+    config: Config,
+    data: TrainingData,
+    ledger: CorpusLedger,
+    ancestors: Sequence[lineage.Ancestor] = (),
+) -> provenance.Provenance:
+    """The provenance of a run; refuses a corpus that no settings can mend, before it takes time."""
+    refuse_unfit_corpus(config, data.incidence)
+    return provenance.gather_provenance(config, data, ledger, precision_of(config), ancestors)
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,7 +38,9 @@ class DataSettings(Section):
     )
     evaluate_sentences: Count | None = Field(
         default=None,
-        description="Evaluate on so many of its sentences. By default on all, to be exact.",
+        description="Evaluate on the first so many of its sentences; null: on all. By default on "
+        "1,000 if the planner chooses the rounds, since all would take long on a processor, "
+        "otherwise on all.",
     )
 
 
@@ -167,7 +169,9 @@ class OptimiserSettings(Section):
 
     Probes, and next-word adapters under noise, have defaults of their own, which were the best in
     our experiments: a constant rate (`decay: none`, `warm_up: 0`), `average: 0.95`, and a `rate` of
-    0.05 for probes and 3e-3 for adapters.
+    0.05 for probes and 3e-3 for adapters. If the planner chooses fewer than 200 rounds, and nothing
+    of this section is set, adapters get longer steps (`3e-3 sqrt(200 / rounds)`) and a shorter
+    average (`1 - 10 / rounds`).
     """
 
     name: Literal["sgd", "momentum", "adam"] = Field(
@@ -395,6 +399,13 @@ def parse_config(
         return Config.model_validate(nested)
     except ValidationError as error:
         raise UserError(f"{origin}: {_first_error(error)}") from None
+
+
+def default_config(config: Config) -> Config:
+    """The config without the fields that a person tunes."""
+    values = config.model_dump(mode="json", include={"data", "model", "task"})
+    kept = config.privacy.model_dump(include={"method", "epsilon", "noise"}, exclude_none=True)
+    return parse_config({"privacy": kept, **values})
 
 
 PRESETS = Path(__file__).parent / "presets"

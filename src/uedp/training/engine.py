@@ -38,8 +38,16 @@ from uedp.models.load import LoadedModel
 from uedp.models.trainable import save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
-from uedp.training.build import Assembly, Say, Watch, assemble, plan_run, set_up_for_training
-from uedp.training.choose import settle
+from uedp.training.build import (
+    Assembly,
+    Say,
+    Watch,
+    assemble,
+    check_corpus,
+    plan_run,
+    set_up_for_training,
+)
+from uedp.training.choose import limit_evaluation, settle
 from uedp.training.config import Config, parse_config
 from uedp.training.datasets import TrainingData, read_training_data
 from uedp.training.outcome import write_result
@@ -202,12 +210,15 @@ class PrivacyEngine:
         name = run_dir.existing_run(identity, out, config, self._resume)
         if (out / run_dir.RESULT).is_file():
             raise FinishedRunError(out)
+        config = limit_evaluation(config)
         data = self._data or read_training_data(config)
         corpus = CorpusLedger(data.ledger)
+        trained_on = [] if attached is None else _ancestors(attached.model)
+        known = [one for one in trained_on if one.run != name]
+        check_corpus(config, data, corpus, known)
         choice, ready = settle(config, data, attached, self._progress)
         config = self.config = choice.config
-        trained_on = [] if attached is None else _ancestors(attached.model)
-        plan = plan_run(config, data, corpus, [one for one in trained_on if one.run != name])
+        plan = plan_run(config, data, corpus, known)
         for line in (*plan.summary, *choice.words):
             say(line)
 

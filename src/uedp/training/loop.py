@@ -173,6 +173,8 @@ class _Training:
         round_ = f"round {done + 1:,} of {self._plan.rounds:,}"
 
         def batch_done(batches: int, total: int) -> None:
+            if not batches and self._stopping and self._private.abandonable:
+                raise _Interrupted  # the signal came just before the round could be abandoned
             within = f", batch {batches + 1:,} of {total:,}" if batches < total else ""
             meter.within(batches / max(total, 1), round_ + within)
 

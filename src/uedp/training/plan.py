@@ -235,8 +235,7 @@ def rounding_margin(precision: decisions.Precision, users: float) -> float:
 def build_plan(config: Config, incidence: Incidence, provenance: Provenance | None = None) -> Plan:
     """Calibrate the noise and refuse impossible settings, before anything is loaded or trained."""
     privacy, method = config.privacy, method_named(config.privacy.method)
-    if not incidence.sentences:
-        raise UserError(f"{config.data.train}: the corpus has no sentences to train on")
+    refuse_unfit_corpus(config, incidence)
     provenance = provenance or Provenance()
     vocabulary = _vocabulary(config)
     plan = Plan(
@@ -251,6 +250,7 @@ def build_plan(config: Config, incidence: Incidence, provenance: Provenance | No
     )
     if not config.private:
         return plan
+    _refuse_large_delta(config, incidence)
     _refuse_few_users(config, incidence)
 
     def profile(noise: float) -> Profile:
@@ -268,24 +268,36 @@ def build_plan(config: Config, incidence: Incidence, provenance: Provenance | No
     return replace(plan, epsilon=plan.epsilon_after(privacy.rounds))
 
 
-def _refuse_few_users(config: Config, incidence: Incidence) -> None:
-    privacy = config.privacy
-    if incidence.users < _TOO_FEW:
+def refuse_unfit_corpus(config: Config, incidence: Incidence) -> None:
+    """Refuse what no choice of rates and rounds can mend."""
+    if not incidence.sentences:
+        raise UserError(f"{config.data.train}: the corpus has no sentences to train on")
+    if config.private and incidence.users < _TOO_FEW:
         raise UserError(
             f"{config.data.train}: {incidence.users} users are too few to hide among; at least "
             f"{_TOO_FEW} are needed, and hundreds are recommended"
         )
+    if config.private and "delta" in config.privacy.model_fields_set:  # or it is chosen
+        _refuse_large_delta(config, incidence)
+
+
+def _refuse_large_delta(config: Config, incidence: Incidence) -> None:
+    delta = config.privacy.delta
+    if delta * incidence.users >= 1:
+        # with such a delta, publishing one user's text verbatim would count as private
+        raise UserError(
+            f"privacy.delta {delta:g}: must be below one over the number of users, "
+            f"{1 / incidence.users:.2g}; choose {0.1 / incidence.users:.1g} or less"
+        )
+
+
+def _refuse_few_users(config: Config, incidence: Incidence) -> None:
+    privacy = config.privacy
     if incidence.users * privacy.user_rate < _TOO_FEW:
         raise UserError(
             f"privacy.user_rate {privacy.user_rate:g}: of {incidence.users:,} users a round would "
             f"draw {incidence.users * privacy.user_rate:.2g}, too few to hide among; choose at "
             f"least {math.ceil(1e3 * _TOO_FEW / incidence.users) / 1e3:g}"
-        )
-    if privacy.delta * incidence.users >= 1:
-        # with such a delta, publishing one user's text verbatim would count as private
-        raise UserError(
-            f"privacy.delta {privacy.delta:g}: must be below one over the number of users, "
-            f"{1 / incidence.users:.2g}; choose {0.1 / incidence.users:.1g} or less"
         )
 
 

@@ -15,7 +15,7 @@ from uedp.accounting.decisions import OTHERS_BY
 from uedp.errors import UserError
 from uedp.methods.base import PLANNED
 from uedp.strict import parse_json
-from uedp.training.config import Config, load_config
+from uedp.training.config import Config, default_config, load_config
 
 CONFIG = "config.yaml"
 IDENTITY = "run.json"
@@ -50,14 +50,23 @@ def as_planned(config: Config, out: Path) -> Config:
     """The config, with the numbers of the run in a directory for what the planner chose."""
     if not (out / CONFIG).is_file():
         return config
-    given, planned = config.privacy, load_config(out / CONFIG).privacy
+    saved = load_config(out / CONFIG)
+    given, planned = config.privacy, saved.privacy
     update: dict[str, Any] = {
-        field: getattr(planned, field) for field in PLANNED if field not in given.model_fields_set
+        field: getattr(planned, field)
+        for field in (*PLANNED, "update_clip")
+        if field not in given.model_fields_set
     }
     stated = OTHERS_BY + (given.chosen_by or "")
     if given.chosen_by is None or (planned.chosen_by or "").endswith(stated):
         update["chosen_by"] = planned.chosen_by
-    return config.model_copy(update={"privacy": given.model_copy(update=update)})
+    sections: dict[str, Any] = {"privacy": given.model_copy(update=update)}
+    if "evaluate_sentences" not in config.data.model_fields_set:
+        limit = {"evaluate_sentences": saved.data.evaluate_sentences}
+        sections["data"] = config.data.model_copy(update=limit)
+    if config.optimiser == default_config(config).optimiser:
+        sections["optimiser"] = saved.optimiser
+    return config.model_copy(update=sections)
 
 
 def existing_run(identity: IO[bytes], out: Path, config: Config, resume: bool) -> str | None:

@@ -56,10 +56,11 @@ class Encoder:
         path = self._cache / f"{self.key(texts)}.npy"
         if (cached := self._read_vectors(path, len(texts))) is not None:
             return cached
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with scratch_dir(path) as work:
             partial = work / path.name
             self._encode(texts, np.lib.format.open_memmap(partial, "w+", np.float32, shape))
+            partial.chmod(0o600)  # vectors are as private as the texts
             partial.replace(path)
         cached = self._read_vectors(path, len(texts))
         assert cached is not None
