@@ -17,12 +17,13 @@ def test_the_statement_names_detectors_versions_categories_lists_and_coverage(tm
 
 
 def test_what_the_default_leaves_out_is_stated(tmp_path):
-    left_out = "not protected where they stand alone: "
+    left_out = "not protected: "
+    words = "months, weekdays and words such as today alone"
     for number, (categories, said) in enumerate(
         [
-            (("contact", "date"), "percentages, years, months and weekdays;"),
-            (("contact", "date", "year"), "percentages, months and weekdays;"),
-            (("contact", "date", "percent", "year"), "months and weekdays;"),
+            (("contact", "date"), f"percentages, years alone, {words};"),
+            (("contact", "date", "year"), f"percentages, {words};"),
+            (("contact", "date", "percent", "year"), f"{words};"),
             (("contact", "date", "percent", "year", "calendar"), None),
             (("contact",), None),
         ]
@@ -31,6 +32,12 @@ def test_what_the_default_leaves_out_is_stated(tmp_path):
         shown = issue(make_run(tmp_path / str(number), **{**SETUP, "entities": known}))
         assert (left_out in shown.statement) == (said is not None)
         assert said is None or left_out + said in shown.statement
+    detectors = {**ENTITIES.detectors, "labels": "marks"}
+    known = known.model_copy(update={"detectors": detectors, "categories": ("date", "year")})
+    shown = issue(make_run(tmp_path / "marked", **{**SETUP, "entities": known}))
+    assert f"not protected unless people marked them as dates: percentages, {words}" in (
+        shown.statement
+    )
     # in a release without these categories they were dates
     known = ENTITIES.model_copy(update={"categories": ("date", "percent")})
     shown = issue(make_run(tmp_path / "earlier", **{**SETUP, "entities": known}))

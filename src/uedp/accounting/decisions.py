@@ -55,8 +55,8 @@ class EntityList(StrictModel):
 # What a date or number does not include, by category.
 _APART = (
     ("percent", "percentages"),
-    ("year", "years"),
-    ("calendar", "months and weekdays"),
+    ("year", "years alone"),
+    ("calendar", "months, weekdays and words such as today alone"),
 )
 
 
@@ -117,7 +117,8 @@ class Entities(StrictModel):
             # a reader may expect them, and in earlier releases they were dates
             left_out = [shown for name, shown in _APART if name not in self.categories]
             if left_out:
-                parts.append(f"not protected where they stand alone: {', '.join(left_out)}")
+                marked = " unless people marked them as dates" * ("labels" in self.detectors)
+                parts.append(f"not protected{marked}: {', '.join(left_out)}")
         if not self.names_sought:
             listed = "sensitive" in self.lists
             parts.insert(0, "no names are looked for" + (" but those listed" if listed else ""))
