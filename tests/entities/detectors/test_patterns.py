@@ -33,6 +33,7 @@ FIND = [
     ("Grüße an josé@müller.de.", "josé@müller.de", "EMAIL"),
     ("_bob@example.com_", "_bob@example.com", "EMAIL"),
     ("see https://example.com/a_(b)?c=d#e.", "https://example.com/a_(b)?c=d#e", "URL"),
+    ("at a0-www.com now", "a0-www.com", "URL"),
     ("(see http://localhost:8080/x)", "http://localhost:8080/x", "URL"),
     ("ftp://user@host.example.org/f", "ftp://user@host.example.org/f", "URL"),
     ("WWW.EXAMPLE.COM", "WWW.EXAMPLE.COM", "URL"),

@@ -23,7 +23,7 @@ def _without_punctuation(match: re.Match[str]) -> Extent:
 
 _REST = r'[^\s<>"“”‘«»—…|\x00]'
 link = finder(
-    rf"""(?<![^\W_]) (?P<link> (?i:(?:https?|s?ftps?)://|www\.)(?=[^\W_]|\[)
+    rf"""(?<![^\W_]) (?P<link> (?i:(?:https?|s?ftps?)://|(?<![^\W_]-)www\.)(?=[^\W_]|\[)
         (?:[\w~%+@:\[\]-]|\.(?!\.))++ (?: [/?\#]{_REST}*+ )? )""",
     _without_punctuation,
     gate=r":// | www\. | WWW\.",
