@@ -134,6 +134,9 @@ def detect(
             err=True,
         )
     _show_warnings(doubts)
+    if doubts:
+        hint = f"to see the entities and correct them without detecting again: uedp entities {out}"
+        typer.echo(plain(hint), err=True)
 
 
 def inspect(
