@@ -375,9 +375,13 @@ def test_long_repetition_is_read_in_linear_time() -> None:
     for unit in REPEATED:
         # The ending opens the gates of patterns that would not read the repetition by itself.
         text = unit * (25_000 // len(unit)) + "a 5 dollars at x@y.com ::1"
-        began = time.process_time()
-        US.find(text)
-        taken = time.process_time() - began
-        if taken > 0.5:
+        # a pause of the interpreter or the machine does not come three times
+        if all((taken := _seconds_to_find(text)) > 0.5 for _ in range(3)):
             slow[unit] = taken
     assert slow == {}
+
+
+def _seconds_to_find(text: str) -> float:
+    began = time.process_time()
+    US.find(text)
+    return time.process_time() - began
