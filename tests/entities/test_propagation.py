@@ -332,7 +332,8 @@ def test_counting_is_linear_in_the_text():
         return time.process_time() - began
 
     seconds(200)
-    assert seconds(4000) < 30 * max(seconds(400), 0.005)
+    long, short = (min(seconds(repeated) for _ in range(3)) for repeated in (4000, 400))
+    assert long < 30 * max(short, 0.005)
 
 
 def test_memory_grows_with_the_surfaces_of_users_not_with_text():
