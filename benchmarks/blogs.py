@@ -7,6 +7,9 @@
 
 Only the method, epsilon and the time are given: rotation at 8 in 170 s, users alone at 8 in 90 s,
 rotation at 2 in 90 s. Perplexity on the first 4,000 sentences of other authors.
+
+The committed results are of an earlier form of this script, with the same settings: it passed texts
+and incidence to the loop instead of corpora.
 """
 
 import argparse

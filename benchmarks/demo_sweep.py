@@ -7,6 +7,9 @@
 
 Epsilon 8, 20 rounds of about 96 users. Its use: which of rate, rounds, users, sentences per user,
 clipping norm and adapted blocks matter if a run has minutes; `training/choose.py` follows it.
+
+The committed results are of an earlier form of this script, with the same settings: it passed texts
+and incidence to the loop instead of corpora.
 """
 
 import argparse

@@ -311,18 +311,7 @@ def test_a_method_that_adds_noise_before_it_enters_is_refused(train, tmp_path, m
 
 def test_a_loop_of_ones_own_is_interrupted_for_free(tmp_path, monkeypatch):
     draws = Draws(monkeypatch)
-    pairs = enumerate(worlds.texts())
-    sentences = [Sentence(f"user {place // worlds.EACH}", text) for place, text in pairs]
-    detect(sentences, tmp_path / "corpus", Detection(["patterns"]))
-    made = engine.PrivacyEngine(
-        tmp_path / "corpus",
-        noise=1.0,
-        rounds=3,
-        run_dir=tmp_path / "run",
-        user_rate=0.5,
-        max_tokens=32,
-        say=lambda line: None,
-    )
+    made = made_engine(tmp_path)
     private = made.attach(tiny.gpt2(), tiny.tokenizer())
     optimizer = torch.optim.SGD(private.parameters, 0.1)
     losses = ClippedMethod._losses
