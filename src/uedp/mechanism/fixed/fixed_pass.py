@@ -1,0 +1,425 @@
+"""Clipped sums of adapters in passes of one shape, recorded once and replayed.
+
+A round of a small model is bound by launches: thousands of operations of microseconds each. Where
+every pass has the same shape, an accelerator replays all of them by itself (a CUDA graph). Then no
+sentence is padded either: sentences lie end to end in one row (`varlen`), and what is left of the
+row belongs to none. Adapters are fused (`adapters`), and clipped by kernels that find sentences by
+their bounds (`thin`).
+
+One shape also means that a sentence is computed alike in every pass, whoever else was drawn.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from uedp.errors import UserError
+from uedp.eval_mode import modes_kept
+from uedp.incidence import Ints
+from uedp.mechanism.clip.clipping import Allowances, Errors
+from uedp.mechanism.clip.rounding import exact_float32, sum_error
+from uedp.mechanism.fixed.adapters import Adapted, Group, find_adapters, fused, group_adapters
+from uedp.mechanism.fixed.attention import end_to_end
+from uedp.mechanism.fixed.frozen import find_frozen
+from uedp.mechanism.fixed.thin import BLOCK, THIN, ThinProduct, ThinTable
+from uedp.mechanism.fixed.token_loss import IGNORED, weighted_cross_entropy
+
+_SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences:
+    """The tokens of some sentences end to end, users' sentences together.
+
+    `owners` is the user of each sentence, from 0 on in order; `clips` is each sentence's.
+    """
+
+    ids: Ints
+    lengths: Ints
+    owners: Ints
+    clips: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class FlatSum:
+    """A clipped sum, flat, in the order of the passes (`FixedPass.in_order`), on the device.
+
+    The sum is valid until the next pass.
+    """
+
+    total: Tensor
+    sentence_norms: Tensor
+    user_norms: Tensor
+    allowances: Allowances
+
+
+class FixedPass:
+    """Clipped sums of the adapters of one model, for up to `tokens` tokens at a time.
+
+    Guarantees:
+      - sums and norms are those of `Engine.clipped_sum`, up to rounding
+      - no sentence adds more than its clip, and no user more than the update clip
+      - a sentence whose gradient is not finite contributes nothing, and disturbs no other
+      - weights of the model are as before; frozen ones are read when it is built, trained ones in
+        every `refresh`
+    """
+
+    def __init__(
+        self, model: nn.Module, tokens: int, longest: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Raises `UserError` if the model is not of a kind that can be computed so."""
+        adapters = find_adapters(model)
+        if adapters is None or any(
+            member.down.requires_grad != adapters[0].down.requires_grad
+            or not member.up.requires_grad
+            for member in adapters
+        ):
+            raise UserError("something else than plain adapters is trained")
+        self.tokens, self.longest = tokens, longest
+        self.sentences = max(1, tokens // _SHORTEST)
+        self._model, self._dtype = model, dtype
+        self._device = adapters[0].up.device
+        self._half = {
+            p: p.detach().to(dtype)
+            for p in model.parameters()
+            if p.is_floating_point() and not p.requires_grad and dtype != p.dtype
+        }
+        self._inputs = _Inputs(tokens, self.sentences, longest, self._device)
+        self._anchor = torch.zeros((), device=self._device, requires_grad=True)
+        self._frozen = find_frozen(model)
+        self._inputs.fill_with_nothing()
+        with self._prepared():
+            self._groups = group_adapters(model, adapters, dtype, self._logits)
+        for group in self._groups:
+            for member in group.members:
+                self._half.pop(member.base.weight, None)  # type: ignore[arg-type]
+        self._products = _Products(self._groups)
+        self._places = self._products.places(p for p in model.parameters() if p.requires_grad)
+        self._places = self._places.to(self._device)
+        self._table = ThinTable(self._products.shapes, self._products.size, self._device)
+        self._total = torch.zeros(self._products.size, device=self._device)
+        self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._outputs: tuple[Tensor, ...] = ()
+        self._record()
+
+    @contextmanager
+    def _prepared(self) -> Iterator[None]:
+        """Frozen weights in this precision, in training mode, without any other autocast."""
+        before = {parameter: parameter.data for parameter in self._half}
+        device = self._device.type
+        kept = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        try:
+            for parameter, half in self._half.items():
+                parameter.data = half
+            with (
+                modes_kept(self._model),
+                torch.autocast(device, enabled=False),
+                exact_float32(),
+                end_to_end(self._model, self._inputs.attended, self._inputs.count, self.longest),
+                self._frozen.replaced(self._dtype),
+            ):
+                self._model.train()
+                yield
+        finally:
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = kept
+            for parameter, own in before.items():
+                parameter.data = own
+
+    def _logits(self) -> Tensor:
+        inputs = self._inputs
+        logits: Tensor = self._model(
+            input_ids=inputs.ids[None], position_ids=inputs.positions[None], use_cache=False
+        ).logits
+        return logits.flatten(0, 1)
+
+    def _refresh(self) -> None:
+        for group in self._groups:
+            group.refresh()
+
+    def _pass(self) -> None:
+        """Forward and backward; leaves the records in the groups."""
+        with fused(self._groups, self._anchor):
+            logits = self._logits()
+        inputs = self._inputs
+        weighted_cross_entropy(logits, inputs.labels, inputs.weights).backward()
+
+    @torch.no_grad()
+    def _clip(self) -> tuple[Tensor, ...]:
+        inputs, table = self._inputs, self._table
+        rows = table.formed(inputs.bounds, inputs.count, self._dtype)
+        squares = rows.squares
+        errors = Errors(inputs.owner, self.sentences + 1)
+        # what is formed is what is added: only squares and sums over a user's sentences round
+        own = errors.user_totals(inputs.real)
+        errors.allow(slice(None), squares.sqrt(), squares=sum_error(BLOCK), norms=sum_error(own))
+        factors = errors.sentence_factors(squares, inputs.clips)
+        by_user = rows.user_squares(inputs.users, inputs.user_count, factors.float())
+        by_user = nn.functional.pad(by_user, (0, 1))  # of nobody, whose the missing sentences are
+        weights, allowances = errors.weights(by_user, factors, inputs.update_clip)
+        rows.weighted_sum(weights, self._total)
+        norms = squares.sqrt().float(), by_user.sqrt().float()
+        return (*norms, allowances.squares, allowances.norms)
+
+    def _products_now(self) -> list[ThinProduct]:
+        records = []
+        for group in self._groups:
+            assert group.record is not None
+            records.append(group.record)
+        return self._products.of(records)
+
+    def _record(self) -> None:
+        """Try a pass, twice; record it where the device can."""
+        self._inputs.fill_with_a_trial()
+        with self._prepared():
+            self._refresh()
+            trials = []
+            for _ in range(2):
+                versions = [(id(t), t._version) for t in self._state()]
+                self._pass()
+                self._table.fill(self._products_now())
+                self._outputs = self._clip()
+                trials.append([self._total.clone(), self._outputs[0].clone()])
+                if [(id(t), t._version) for t in self._state()] != versions:
+                    raise UserError("a pass changes a parameter or a buffer of the model")
+            if not all(torch.equal(a, b) for a, b in zip(*trials, strict=True)):
+                raise UserError("a pass draws random numbers, or adds in another order each time")
+            if self._device.type != "cuda":
+                return
+            pool = torch.cuda.graph_pool_handle()
+            self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
+            with torch.cuda.graph(self._graphs[0], pool=pool):
+                self._refresh()
+            with torch.cuda.graph(self._graphs[1], pool=pool):
+                self._pass()
+                self._outputs = self._clip()
+            self._table.fill(self._products_now())
+
+    def _state(self) -> Iterator[Tensor]:
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+
+    def refresh(self) -> None:
+        """Read the adapters as they are now; before the first pass of a round."""
+        if self._graphs:
+            self._graphs[0].replay()
+        else:
+            self._refresh()
+
+    def clipped_sum(self, batch: Sentences, update_clip: float) -> FlatSum:
+        """The clipped sum of sentences that fit (`fits`)."""
+        self._inputs.fill(batch, update_clip)
+        if self._graphs:
+            self._graphs[1].replay()
+        else:
+            with self._prepared():
+                self._pass()
+                self._table.fill(self._products_now())
+                self._outputs = self._clip()
+        sentences, users = len(batch.lengths), int(batch.owners[-1]) + 1
+        norms, by_user, squares, errors = (output.clone() for output in self._outputs)
+        allowances = Allowances(squares[:users], errors[:users])
+        return FlatSum(self._total, norms[:sentences], by_user[:users], allowances)
+
+    def in_order(self, total: Tensor) -> Tensor:
+        """A sum in the order of the model's trained parameters, each flattened, end to end."""
+        return total[self._places]
+
+    def fits(self, sentences: int, tokens: int) -> bool:
+        return sentences <= self.sentences and tokens <= self.tokens
+
+
+class _Inputs:
+    """The buffers that a pass reads, filled by two copies from the host."""
+
+    def __init__(self, tokens: int, sentences: int, longest: int, device: torch.device) -> None:
+        self._tokens, self._sentences, self._longest = tokens, sentences, longest
+        rest = -(-tokens // longest) + 1  # pieces that what is left of the row is cut into
+        sizes = {
+            "ids": tokens,
+            "positions": tokens,
+            "labels": tokens,
+            "bounds": sentences + rest + 1,
+            "users": sentences + 1,
+            "owner": sentences,
+            "counts": 2,
+        }
+        self._whole = _Buffer(sizes, torch.int64, device)
+        self._real = _Buffer({"weights": tokens, "clips": sentences, "update": 1}, torch.float64, device)
+        self.attended = torch.zeros(sentences + rest + 1, dtype=torch.int32, device=device)
+        self.bounds = self.attended[: sentences + 1]
+        self.users = torch.zeros(sentences + 1, dtype=torch.int32, device=device)
+        self.weights = torch.zeros(tokens, device=device)
+        self.ids, self.positions, self.labels = (
+            self._whole.device[name] for name in ("ids", "positions", "labels")
+        )
+        self.owner, counts = self._whole.device["owner"], self._whole.device["counts"]
+        self.count, self.user_count = counts[0], counts[1]
+        self.clips, self.update_clip = self._real.device["clips"], self._real.device["update"]
+        self.real = torch.zeros(sentences, dtype=torch.float64, device=device)
+
+    def fill(self, batch: Sentences, update_clip: float) -> None:
+        lengths, sentences = batch.lengths, len(batch.lengths)
+        ends = np.cumsum(lengths)
+        used = int(ends[-1]) if sentences else 0
+        starts = np.repeat(ends - lengths, lengths)
+        whole, real = self._whole.writable(), self._real.writable()
+        whole["ids"][:used], whole["ids"][used:] = batch.ids, 0
+        whole["positions"][:used] = np.arange(used) - starts
+        rest = np.arange(self._tokens - used)
+        whole["positions"][used:] = rest % self._longest
+        whole["labels"][: max(used - 1, 0)] = batch.ids[1:]
+        whole["labels"][max(used - 1, 0) :] = IGNORED
+        whole["labels"][ends[lengths > 0] - 1] = IGNORED
+        bounds = whole["bounds"]
+        bounds[0], bounds[1 : sentences + 1] = 0, ends
+        bounds[sentences + 1 :] = np.minimum(
+            used + self._longest * np.arange(1, len(bounds) - sentences), self._tokens
+        )
+        owners = batch.owners
+        users = int(owners[-1]) + 1 if sentences else 0
+        whole["owner"][:sentences], whole["owner"][sentences:] = owners, self._sentences
+        whole["users"][: users + 1] = np.searchsorted(owners, np.arange(users + 1))
+        whole["users"][users + 1 :] = sentences
+        whole["counts"][:] = sentences, users
+        real["weights"][:used] = np.repeat(1 / np.maximum(lengths - 1, 1), lengths)
+        real["weights"][used:] = 0
+        real["clips"][:sentences], real["clips"][sentences:] = batch.clips.numpy(), 1
+        real["update"][0] = update_clip
+        self._whole.send()
+        self._real.send()
+        self.attended.copy_(self._whole.device["bounds"])
+        self.users.copy_(self._whole.device["users"])
+        self.weights.copy_(self._real.device["weights"])
+        self.real.copy_(self.owner < self._sentences)
+
+    def fill_with_nothing(self) -> None:
+        none = np.zeros(0, dtype=np.int64)
+        self.fill(Sentences(none, none, none, torch.zeros(0)), 1.0)
+
+    def fill_with_a_trial(self) -> None:
+        """Some sentences of varying lengths, of a user each, half the row."""
+        lengths, used = [], 0
+        while used + 2 < self._tokens // 2 and len(lengths) < self._sentences:
+            length = min(self._longest, 2 + 7 * len(lengths) % 29, self._tokens // 2 - used)
+            lengths.append(length)
+            used += length
+        ids = np.arange(used) % 97
+        owners = np.arange(len(lengths))
+        clips = torch.full((len(lengths),), 0.1)
+        self.fill(Sentences(ids, np.array(lengths), owners, clips), 1.0)
+
+
+class _Buffer:
+    """Named parts of one tensor, on the host and on the device."""
+
+    def __init__(self, sizes: dict[str, int], dtype: torch.dtype, device: torch.device) -> None:
+        self._pinned = device.type == "cuda"
+        self._host = [self._on_host(sizes, dtype) for _ in range(2)]
+        self._sent: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
+        self._flat = torch.zeros(sum(sizes.values()), dtype=dtype, device=device)
+        parts = self._flat.split(list(sizes.values()))
+        self.device = dict(zip(sizes, parts, strict=True))
+        self._sizes = sizes
+
+    def _on_host(self, sizes: dict[str, int], dtype: torch.dtype) -> Tensor:
+        return torch.zeros(sum(sizes.values()), dtype=dtype, pin_memory=self._pinned)
+
+    def writable(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The parts on the host, once the copy before last has arrived."""
+        self._turn = 1 - self._turn
+        event = self._sent[self._turn]
+        if event is not None:
+            event.synchronize()
+        parts = self._host[self._turn].split(list(self._sizes.values()))
+        return {name: part.numpy() for name, part in zip(self._sizes, parts, strict=True)}
+
+    def send(self) -> None:
+        self._flat.copy_(self._host[self._turn], non_blocking=True)
+        if self._pinned:
+            event = torch.cuda.Event()
+            event.record()
+            self._sent[self._turn] = event
+
+
+class _Products:
+    """The thin products of all groups, and where their gradients lie in the flat sum."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self._groups = groups
+        self.shapes: list[tuple[int, int]] = []
+        self._starts: list[tuple[int, list[int]]] = []
+        self.size = 0
+        for group in groups:
+            down = self.size
+            if group.members[0].down.requires_grad:
+                ranks = group.ranks[-1].stop
+                self.size += ranks * group.weight.shape[1]
+                self.shapes += [(n, group.weight.shape[1]) for n in _parts(ranks)]
+            ups = []
+            for member in group.members:
+                ups.append(self.size)
+                self.size += member.up.numel()
+                self.shapes += [(n, len(member.up)) for n in _parts(member.up.shape[1])]
+            self._starts.append((down, ups))
+
+    def places(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Where the entries of parameters, flattened and end to end, lie in the flat sum."""
+        places: dict[nn.Parameter, Tensor] = {}
+        for group, (down, ups) in zip(self._groups, self._starts, strict=True):
+            for member, ranks, up in zip(group.members, group.ranks, ups, strict=True):
+                start = down + ranks.start * member.down.shape[1]
+                places[member.down] = start + torch.arange(member.down.numel())
+                stored = torch.arange(member.up.numel()).view(*reversed(member.up.shape))
+                places[member.up] = up + stored.t().flatten()  # a row for each thin feature
+        return torch.cat([places[parameter] for parameter in parameters])
+
+    def of(self, records: Sequence[Adapted]) -> list[ThinProduct]:
+        """In the order of `shapes`."""
+        products = []
+        for group, record, (down, ups) in zip(self._groups, records, self._starts, strict=True):
+            assert record.grads is not None
+            assert record.thin_grads is not None
+            width = group.weight.shape[1]
+            if group.members[0].down.requires_grad:
+                for columns in _slices(0, group.ranks[-1].stop):
+                    thin = record.thin_grads[:, columns]
+                    start = down + columns.start * width
+                    products.append(ThinProduct(thin, record.inputs, 1.0, start))
+            members = zip(group.members, group.outputs, group.ranks, ups, strict=True)
+            for member, rows, ranks, up in members:
+                wide = record.grads[:, rows]
+                for columns in _slices(ranks.start, ranks.stop):
+                    start = up + (columns.start - ranks.start) * wide.shape[1]
+                    thin = record.thin[:, columns]
+                    products.append(ThinProduct(thin, wide, member.scale, start))
+        return products
+
+
+def _slices(start: int, stop: int) -> list[slice]:
+    return [slice(first, min(first + THIN, stop)) for first in range(start, stop, THIN)]
+
+
+def _parts(features: int) -> list[int]:
+    return [part.stop - part.start for part in _slices(0, features)]
+
+
+def fixed_pass(
+    model: nn.Module, tokens: int, longest: int, dtype: torch.dtype
+) -> FixedPass | None:
+    """A fixed pass, where the device and the model allow one."""
+    if next(model.parameters()).device.type != "cuda":
+        return None
+    try:
+        return FixedPass(model, tokens, longest, dtype)
+    except (UserError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        _log.info("rounds are not computed in passes of one shape: %s", error)
+        return None

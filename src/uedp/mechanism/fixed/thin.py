@@ -1,0 +1,236 @@
+"""Gradients of thin matrices, one for each sentence, and what clipping needs of them.
+
+The gradient of an adapter's matrix in a sentence is `sum over tokens of thin_t (x) wide_t`, with a
+few thin features. One launch forms those of all matrices of a model, by bounds of sentences: no
+sentence is padded or moved. They lie side by side in one wide row per sentence, which is then read
+twice: for the norms of users' clipped sums, and for the sum. What is measured is what is added.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # a CPU build
+    triton = None
+
+THIN = 16  # the least that tensor cores multiply
+_WIDE = 128
+_DEEP = 32  # tokens read at a time
+_TURNS = 64  # programs that share the sentences of a tile
+BLOCK = 2048  # entries whose squares are added up in float32
+assert THIN * _WIDE <= BLOCK
+
+
+@dataclass(frozen=True)
+class ThinProduct:
+    """One matrix, or a part of at most `THIN` thin features.
+
+    Its gradient, with a row for each thin feature, begins at `start` of a sentence's row.
+    """
+
+    thin: Tensor  # (tokens, features)
+    wide: Tensor
+    scale: float
+    start: int
+
+    def columns(self) -> list[int]:
+        """All but the scale, as the kernel reads it."""
+        return [
+            self.thin.data_ptr(),
+            self.thin.stride(0),
+            self.thin.shape[1],
+            self.wide.data_ptr(),
+            self.wide.stride(0),
+            self.wide.shape[1],
+            self.start,
+        ]
+
+
+_COLUMNS = 7
+
+
+class ThinTable:
+    """All thin products of a pass, where the kernel finds them: addresses may be set later."""
+
+    def __init__(self, shapes: Sequence[tuple[int, int]], size: int, device: torch.device) -> None:
+        """`shapes`: the thin and the wide features of every product; `size`: entries of a row."""
+        tiles = [-(-wide // _WIDE) for _, wide in shapes]
+        places = torch.arange(len(shapes)).repeat_interleave(torch.tensor(tiles))
+        starts = torch.cat([torch.arange(count) * _WIDE for count in tiles])
+        self._tiles = torch.stack([places, starts], 1).to(device, torch.int32).contiguous()
+        self._rows = torch.zeros(len(shapes), _COLUMNS, dtype=torch.int64, device=device)
+        self._scales = torch.zeros(len(shapes), device=device)
+        self._size = size
+        self._products: Sequence[ThinProduct] = ()
+
+    def fill(self, products: Sequence[ThinProduct]) -> None:
+        """Point to the tensors of a pass, which must stay where they are."""
+        for product in products:
+            assert product.thin.stride(1) == product.wide.stride(1) == 1
+        self._products = products
+        self._rows.copy_(torch.tensor([product.columns() for product in products]))
+        self._scales.copy_(torch.tensor([product.scale for product in products]))
+
+    def formed(self, bounds: Tensor, count: Tensor, dtype: torch.dtype) -> "SentenceRows":
+        """The gradients of all sentences.
+
+        Args:
+            bounds: int32; sentence `i` has tokens `bounds[i]` to `bounds[i + 1]`.
+            count: how many sentences there are, at most `len(bounds) - 1`.
+            dtype: of the tensors.
+        """
+        sentences, tiles = len(bounds) - 1, len(self._tiles)
+        rows = torch.empty(sentences, self._size, device=bounds.device)
+        if triton is None or not bounds.is_cuda:
+            self._form(rows, bounds, count)
+            return SentenceRows(rows, _squares(rows, int(count)), count)
+        partial = torch.zeros(sentences, tiles, device=bounds.device)
+        _form[(tiles, min(_TURNS, sentences))](
+            self._rows, self._scales, self._tiles, bounds, count, rows, partial, self._size, tiles,
+            kind=tl.bfloat16 if dtype == torch.bfloat16 else tl.float32,
+            thin=THIN, across=_WIDE, deep=_DEEP,
+        )  # fmt: skip
+        return SentenceRows(rows, partial.double().sum(1), count)
+
+    def _form(self, rows: Tensor, bounds: Tensor, count: Tensor) -> None:
+        ends = bounds.tolist()
+        for sentence in range(int(count)):
+            tokens = slice(ends[sentence], ends[sentence + 1])
+            for p in self._products:
+                own = p.thin[tokens].float().t() @ p.wide[tokens].float()
+                rows[sentence, p.start : p.start + own.numel()] = own.mul_(p.scale).flatten()
+
+
+@dataclass(frozen=True, eq=False)
+class SentenceRows:
+    """A row of gradients for each of `count` sentences, and their squared norms in float64.
+
+    Rows beyond are undefined, and their squares zero.
+    """
+
+    rows: Tensor
+    squares: Tensor
+    count: Tensor
+
+    def user_squares(self, users: Tensor, count: Tensor, factors: Tensor) -> Tensor:
+        """Squared norms of users' sums of their sentences' rows, each times its factor.
+
+        Args:
+            users: int32; user `j` has sentences `users[j]` to `users[j + 1]`.
+            count: how many users there are, at most `len(users) - 1`.
+        """
+        most, (_, size) = len(users) - 1, self.rows.shape
+        if triton is None or not self.rows.is_cuda:
+            ends = users.tolist()
+            sums = torch.zeros(most, size)
+            for user in range(int(count)):
+                own = slice(ends[user], ends[user + 1])
+                sums[user] = _weighted(self.rows[own], factors[own])
+            return _squares(sums, int(count))
+        blocks = triton.cdiv(size, BLOCK)
+        partial = torch.zeros(most, blocks, device=users.device)
+        _user_squares[(blocks, min(_TURNS, most))](
+            self.rows, users, count, factors, partial, size, blocks, block=BLOCK
+        )
+        return partial.double().sum(1)
+
+    def weighted_sum(self, weights: Tensor, total: Tensor) -> None:
+        """Set `total` to the sum of the rows with a weight each."""
+        if triton is None or not self.rows.is_cuda:
+            count = int(self.count)
+            total.copy_(_weighted(self.rows[:count], weights[:count]))
+            return
+        size = self.rows.shape[1]
+        _weighted_sum[(triton.cdiv(size, BLOCK // 2),)](
+            self.rows, self.count, weights, total, size, block=BLOCK // 2
+        )
+
+
+def _squares(rows: Tensor, count: int) -> Tensor:
+    squares = torch.zeros(len(rows), dtype=torch.float64)
+    squares[:count] = rows[:count].double().square().sum(1)
+    return squares
+
+
+def _weighted(rows: Tensor, weights: Tensor) -> Tensor:
+    used = weights > 0  # what is left out may not be finite
+    return weights[used] @ rows[used]
+
+
+if triton is not None:
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _form(  # type: ignore[no-untyped-def]
+        table, scales, tiles, bounds, count, rows, partial, size, number, kind: tl.constexpr,
+        thin: tl.constexpr, across: tl.constexpr, deep: tl.constexpr,
+    ) -> Any:  # fmt: skip
+        tile = tl.program_id(0)
+        entry = tl.load(tiles + 2 * tile)
+        column = tl.load(tiles + 2 * tile + 1) + tl.arange(0, across)[None, :]
+        at = table + entry * 7
+        thin_at = tl.load(at).to(tl.pointer_type(kind))
+        thin_stride = tl.load(at + 1)
+        thin_width = tl.load(at + 2)
+        wide_at = tl.load(at + 3).to(tl.pointer_type(kind))
+        wide_stride = tl.load(at + 4)
+        wide_width = tl.load(at + 5)
+        scale = tl.load(scales + entry)
+        feature = tl.arange(0, thin)[:, None]
+        place = tl.load(at + 6) + feature * wide_width + column
+        inside = (feature < thin_width) & (column < wide_width)
+        for sentence in range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
+            begin = tl.load(bounds + sentence)
+            end = tl.load(bounds + sentence + 1)
+            total = tl.zeros((thin, across), dtype=tl.float32)
+            for first in range(begin, end, deep):
+                token = first + tl.arange(0, deep)
+                left = tl.load(
+                    thin_at + token[None, :] * thin_stride + feature,
+                    mask=(token[None, :] < end) & (feature < thin_width),
+                    other=0.0,
+                )
+                right = tl.load(
+                    wide_at + token[:, None] * wide_stride + column,
+                    mask=(token[:, None] < end) & (column < wide_width),
+                    other=0.0,
+                )
+                total = tl.dot(left, right, total, input_precision="ieee")
+            total *= scale
+            tl.store(rows + tl.cast(sentence, tl.int64) * size + place, total, mask=inside)
+            tl.store(partial + sentence * number + tile, tl.sum(total * total))
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _user_squares(  # type: ignore[no-untyped-def]
+        rows, users, count, factors, partial, size, number, block: tl.constexpr
+    ) -> Any:
+        place = tl.program_id(0) * block + tl.arange(0, block)
+        inside = place < size
+        for user in range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
+            total = tl.zeros((block,), dtype=tl.float32)
+            for sentence in range(tl.load(users + user), tl.load(users + user + 1)):
+                factor = tl.load(factors + sentence)
+                row = rows + tl.cast(sentence, tl.int64) * size
+                own = tl.load(row + place, mask=inside, other=0.0)
+                # what is left out may not be finite
+                total += tl.where(factor > 0, factor * own, 0.0)
+            tl.store(partial + user * number + tl.program_id(0), tl.sum(total * total))
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _weighted_sum(  # type: ignore[no-untyped-def]
+        rows, count, weights, result, size, block: tl.constexpr
+    ) -> Any:
+        place = tl.program_id(0) * block + tl.arange(0, block)
+        inside = place < size
+        total = tl.zeros((block,), dtype=tl.float32)
+        for sentence in range(0, tl.load(count).to(tl.int32)):
+            weight = tl.load(weights + sentence)
+            row = rows + tl.cast(sentence, tl.int64) * size
+            own = tl.load(row + place, mask=inside, other=0.0)
+            total += tl.where(weight > 0, weight * own, 0.0)
+        tl.store(result + place, total, mask=inside)
