@@ -5,7 +5,7 @@
 
 `prepare` tokenises CoNLL-2003 and blogs once; `run` needs neither text nor tokenizer. Every
 contender works through the sentences of the same rounds, drawn as a private run draws them, and
-takes one optimiser step a round. Side by side in one run, in turns, median of the rounds:
+takes one optimiser step a round. Side by side in one run, in turns of a few rounds, median:
 
   ours      a private round as in training: draw, clip twice, secure noise, Adam, average
   plain     (a) Transformers and PEFT as people use them: float32 weights, bf16 autocast on an
@@ -15,9 +15,9 @@ takes one optimiser step a round. Side by side in one run, in turns, median of t
             supports the model: it has no rule for GPT-2's Conv1D, Llama's norms and tied weights,
             which leaves LoRA
 
-Tokens are those of the sentences, without padding. `kernels` and `CPU` are the sums over one
-more round under PyTorch's profiler, which slows it down: compare them with each other, not with
-the seconds.
+Tokens are those of the sentences, without padding. `ours is` compares tokens a second, then peak
+memory (of PyTorch's allocator). `kernels` and `CPU` are sums over one more round under PyTorch's
+profiler, which slows it down: compare them with each other, not with the seconds.
 
 A case is MODEL/HOW/TASK/DATA/METHOD, such as smollm2/lora/next-word/conll/user-level; `--cases`
 takes several, with wildcards, and the names `headline` and `all`. The classifiers tell sentences
@@ -301,7 +301,7 @@ class Setting(NamedTuple):
         """A batch on the device, as a collator of Transformers makes it."""
         chosen = [self.rows[sentence] for sentence in sentences]
         shape = len(chosen), max(map(len, chosen))
-        ids, mask = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        ids, mask = np.full(shape, self.prepared.end), np.zeros(shape, dtype=np.int64)
         for place, row in enumerate(chosen):
             ids[place, : len(row)], mask[place, : len(row)] = row, 1
         labels = self.prepared.labels[sentences]
@@ -315,7 +315,7 @@ class Setting(NamedTuple):
 
 
 class Ours:
-    """A private round, put together as training does; the noise is secure and counted."""
+    """A private round, put together as training does; the noise is secure."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting, config = setting, setting.config
@@ -544,12 +544,13 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def timed(contender: Any, number: int, device: str) -> float:
+def timed(contender: Any, number: int, device: str) -> tuple[float, float]:
+    """Seconds of a round, and the CPU seconds of all threads."""
     synchronise(device)
-    began = time.perf_counter()
+    began, process = time.perf_counter(), time.process_time()
     contender.round(number)
     synchronise(device)
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.process_time() - process
 
 
 def profiled(contender: Any, number: int, device: str) -> dict[str, Any]:
@@ -598,7 +599,7 @@ def _outermost(spans: Sequence[tuple[int, int, int]]) -> int:
 
 
 @contextmanager
-def memory_of(found: dict[str, float], key: str, device: str, base: int = 0) -> Iterator[None]:
+def memory_of(found: dict[str, float], device: str, base: int) -> Iterator[None]:
     """Peak memory inside, without what others hold (`base`), in GiB; accelerator only."""
     if device == "cpu":
         yield
@@ -608,107 +609,146 @@ def memory_of(found: dict[str, float], key: str, device: str, base: int = 0) -> 
     torch.cuda.reset_peak_memory_stats()
     yield
     synchronise(device)
-    found[f"{key}_gib"] = (torch.cuda.max_memory_allocated() - base) / 2**30
-    found[f"{key}_reserved_gib"] = (torch.cuda.max_memory_reserved() - base) / 2**30
+    found["peak_gib"] = (torch.cuda.max_memory_allocated() - base) / 2**30
+    # more than that by fragmentation, and by the memory that CUDA graphs keep for themselves
+    found["reserved_gib"] = (torch.cuda.max_memory_reserved() - base) / 2**30
 
 
-def measure(case: Case, prepared: Prepared, options: argparse.Namespace) -> dict[str, Any]:
-    rounds = options.warm_up + options.rounds + 1
-    keys = [hashlib.sha256(f"{case.name} {n}".encode()).digest() for n in range(rounds)]
-    config = config_of(case, options)
-    drawn = drawn_sentences(config, prepared.incidence, keys)
-    with tempfile.TemporaryDirectory() as folder:
-        data = prepared.training_data(Path(folder))
-    setting = Setting(case, prepared, data, config, drawn, keys, options)
-    lengths = np.array([len(row) for row in setting.rows])
-    tokens = [int(lengths[sentences].sum()) for sentences in drawn]
-    found: dict[str, dict[str, Any]] = {}
-    alive: dict[str, Any] = {}
+class Measured:
+    """The contenders of one case, and what was measured of them."""
 
-    def enter(name: str, make: Callable[[], Any]) -> None:
-        """Build a contender, and warm it up while it is measured for memory."""
-        if name not in options.contenders:
-            return
-        base = torch.cuda.memory_allocated() if options.device != "cpu" else 0
+    def __init__(self, case: Case, prepared: Prepared, options: argparse.Namespace) -> None:
+        self._options, self._device = options, options.device
+        timed_rounds = options.passes * options.rounds
+        self._timed = range(options.warm_up, options.warm_up + timed_rounds)
+        keys = [
+            hashlib.sha256(f"{case.name} {number}".encode()).digest()
+            for number in range(self._timed.stop + 1)
+        ]
+        config = config_of(case, options)
+        drawn = drawn_sentences(config, prepared.incidence, keys)
+        with tempfile.TemporaryDirectory() as folder:
+            data = prepared.training_data(Path(folder))
+        self._setting = Setting(case, prepared, data, config, drawn, keys, options)
+        lengths = np.array([len(row) for row in self._setting.rows])
+        self._tokens = [int(lengths[sentences].sum()) for sentences in drawn]
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def row(self) -> dict[str, Any]:
+        setting, options = self._setting, self._options
+        contenders: dict[str, Any] = {}
+        for name, make in self._makers().items():
+            if name not in options.contenders:
+                continue
+            contender = self._warm(name, make)
+            if contender is None:
+                continue
+            if options.passes > 1:
+                contenders[name] = contender
+            else:  # one at a time in memory
+                self._time(name, contender, self._timed)
+                self._profile(name, contender)
+                del contender
+        for start in self._timed[:: options.rounds] if contenders else []:
+            for name, contender in contenders.items():
+                self._time(name, contender, range(start, start + options.rounds))
+        for name, contender in contenders.items():
+            self._profile(name, contender)
+        privacy, timed_ = setting.config.privacy, slice(self._timed.start, self._timed.stop)
+        return {
+            **setting.case._asdict(),
+            "user_rate": privacy.user_rate,
+            "sentences_per_user": privacy.sentences_per_user,
+            "sentences": statistics.mean(map(len, setting.drawn[timed_])),
+            "tokens": statistics.mean(self._tokens[timed_]),
+            "contenders": self.found,
+            **self._ratios(),
+        }
+
+    def _makers(self) -> dict[str, Callable[[], Any]]:
+        setting = self._setting
+        makers = {"ours": partial(Ours, setting), "plain": self._fastest_plain}
+        makers["tricks"] = partial(Tricky, setting)
+        if setting.case.how == "lora":
+            makers["opacus"] = lambda: Opacus(setting, self._size())
+        return makers
+
+    def _sizes(self) -> list[int]:
+        default = [8, 32, 128] if self._device == "cpu" else [32, 128, 512]
+        return list(self._options.sizes or default)
+
+    def _size(self) -> int:
+        return int(self.found.get("plain", {}).get("sentences_per_batch", self._sizes()[0]))
+
+    def _fastest_plain(self) -> "Plain":
+        """The plain loop with the batch size that suits it best."""
+        sizes, taken = self._sizes(), {}
+        contender = Plain(self._setting, sizes[-1])
+        if self._device != "cpu":
+            contender.round(0)  # warms up
+        for number, size in enumerate(sizes * self._options.trials):
+            contender.size, number = size, number % self._options.warm_up
+            each = timed(contender, number, self._device)[0] / self._tokens[number]
+            taken[size] = min(each, taken.get(size, math.inf))
+        contender.size = min(taken, key=lambda size: taken[size])
+        return contender
+
+    def _warm(self, name: str, make: Callable[[], Any]) -> Any:
+        """Build a contender and warm it up; None if it cannot be had."""
+        device, measures = self._device, {}
+        base = torch.cuda.memory_allocated() if device != "cpu" else 0
         began = time.perf_counter()
         try:
             contender = make()
-        except ImportError as missing:
-            found[name] = {"missing": str(missing)}
-            return
-        measures: dict[str, Any] = {"build_seconds": time.perf_counter() - began}
-        try:
-            measures["first_seconds"] = timed(contender, 0, options.device)
-            for number in range(1, options.warm_up):
-                with memory_of(measures, "peak", options.device, base):
-                    timed(contender, number, options.device)
-        except (RuntimeError, ValueError, NotImplementedError) as error:
+            measures["build_seconds"] = time.perf_counter() - began
+            measures["first_seconds"] = timed(contender, 0, device)[0]
+            for number in range(1, self._options.warm_up):
+                with memory_of(measures, device, base):
+                    timed(contender, number, device)
+        except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
             if name != "opacus":
                 raise
-            found[name] = {"missing": f"{type(error).__name__}: {error}"[:300]}
-            return
-        found[name], alive[name] = measures, contender
-
-    enter("ours", partial(Ours, setting))
-    sizes = options.sizes or ([8, 32, 128] if options.device == "cpu" else [32, 128, 512])
-
-    def plain() -> Plain:
-        contender, taken = Plain(setting, sizes[0]), {}
-        for number, size in [(0, sizes[-1]), *enumerate(sizes * options.trials)]:
-            contender.size = size
-            seconds = timed(contender, number % options.warm_up, options.device)
-            each = seconds / tokens[number % options.warm_up]
-            taken.setdefault(size, []).append(each)
-        contender.size = min(taken, key=lambda size: min(taken[size]))
+            self.found[name] = {"missing": f"{type(error).__name__}: {error}"[:300]}
+            return None
+        if isinstance(contender, Plain):
+            measures["sentences_per_batch"] = contender.size
+        self.found[name] = measures | {"each_seconds": [], "each_process_seconds": []}
         return contender
 
-    enter("plain", plain)
-    enter("tricks", partial(Tricky, setting))
-    size = alive["plain"].size if "plain" in alive else sizes[1]
-    if case.how == "lora":
-        enter("opacus", partial(Opacus, setting, size))
-    each: dict[str, list[float]] = {name: [] for name in alive}
-    for number in range(options.warm_up, rounds - 1):
-        for name, contender in alive.items():
-            each[name].append(timed(contender, number, options.device))
-    for name, contender in alive.items():
-        found[name]["seconds"] = statistics.median(each[name])
-        found[name]["each_seconds"] = each[name]
-        rates = [n / s for n, s in zip(tokens[options.warm_up :], each[name], strict=False)]
-        found[name]["tokens_per_second"] = statistics.median(rates)
-        found[name] |= profiled(contender, rounds - 1, options.device)
-    if "plain" in alive:
-        found["plain"]["sentences_per_batch"] = size
-    counted = slice(options.warm_up, rounds - 1)
-    row = {
-        **case._asdict(),
-        "parameters": sum(p.numel() for p in _parameters(alive)),
-        "user_rate": config.privacy.user_rate,
-        "sentences_per_user": config.privacy.sentences_per_user,
-        "sentences": statistics.mean(map(len, drawn[counted])),
-        "tokens": statistics.mean(tokens[counted]),
-        "contenders": found,
-    }
-    if "ours" in alive:
-        ours = found["ours"]
-        for name in set(alive) - {"ours"}:
-            other = found[name]
-            row[f"ours/{name}"] = ours["tokens_per_second"] / other["tokens_per_second"]
+    def _time(self, name: str, contender: Any, numbers: range) -> None:
+        """Rounds one after the other, as in a run: what they overlap stays within a contender."""
+        for number in numbers:
+            seconds, process = timed(contender, number, self._device)
+            self.found[name]["each_seconds"].append(seconds)
+            self.found[name]["each_process_seconds"].append(process)
+
+    def _profile(self, name: str, contender: Any) -> None:
+        found, tokens = self.found[name], self._tokens[self._timed.start : self._timed.stop]
+        pairs = zip(tokens, found["each_seconds"], strict=True)
+        found["tokens_per_second"] = statistics.median(n / seconds for n, seconds in pairs)
+        found["seconds"] = statistics.median(found["each_seconds"])
+        found["process_seconds"] = statistics.median(found["each_process_seconds"])
+        if self._options.profile:
+            found |= profiled(contender, self._timed.stop, self._device)
+
+    def _ratios(self) -> dict[str, float]:
+        """Tokens a second of ours by those of the others, round by round; the median."""
+        ratios, ours = {}, self.found.get("ours", {})
+        for name, other in self.found.items():
+            if name == "ours" or "seconds" not in other or not ours:
+                continue
+            pairs = zip(other["each_seconds"], ours["each_seconds"], strict=True)
+            ratios[f"ours/{name}"] = statistics.median(theirs / own for theirs, own in pairs)
             if "peak_gib" in other:
-                row[f"memory ours/{name}"] = ours["peak_gib"] / other["peak_gib"]
-    return row
-
-
-def _parameters(alive: dict[str, Any]) -> list[nn.Parameter]:
-    ours = alive.get("ours")
-    return [] if ours is None else list(ours._assembly.method.parameters)
+                ratios[f"memory ours/{name}"] = ours["peak_gib"] / other["peak_gib"]
+        return ratios
 
 
 # --- reporting -----------------------------------------------------------------------------------
 
 HEADER = (
-    f"{'':9} {'s/round':>8} {'tokens/s':>9} {'ours is':>8} {'GiB':>6} {'kernels s':>9} "
-    f"{'launches':>8} {'CPU s':>7}"
+    f"{'':8} {'s/round':>8} {'tokens/s':>9} {'ours is':>8} {'GiB':>6} {'ours is':>8} "
+    f"{'kernels s':>9} {'launches':>8} {'CPU s':>7}"
 )
 
 
@@ -717,17 +757,27 @@ def lines(row: dict[str, Any]) -> list[str]:
     shown = [f"{name}: {row['sentences']:,.0f} sentences, {row['tokens']:,.0f} tokens a round"]
     for contender, found in row["contenders"].items():
         if "seconds" not in found:
-            shown.append(f"{contender:9} {found['missing']}")
+            shown.append(f"{contender:8} {found['missing']}")
             continue
-        ratio = row.get(f"ours/{contender}")
-        memory = f"{found['peak_gib']:.1f}" if "peak_gib" in found else "-"
-        kernels = f"{found['kernel_seconds']:.3f}" if found["kernels"] else "-"
-        shown.append(
-            f"{contender:9} {found['seconds']:>8.3f} {found['tokens_per_second']:>9,.0f} "
-            f"{f'{ratio:.2f}x' if ratio else '':>8} {memory:>6} {kernels:>9} "
-            f"{found['launches'] or '-':>8} {found['cpu_seconds']:>7.3f}"
+        cells = (
+            f"{found['seconds']:.3f}",
+            f"{found['tokens_per_second']:,.0f}",
+            _cell(row, f"ours/{contender}", ".2f"),
+            _cell(found, "peak_gib", ".1f"),
+            _cell(row, f"memory ours/{contender}", ".2f"),
+            _cell(found, "kernel_seconds", ".3f"),
+            _cell(found, "launches", ","),
+            _cell(found, "cpu_seconds", ".3f"),
         )
+        widths = 8, 9, 8, 6, 8, 9, 8, 7
+        own = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+        shown.append(f"{contender:8} {own}")
     return shown
+
+
+def _cell(row: dict[str, Any], key: str, how: str) -> str:
+    value = row.get(key)
+    return f"{value:{how}}" + ("x" if key.find("ours/") >= 0 else "") if value else "-"
 
 
 def chosen(patterns: Sequence[str]) -> list[Case]:
@@ -747,6 +797,8 @@ def machine(device: str) -> str:
 def run(options: argparse.Namespace) -> None:
     if options.precision == "auto":
         options.precision = "float32" if options.device == "cpu" else "bfloat16"
+    if options.profile is None:
+        options.profile = options.device != "cpu"
     about = {
         "machine": machine(options.device),
         "precision": options.precision,
@@ -764,7 +816,7 @@ def run(options: argparse.Namespace) -> None:
             key = case.data, vocabulary_of(case, options)
             if key not in known:
                 known[key] = Prepared(file, *key)
-            rows.append(measure(case, known[key], options))
+            rows.append(Measured(case, known[key], options).row())
             print("\n".join(lines(rows[-1])), flush=True)
             gc.collect()
             if options.device != "cpu":
@@ -799,8 +851,11 @@ def main() -> None:
     second.add_argument("--tokens-at-once", type=int, help="as run.tokens_at_once")
     second.add_argument("--sizes", type=int, nargs="+", help="sentences per batch that (a) tries")
     second.add_argument("--trials", type=int, default=2, help="rounds per size that (a) tries")
-    second.add_argument("--rounds", type=int, default=5)
-    second.add_argument("--warm-up", type=int, default=2, help="rounds before, at least two")
+    second.add_argument("--rounds", type=int, default=3, help="one after the other")
+    second.add_argument("--passes", type=int, default=2, help="in turns; 1: one model at a time")
+    second.add_argument("--warm-up", type=int, default=2, help="rounds before; the last for memory")
+    flag = argparse.BooleanOptionalAction
+    second.add_argument("--profile", action=flag, help="one more round (default: accelerator)")
     second.add_argument("--tiny", action="store_true", help="small models, to try the script")
     second.add_argument("--out", type=Path)
     second.set_defaults(command=run)
