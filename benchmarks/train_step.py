@@ -16,8 +16,8 @@ takes one optimiser step a round. Side by side in one run, in turns of a few rou
             which leaves LoRA
 
 Tokens are those of the sentences, without padding. `ours is` compares tokens a second, then peak
-memory (of PyTorch's allocator). `kernels` and `CPU` are sums over one more round under PyTorch's
-profiler, which slows it down: compare them with each other, not with the seconds.
+memory (of PyTorch's allocator; resident on a CPU). `kernels` and `CPU` are sums over one more round
+under PyTorch's profiler, which slows it down: compare them with each other, not with the seconds.
 
 A case is MODEL/HOW/TASK/DATA/METHOD, such as smollm2/lora/next-word/conll/user-level; `--cases`
 takes several, with wildcards, and the names `headline` and `all`. The classifiers tell sentences
@@ -25,6 +25,7 @@ that mention an entity from the rest.
 """
 
 import argparse
+import ctypes
 import fnmatch
 import gc
 import hashlib
@@ -598,13 +599,28 @@ def _outermost(spans: Sequence[tuple[int, int, int]]) -> int:
     return total
 
 
+def held(device: str) -> int:
+    """Bytes in use: of PyTorch's allocator, or resident."""
+    gc.collect()
+    if device != "cpu":
+        return torch.cuda.memory_allocated()
+    if _RESET_PEAK.exists():
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory would count for the next contender
+    return _resident("VmRSS")
+
+
 @contextmanager
 def memory_of(found: dict[str, float], device: str, base: int) -> Iterator[None]:
-    """Peak memory inside, without what others hold (`base`), in GiB; accelerator only."""
-    if device == "cpu":
-        yield
-        return
+    """Peak memory inside, without what was held before (`base`), in GiB."""
     synchronise(device)
+    if device == "cpu":
+        if not _RESET_PEAK.exists():  # only Linux has it
+            yield
+            return
+        _RESET_PEAK.write_text("5")
+        yield
+        found["peak_gib"] = max(0, _resident("VmHWM") - base) / 2**30
+        return
     torch.cuda.empty_cache()  # so that what is reserved is what is needed
     torch.cuda.reset_peak_memory_stats()
     yield
@@ -612,6 +628,17 @@ def memory_of(found: dict[str, float], device: str, base: int) -> Iterator[None]
     found["peak_gib"] = (torch.cuda.max_memory_allocated() - base) / 2**30
     # more than that by fragmentation, and by the memory that CUDA graphs keep for themselves
     found["reserved_gib"] = (torch.cuda.max_memory_reserved() - base) / 2**30
+
+
+_RESET_PEAK = Path("/proc/self/clear_refs")
+
+
+def _resident(which: str) -> int:
+    """Resident memory of this process in bytes, as Linux counts it: now, or the peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(which + ":"):
+            return 1024 * int(line.split()[1])
+    return 0
 
 
 class Measured:
@@ -696,15 +723,15 @@ class Measured:
     def _warm(self, name: str, make: Callable[[], Any]) -> Any:
         """Build a contender and warm it up; None if it cannot be had."""
         device, measures = self._device, {}
-        base = torch.cuda.memory_allocated() if device != "cpu" else 0
+        base = held(device)
         began = time.perf_counter()
         try:
             contender = make()
             measures["build_seconds"] = time.perf_counter() - began
-            measures["first_seconds"] = timed(contender, 0, device)[0]
-            for number in range(1, self._options.warm_up):
+            for number in range(self._options.warm_up):
                 with memory_of(measures, device, base):
-                    timed(contender, number, device)
+                    seconds = timed(contender, number, device)[0]
+                measures.setdefault("first_seconds", seconds)
         except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
             if name != "opacus":
                 raise
@@ -739,7 +766,7 @@ class Measured:
                 continue
             pairs = zip(other["each_seconds"], ours["each_seconds"], strict=True)
             ratios[f"ours/{name}"] = statistics.median(theirs / own for theirs, own in pairs)
-            if "peak_gib" in other:
+            if other.get("peak_gib"):
                 ratios[f"memory ours/{name}"] = ours["peak_gib"] / other["peak_gib"]
         return ratios
 
