@@ -60,6 +60,7 @@ class NextWord:
         if start is None:
             raise UserError("the tokenizer has neither a start nor an end token; add one to it")
         self._first, self._words, self.truncation = start, 0, Truncation()
+        self.longest = max_tokens
 
         def between_start_and_end(text: str, ids: list[int]) -> list[int]:
             # nothing is learned from an empty text, not even the end token; some tokenizers make
@@ -95,6 +96,10 @@ class NextWord:
             "input_ids": _padded(chosen, width, self._first),
             "labels": _padded([ids[1:] for ids in chosen], width - 1, IGNORED),
         }
+
+    def tokens_of(self, sentences: Ints) -> tuple[Ints, Ints]:
+        """The ids of these sentences end to end, and the number of each one's."""
+        return self._ids.end_to_end(sentences)
 
     def losses(
         self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW

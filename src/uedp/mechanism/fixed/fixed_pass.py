@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.eval_mode import modes_kept
 from uedp.incidence import Ints
-from uedp.mechanism.clip.clipping import Allowances, Errors
+from uedp.mechanism.clip.clipping import Errors
 from uedp.mechanism.clip.rounding import exact_float32, sum_error
 from uedp.mechanism.fixed.adapters import Adapted, Group, find_adapters, fused, group_adapters
 from uedp.mechanism.fixed.attention import end_to_end
 from uedp.mechanism.fixed.frozen import find_frozen
-from uedp.mechanism.fixed.thin import BLOCK, THIN, ThinProduct, ThinTable
+from uedp.mechanism.fixed.thin import BLOCK, MOST, ThinProduct, ThinTable
 from uedp.mechanism.fixed.token_loss import IGNORED, weighted_cross_entropy
 
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
@@ -57,7 +57,8 @@ class FlatSum:
     total: Tensor
     sentence_norms: Tensor
     user_norms: Tensor
-    allowances: Allowances
+    finite: Tensor
+    """Whether every gradient is; if not, the sum is zero."""
 
 
 class FixedPass:
@@ -66,7 +67,7 @@ class FixedPass:
     Guarantees:
       - sums and norms are those of `Engine.clipped_sum`, up to rounding
       - no sentence adds more than its clip, and no user more than the update clip
-      - a sentence whose gradient is not finite contributes nothing, and disturbs no other
+      - where a gradient is not finite, the sum is zero, and says so
       - weights of the model are as before; frozen ones are read when it is built, trained ones in
         every `refresh`
     """
@@ -76,11 +77,7 @@ class FixedPass:
     ) -> None:
         """Raises `UserError` if the model is not of a kind that can be computed so."""
         adapters = find_adapters(model)
-        if adapters is None or any(
-            member.down.requires_grad != adapters[0].down.requires_grad
-            or not member.up.requires_grad
-            for member in adapters
-        ):
+        if adapters is None:
             raise UserError("something else than plain adapters is trained")
         self.tokens, self.longest = tokens, longest
         self.sentences = max(1, tokens // _SHORTEST)
@@ -106,6 +103,7 @@ class FixedPass:
         self._table = ThinTable(self._products.shapes, self._products.size, self._device)
         self._total = torch.zeros(self._products.size, device=self._device)
         self._graphs: list[torch.cuda.CUDAGraph] = []
+        self._recorded: list[int] = []
         self._outputs: tuple[Tensor, ...] = ()
         self._record()
 
@@ -163,10 +161,11 @@ class FixedPass:
         factors = errors.sentence_factors(squares, inputs.clips)
         by_user = rows.user_squares(inputs.users, inputs.user_count, factors.float())
         by_user = nn.functional.pad(by_user, (0, 1))  # of nobody, whose the missing sentences are
-        weights, allowances = errors.weights(by_user, factors, inputs.update_clip)
-        rows.weighted_sum(weights, self._total)
-        norms = squares.sqrt().float(), by_user.sqrt().float()
-        return (*norms, allowances.squares, allowances.norms)
+        weights, _ = errors.weights(by_user, factors, inputs.update_clip)
+        # a tile has several sentences, of which one could spoil the others
+        finite = torch.isfinite(squares).all()
+        rows.weighted_sum(torch.where(finite, weights, 0.0), self._total)
+        return squares.sqrt().float(), by_user.sqrt().float(), finite
 
     def _products_now(self) -> list[ThinProduct]:
         records = []
@@ -193,6 +192,7 @@ class FixedPass:
                 raise UserError("a pass draws random numbers, or adds in another order each time")
             if self._device.type != "cuda":
                 return
+            self._recorded = self._where()
             pool = torch.cuda.graph_pool_handle()
             self._graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
             with torch.cuda.graph(self._graphs[0], pool=pool):
@@ -208,10 +208,15 @@ class FixedPass:
 
     def refresh(self) -> None:
         """Read the adapters as they are now; before the first pass of a round."""
-        if self._graphs:
+        if self._graphs and self._where() == self._recorded:
             self._graphs[0].replay()
         else:
             self._refresh()
+
+    def _where(self) -> list[int]:
+        """The addresses that a recorded refresh reads."""
+        members = (member for group in self._groups for member in group.members)
+        return [p.data_ptr() for member in members for p in (member.down, member.up)]
 
     def clipped_sum(self, batch: Sentences, update_clip: float) -> FlatSum:
         """The clipped sum of sentences that fit (`fits`)."""
@@ -224,9 +229,8 @@ class FixedPass:
                 self._table.fill(self._products_now())
                 self._outputs = self._clip()
         sentences, users = len(batch.lengths), int(batch.owners[-1]) + 1
-        norms, by_user, squares, errors = (output.clone() for output in self._outputs)
-        allowances = Allowances(squares[:users], errors[:users])
-        return FlatSum(self._total, norms[:sentences], by_user[:users], allowances)
+        norms, by_user, finite = (output.clone() for output in self._outputs)
+        return FlatSum(self._total, norms[:sentences], by_user[:users], finite)
 
     def in_order(self, total: Tensor) -> Tensor:
         """A sum in the order of the model's trained parameters, each flattened, end to end."""
@@ -356,70 +360,98 @@ class _Products:
     def __init__(self, groups: Sequence[Group]) -> None:
         self._groups = groups
         self.shapes: list[tuple[int, int]] = []
-        self._starts: list[tuple[int, list[int]]] = []
+        self._starts: dict[nn.Parameter, int] = {}
         self.size = 0
         for group in groups:
-            down = self.size
-            if group.members[0].down.requires_grad:
-                ranks = group.ranks[-1].stop
-                self.size += ranks * group.weight.shape[1]
-                self.shapes += [(n, group.weight.shape[1]) for n in _parts(ranks)]
-            ups = []
-            for member in group.members:
-                ups.append(self.size)
-                self.size += member.up.numel()
-                self.shapes += [(n, len(member.up)) for n in _parts(member.up.shape[1])]
-            self._starts.append((down, ups))
+            for member, ranks in zip(group.members, group.ranks, strict=True):
+                for parameter, width in (
+                    (member.down, member.down.shape[1]),
+                    (member.up, len(member.up)),
+                ):
+                    if parameter.requires_grad:
+                        self._starts[parameter] = self.size
+                        self.size += parameter.numel()
+                        self.shapes += [(c.stop - c.start, width) for c in _slices(ranks)]
 
     def places(self, parameters: Iterable[nn.Parameter]) -> Tensor:
         """Where the entries of parameters, flattened and end to end, lie in the flat sum."""
-        places: dict[nn.Parameter, Tensor] = {}
-        for group, (down, ups) in zip(self._groups, self._starts, strict=True):
-            for member, ranks, up in zip(group.members, group.ranks, ups, strict=True):
-                start = down + ranks.start * member.down.shape[1]
-                places[member.down] = start + torch.arange(member.down.numel())
-                stored = torch.arange(member.up.numel()).view(*reversed(member.up.shape))
-                places[member.up] = up + stored.t().flatten()  # a row for each thin feature
-        return torch.cat([places[parameter] for parameter in parameters])
+        ups = {id(member.up) for group in self._groups for member in group.members}
+        places = []
+        for parameter in parameters:
+            entries = torch.arange(parameter.numel())
+            if id(parameter) in ups:  # a row for each thin feature
+                entries = entries.view(*reversed(parameter.shape)).t().flatten()
+            places.append(self._starts[parameter] + entries)
+        return torch.cat(places)
 
     def of(self, records: Sequence[Adapted]) -> list[ThinProduct]:
         """In the order of `shapes`."""
         products = []
-        for group, record, (down, ups) in zip(self._groups, records, self._starts, strict=True):
+        for group, record in zip(self._groups, records, strict=True):
             assert record.grads is not None
             assert record.thin_grads is not None
-            width = group.weight.shape[1]
-            if group.members[0].down.requires_grad:
-                for columns in _slices(0, group.ranks[-1].stop):
-                    thin = record.thin_grads[:, columns]
-                    start = down + columns.start * width
-                    products.append(ThinProduct(thin, record.inputs, 1.0, start))
-            members = zip(group.members, group.outputs, group.ranks, ups, strict=True)
-            for member, rows, ranks, up in members:
-                wide = record.grads[:, rows]
-                for columns in _slices(ranks.start, ranks.stop):
-                    start = up + (columns.start - ranks.start) * wide.shape[1]
-                    thin = record.thin[:, columns]
-                    products.append(ThinProduct(thin, wide, member.scale, start))
+            for member, outputs, ranks in zip(
+                group.members, group.outputs, group.ranks, strict=True
+            ):
+                for parameter, thin, wide, scale in (
+                    (member.down, record.thin_grads, record.inputs, 1.0),
+                    (member.up, record.thin, record.grads[:, outputs], member.scale),
+                ):
+                    if not parameter.requires_grad:
+                        continue
+                    start = self._starts[parameter] - ranks.start * wide.shape[1]
+                    products += [
+                        ThinProduct(thin[:, own], wide, scale, start + own.start * wide.shape[1])
+                        for own in _slices(ranks)
+                    ]
         return products
 
 
-def _slices(start: int, stop: int) -> list[slice]:
-    return [slice(first, min(first + THIN, stop)) for first in range(start, stop, THIN)]
+def _slices(columns: slice) -> list[slice]:
+    """In parts of at most `MOST`."""
+    starts = range(columns.start, columns.stop, MOST)
+    return [slice(start, min(start + MOST, columns.stop)) for start in starts]
 
 
-def _parts(features: int) -> list[int]:
-    return [part.stop - part.start for part in _slices(0, features)]
+_TOKENS = (1 << 14, 1 << 13, 1 << 12, 1 << 11)  # of a pass: more than the first gain nothing
+_SHARE = 0.4  # of the memory that is free: others train on the same device
 
 
 def fixed_pass(
-    model: nn.Module, tokens: int, longest: int, dtype: torch.dtype
+    model: nn.Module, tokens: int | None, longest: int, dtype: torch.dtype
 ) -> FixedPass | None:
-    """A fixed pass, where the device and the model allow one."""
-    if next(model.parameters()).device.type != "cuda":
+    """A fixed pass, where the device and the model allow one; else None.
+
+    Args:
+        tokens: of a pass; by default as many as are worth it and fit, measured here.
+    """
+    device = next(model.parameters()).device
+    if device.type != "cuda":
         return None
     try:
-        return FixedPass(model, tokens, longest, dtype)
+        if tokens is not None:
+            return FixedPass(model, tokens, longest, dtype)
+        return _largest(model, longest, dtype, device)
     except (UserError, RuntimeError, TypeError, ValueError, IndexError) as error:
         _log.info("rounds are not computed in passes of one shape: %s", error)
         return None
+
+
+def _largest(
+    model: nn.Module, longest: int, dtype: torch.dtype, device: torch.device
+) -> FixedPass | None:
+    """As large as its share of the free memory holds: decided by a pass of the smallest size."""
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    trial = FixedPass(model, _TOKENS[-1], longest, dtype)
+    each = (torch.cuda.max_memory_allocated(device) - before) / _TOKENS[-1]
+    for tokens in _TOKENS:
+        if tokens * each <= _SHARE * free:
+            if tokens == _TOKENS[-1]:
+                return trial
+            del trial
+            torch.cuda.empty_cache()
+            return FixedPass(model, tokens, longest, dtype)
+    return None

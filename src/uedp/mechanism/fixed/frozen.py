@@ -58,13 +58,18 @@ class Frozen:
         gates: tuple[nn.Module, ...],
     ) -> None:
         self._norms, self._rotations, self._gates = norms, rotations, gates
+        self._scales: dict[tuple[nn.Module, torch.dtype], Tensor] = {}
 
     @contextmanager
     def replaced(self, dtype: torch.dtype) -> Iterator[None]:
-        """Inside, these parts compute by their kernels."""
+        """Inside, these parts compute by their kernels.
+
+        What they read stays where it is for good: a recorded pass reads it again.
+        """
         with ExitStack() as stack:
             for module, (scale, epsilon) in self._norms.items():
-                stack.enter_context(_forward_set(module, _norm_of(scale.to(dtype), epsilon)))
+                own = self._scales.setdefault((module, dtype), scale.to(dtype))
+                stack.enter_context(_forward_set(module, _norm_of(own, epsilon)))
             for module in self._gates:
                 stack.enter_context(_forward_set(module, _gated_of(module)))
             for namespace in self._rotations.values():

@@ -19,17 +19,17 @@ try:
 except ImportError:  # a CPU build
     triton = None
 
-THIN = 16  # the least that tensor cores multiply
+_HIGH = 16  # rows that are multiplied at once, of several sentences
 _WIDE = 128
 _DEEP = 32  # tokens read at a time
-_TURNS = 64  # programs that share the sentences of a tile
+_TURNS = 32  # programs that share the sentences of a tile
 BLOCK = 2048  # entries whose squares are added up in float32
-assert THIN * _WIDE <= BLOCK
+MOST = BLOCK // _WIDE  # thin features of a product
 
 
 @dataclass(frozen=True)
 class ThinProduct:
-    """One matrix, or a part of at most `THIN` thin features.
+    """One matrix, or a part of at most `MOST` thin features.
 
     Its gradient, with a row for each thin feature, begins at `start` of a sentence's row.
     """
@@ -51,6 +51,13 @@ class ThinProduct:
             self.start,
         ]
 
+    @property
+    def is_aligned(self) -> bool:
+        """Whether eight numbers in a row can be read at once, wherever it begins to count."""
+        addresses = (self.thin.data_ptr(), self.wide.data_ptr())
+        steps = (self.thin.stride(0), self.wide.stride(0), self.wide.shape[1], self.start)
+        return not any(a % 16 for a in addresses) and not any(step % 8 for step in steps)
+
 
 _COLUMNS = 7
 
@@ -67,13 +74,17 @@ class ThinTable:
         self._rows = torch.zeros(len(shapes), _COLUMNS, dtype=torch.int64, device=device)
         self._scales = torch.zeros(len(shapes), device=device)
         self._size = size
+        self._aligned = all(features % 8 == 0 for shape in shapes for features in shape)
+        self._each = 1 << (max(thin for thin, _ in shapes) - 1).bit_length()
         self._products: Sequence[ThinProduct] = ()
 
     def fill(self, products: Sequence[ThinProduct]) -> None:
         """Point to the tensors of a pass, which must stay where they are."""
         for product in products:
             assert product.thin.stride(1) == product.wide.stride(1) == 1
+            assert product.wide.shape[0] * product.wide.stride(0) < 1 << 31
         self._products = products
+        assert not self._aligned or all(product.is_aligned for product in products)
         self._rows.copy_(torch.tensor([product.columns() for product in products]))
         self._scales.copy_(torch.tensor([product.scale for product in products]))
 
@@ -90,13 +101,14 @@ class ThinTable:
         if triton is None or not bounds.is_cuda:
             self._form(rows, bounds, count)
             return SentenceRows(rows, _squares(rows, int(count)), count)
-        partial = torch.zeros(sentences, tiles, device=bounds.device)
-        _form[(tiles, min(_TURNS, sentences))](
+        partial = torch.zeros(sentences, tiles * self._each, device=bounds.device)
+        _form[(min(_TURNS, sentences), tiles)](
             self._rows, self._scales, self._tiles, bounds, count, rows, partial, self._size, tiles,
             kind=tl.bfloat16 if dtype == torch.bfloat16 else tl.float32,
-            thin=THIN, across=_WIDE, deep=_DEEP,
+            aligned=self._aligned, each=self._each, high=max(_HIGH, self._each), across=_WIDE,
+            deep=_DEEP,
         )  # fmt: skip
-        return SentenceRows(rows, partial.double().sum(1), count)
+        return SentenceRows(rows, partial.sum(1, dtype=torch.float64), count)
 
     def _form(self, rows: Tensor, bounds: Tensor, count: Tensor) -> None:
         ends = bounds.tolist()
@@ -138,7 +150,7 @@ class SentenceRows:
         _user_squares[(blocks, min(_TURNS, most))](
             self.rows, users, count, factors, partial, size, blocks, block=BLOCK
         )
-        return partial.double().sum(1)
+        return partial.sum(1, dtype=torch.float64)
 
     def weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Set `total` to the sum of the rows with a weight each."""
@@ -168,42 +180,60 @@ if triton is not None:
     @triton.jit  # type: ignore[untyped-decorator]
     def _form(  # type: ignore[no-untyped-def]
         table, scales, tiles, bounds, count, rows, partial, size, number, kind: tl.constexpr,
-        thin: tl.constexpr, across: tl.constexpr, deep: tl.constexpr,
+        aligned: tl.constexpr, each: tl.constexpr, high: tl.constexpr, across: tl.constexpr, deep: tl.constexpr,
     ) -> Any:  # fmt: skip
-        tile = tl.program_id(0)
+        """A tile of several sentences' gradients, one below the other, `each` rows for each."""
+        # programs of one tile come together: what they read lies together
+        tile = tl.program_id(1)
         entry = tl.load(tiles + 2 * tile)
-        column = tl.load(tiles + 2 * tile + 1) + tl.arange(0, across)[None, :]
+        first_column = tl.multiple_of(tl.load(tiles + 2 * tile + 1), across)
+        column = first_column + tl.arange(0, across)[None, :]
         at = table + entry * 7
-        thin_at = tl.load(at).to(tl.pointer_type(kind))
-        thin_stride = tl.load(at + 1)
-        thin_width = tl.load(at + 2)
-        wide_at = tl.load(at + 3).to(tl.pointer_type(kind))
-        wide_stride = tl.load(at + 4)
-        wide_width = tl.load(at + 5)
+        thin_address = tl.load(at)
+        thin_stride = tl.load(at + 1).to(tl.int32)
+        thin_width = tl.load(at + 2).to(tl.int32)
+        wide_address = tl.load(at + 3)
+        wide_stride = tl.load(at + 4).to(tl.int32)
+        wide_width = tl.load(at + 5).to(tl.int32)
+        start = tl.load(at + 6)
+        if aligned:  # what the compiler cannot see: several numbers can be read at once
+            thin_address = tl.multiple_of(thin_address, 16)
+            thin_stride = tl.multiple_of(thin_stride, 8)
+            wide_address = tl.multiple_of(wide_address, 16)
+            wide_stride = tl.multiple_of(wide_stride, 8)
+            wide_width = tl.multiple_of(wide_width, 8)
+            start = tl.multiple_of(start, 8)
+        thin_at = thin_address.to(tl.pointer_type(kind))
+        wide_at = wide_address.to(tl.pointer_type(kind))
         scale = tl.load(scales + entry)
-        feature = tl.arange(0, thin)[:, None]
-        place = tl.load(at + 6) + feature * wide_width + column
-        inside = (feature < thin_width) & (column < wide_width)
-        for sentence in range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
-            begin = tl.load(bounds + sentence)
-            end = tl.load(bounds + sentence + 1)
-            total = tl.zeros((thin, across), dtype=tl.float32)
-            for first in range(begin, end, deep):
-                token = first + tl.arange(0, deep)
+        row = tl.arange(0, high)
+        feature = row % each
+        known = feature < thin_width
+        inside = column < wide_width
+        last = tl.load(count).to(tl.int32)
+        many: tl.constexpr = high // each
+        for group in range(tl.program_id(0) * many, last, tl.num_programs(0) * many):
+            sentence = tl.minimum(group + row // each, last)
+            begin = tl.load(bounds + sentence)[None, :]
+            end = tl.load(bounds + tl.minimum(sentence + 1, last))[None, :]
+            first_token = tl.load(bounds + group)
+            last_token = tl.load(bounds + tl.minimum(group + many, last))
+            total = tl.zeros((high, across), dtype=tl.float32)
+            for first in range(first_token, last_token, deep):
+                token = (first + tl.arange(0, deep))[:, None]
+                own = (token >= begin) & (token < end) & known[None, :]
                 left = tl.load(
-                    thin_at + token[None, :] * thin_stride + feature,
-                    mask=(token[None, :] < end) & (feature < thin_width),
-                    other=0.0,
+                    thin_at + token * thin_stride + feature[None, :], mask=own, other=0.0
                 )
-                right = tl.load(
-                    wide_at + token[:, None] * wide_stride + column,
-                    mask=(token[:, None] < end) & (column < wide_width),
-                    other=0.0,
-                )
-                total = tl.dot(left, right, total, input_precision="ieee")
+                there = (token < last_token) & inside
+                right = tl.load(wide_at + token * wide_stride + column, mask=there, other=0.0)
+                total = tl.dot(tl.trans(left), right, total, input_precision="ieee")
             total *= scale
-            tl.store(rows + tl.cast(sentence, tl.int64) * size + place, total, mask=inside)
-            tl.store(partial + sentence * number + tile, tl.sum(total * total))
+            place = sentence.to(tl.int64) * size + start + feature * wide_width
+            real = (sentence < last) & known
+            tl.store(rows + place[:, None] + column, total, mask=real[:, None] & inside)
+            squares = tl.sum(total * total, 1)
+            tl.store(partial + (sentence * number + tile) * each + feature, squares, mask=real)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _user_squares(  # type: ignore[no-untyped-def]
