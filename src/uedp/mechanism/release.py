@@ -211,11 +211,11 @@ def release(
         return left
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
-        whole, rest = _whole_users(participants, lengths, fixed), participants.sentences
-        chunks = list(_chunks(rest.offsets, lengths, max_tokens, packing, whole))
+        whole = [] if fixed is None else _whole_users(participants, lengths, fixed.one)
+        chunks = list(_chunks(participants, lengths, max_tokens, packing, whole))
         count = len(chunks) + len(whole)
         batch_done(0, count)
-        if fixed is not None and whole:
+        if fixed is not None:
             chunks += add_fixed(fixed, whole, lambda done: batch_done(done, count))
         for done, rows in enumerate(chunks, 1 + len(whole)):
             add(rows, max_tokens)
@@ -237,16 +237,22 @@ def max_tokens_on(device: torch.device) -> int:
 
 
 def _chunks(
-    offsets: Ints, lengths: Ints, max_tokens: int, packing: Packing, taken: Sequence[Ints] = ()
+    participants: Participants,
+    lengths: Ints,
+    max_tokens: int,
+    packing: Packing,
+    taken: Sequence[Ints] = (),
 ) -> Iterator[Ints]:
     """Places of sentences, in chunks of whole users with longest sentences of similar length.
 
     Args:
-        offsets: where the sentences of each user begin and end.
         taken: places that are left out, all of a user's or none.
     """
-    left_out = set(np.concatenate([chunk for chunk in taken]).tolist()) if taken else set()
-    rows = [np.arange(a, b) for a, b in pairwise(offsets.tolist()) if b > a and a not in left_out]
+    left_out = np.zeros(len(lengths), dtype=np.bool_)
+    for places in taken:
+        left_out[places] = True
+    ends = pairwise(participants.sentences.offsets)
+    rows = [np.arange(a, b) for a, b in ends if b > a and not left_out[a]]
     rows.sort(key=lambda own: int(lengths[own].max()))
     chunk: list[Ints] = []
     for own in rows:
@@ -258,25 +264,21 @@ def _chunks(
         yield np.concatenate(chunk)
 
 
-def _whole_users(
-    participants: Participants, lengths: Ints, fixed: FixedPasses | None
-) -> list[Ints]:
+def _whole_users(participants: Participants, lengths: Ints, one: FixedPass) -> list[Ints]:
     """Places of sentences for each pass: the largest users first, each where it fits.
 
     Without users that do not fit in one pass.
     """
-    if fixed is None:
-        return []
     offsets = participants.sentences.offsets
     before = np.concatenate([[0], np.cumsum(lengths)])
     tokens = before[offsets[1:]] - before[offsets[:-1]]
     passes: list[tuple[int, int, list[Ints]]] = []
     for user in np.argsort(-tokens, kind="stable").tolist():
         own, size = np.arange(offsets[user], offsets[user + 1]), int(tokens[user])
-        if not len(own) or not fixed.one.fits(len(own), size):
+        if not len(own) or not one.fits(len(own), size):
             continue
         for place, (used, sentences, chunk) in enumerate(passes):
-            if fixed.one.fits(sentences + len(own), used + size):
+            if one.fits(sentences + len(own), used + size):
                 passes[place] = (used + size, sentences + len(own), [*chunk, own])
                 break
         else:
