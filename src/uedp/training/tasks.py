@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from uedp.corpus.records import listed, quoted
 from uedp.errors import UserError
 from uedp.incidence import Ints
+from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 from uedp.mechanism.packing import (
     ONE_PER_ROW,
     PackedLosses,
@@ -26,7 +27,6 @@ from uedp.progress import SILENT, Progress
 from uedp.training.token_store import Ids, TokenStore, Truncation, count_ids, tokenised
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
-IGNORED = -100  # the label that cross entropy ignores
 
 
 class Task(SentenceTask, Protocol):
@@ -123,9 +123,7 @@ class NextWord:
         by_sentence = layout.by_sentence(labels.device)
         # kept nowhere else: with a large vocabulary, logits need more memory than anything
         logits = packed_logits(model, batch["ids"], batch["positions"])
-        by_token = nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="none"
-        )
+        by_token = token_losses(logits.flatten(0, 1), labels)
         counted = (labels != IGNORED)[by_sentence.places] & by_sentence.real
         summed = (by_token[by_sentence.places] * counted).sum(1)
         losses = summed / counted.sum(1).clamp(min=1)

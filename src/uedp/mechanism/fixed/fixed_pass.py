@@ -28,7 +28,7 @@ from uedp.mechanism.fixed.adapters import Adapted, Group, find_adapters, fused, 
 from uedp.mechanism.fixed.attention import end_to_end
 from uedp.mechanism.fixed.frozen import find_frozen
 from uedp.mechanism.fixed.thin import BLOCK, MOST, ThinProduct, ThinTable
-from uedp.mechanism.fixed.token_loss import IGNORED, weighted_cross_entropy
+from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ class FixedPass:
         with fused(self._groups, self._anchor):
             logits = self._logits()
         inputs = self._inputs
-        weighted_cross_entropy(logits, inputs.labels, inputs.weights).backward()
+        (token_losses(logits, inputs.labels) * inputs.weights).sum().backward()
 
     @torch.no_grad()
     def _clip(self) -> tuple[Tensor, ...]:
@@ -413,7 +413,7 @@ def _slices(columns: slice) -> list[slice]:
     return [slice(start, min(start + MOST, columns.stop)) for start in starts]
 
 
-_TOKENS = (1 << 14, 1 << 13, 1 << 12, 1 << 11)  # of a pass: more than the first gain nothing
+_TOKENS = (1 << 13, 1 << 12, 1 << 11)  # of a pass: more than the first gain little
 _SHARE = 0.4  # of the memory that is free: others train on the same device
 
 

@@ -19,7 +19,7 @@ try:
 except ImportError:  # a CPU build
     triton = None
 
-_HIGH = 16  # rows that are multiplied at once, of several sentences
+_HIGH = 32  # rows that are multiplied at once, of several sentences
 _WIDE = 128
 _DEEP = 32  # tokens read at a time
 _TURNS = 32  # programs that share the sentences of a tile
@@ -258,7 +258,7 @@ if triton is not None:
         place = tl.program_id(0) * block + tl.arange(0, block)
         inside = place < size
         total = tl.zeros((block,), dtype=tl.float32)
-        for sentence in range(0, tl.load(count).to(tl.int32)):
+        for sentence in range(tl.load(count).to(tl.int32)):
             weight = tl.load(weights + sentence)
             row = rows + tl.cast(sentence, tl.int64) * size
             own = tl.load(row + place, mask=inside, other=0.0)

@@ -1,4 +1,4 @@
-"""Cross entropy of every token times a weight, summed: without float32 copies of the logits."""
+"""Cross entropy of every token, without float32 copies of the logits."""
 
 from typing import Any
 
@@ -15,59 +15,54 @@ IGNORED = -100  # the label of a token that predicts nothing
 _BLOCK = 4096
 
 
-def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """`sum over tokens of weight * cross entropy`; the logits, (tokens, words), are overwritten.
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each token, float32; logits are (tokens, words).
 
-    On an accelerator the gradient takes the place of the logits, in their precision. It is as
-    exact as that of `cross_entropy` on a float32 copy, rounded once.
+    On an accelerator the gradient takes the place of the logits, in their precision: they cannot
+    be used again. It is that of `cross_entropy` on a float32 copy, rounded once.
     """
     if triton is None or not logits.is_cuda:
-        losses = nn.functional.cross_entropy(
+        return nn.functional.cross_entropy(
             logits.float(), labels, ignore_index=IGNORED, reduction="none"
         )
-        return (losses * weights).sum()
-    result: Tensor = _InPlace.apply(logits, labels, weights)
+    result: Tensor = _TokenLosses.apply(logits, labels)  # type: ignore[no-untyped-call]
     return result
 
 
-class _InPlace(torch.autograd.Function):
+class _TokenLosses(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        logits = logits.contiguous()
         tokens, words = logits.shape
-        losses = torch.empty(tokens, device=logits.device, dtype=torch.float32)
-        ctx.gradients = logits.detach()
-        # whoever else needs the logits as they were must notice
-        torch.autograd.graph.increment_version(logits)
-        _cross_entropy[(tokens,)](
-            ctx.gradients, labels, weights, losses, words, logits.stride(0), block=_BLOCK
-        )
-        return losses.sum()
+        losses, totals = torch.empty(2, tokens, device=logits.device, dtype=torch.float32)
+        _losses[(tokens,)](logits, labels, losses, totals, words, block=_BLOCK)
+        ctx.save_for_backward(logits, labels, totals)
+        return losses
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        gradients, ctx.gradients = ctx.gradients, None
-        return gradients, None, None  # of a loss that is not scaled: `backward()` of it alone
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logits, labels, totals = ctx.saved_tensors
+        # whoever else needs the logits as they were must notice
+        torch.autograd.graph.increment_version(logits)
+        grad = grads[0].contiguous()
+        tokens, words = logits.shape
+        _gradients[(tokens,)](logits, labels, totals, grad, words, block=_BLOCK)
+        return logits, None
 
 
 if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
-    def _cross_entropy(  # type: ignore[no-untyped-def]
-        logits, labels, weights, losses, words, stride, block: tl.constexpr
+    def _losses(  # type: ignore[no-untyped-def]
+        logits, labels, losses, totals, words, block: tl.constexpr
     ) -> Any:
         token = tl.program_id(0).to(tl.int64)
-        row = logits + token * stride
+        row = logits + token * words
         label = tl.load(labels + token)
-        weight = tl.load(weights + token)
         column = tl.arange(0, block)
-        if label < 0:
-            for start in range(0, words, block):
-                inside = start + column < words
-                tl.store(row + start + column, tl.zeros((block,), tl.float32), mask=inside)
-            tl.store(losses + token, 0.0)
-        else:
-            largest = float("-inf")
-            total = 0.0
+        largest = float("-inf")
+        total = 0.0
+        if label >= 0:
             for start in range(0, words, block):
                 inside = start + column < words
                 values = tl.load(row + start + column, mask=inside, other=float("-inf"))
@@ -76,12 +71,26 @@ if triton is not None:
                 total = total * tl.exp(largest - new) + tl.sum(tl.exp(values - new))
                 largest = new
             normaliser = largest + tl.log(total)
-            chosen = tl.load(row + label).to(tl.float32)
-            tl.debug_barrier()  # everybody has read it before anybody overwrites it
-            tl.store(losses + token, weight * (normaliser - chosen))
-            for start in range(0, words, block):
-                inside = start + column < words
-                values = tl.load(row + start + column, mask=inside, other=float("-inf"))
-                shares = tl.exp(values.to(tl.float32) - normaliser)
-                shares = tl.where(start + column == label, shares - 1.0, shares)
-                tl.store(row + start + column, weight * shares, mask=inside)
+            tl.store(totals + token, normaliser)
+            tl.store(losses + token, normaliser - tl.load(row + label).to(tl.float32))
+        else:
+            tl.store(totals + token, 0.0)
+            tl.store(losses + token, 0.0)
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def _gradients(  # type: ignore[no-untyped-def]
+        logits, labels, totals, grads, words, block: tl.constexpr
+    ) -> Any:
+        token = tl.program_id(0).to(tl.int64)
+        row = logits + token * words
+        label = tl.load(labels + token)
+        normaliser = tl.load(totals + token)
+        grad = tl.where(label >= 0, tl.load(grads + token), 0.0)
+        column = tl.arange(0, block)
+        for start in range(0, words, block):
+            inside = start + column < words
+            values = tl.load(row + start + column, mask=inside, other=float("-inf"))
+            shares = tl.exp(values.to(tl.float32) - normaliser)
+            shares = tl.where(start + column == label, shares - 1.0, shares)
+            # nothing of a token that predicts nothing, whatever its logits are
+            tl.store(row + start + column, tl.where(label >= 0, grad * shares, 0.0), mask=inside)
