@@ -96,7 +96,7 @@ class _Training:
     def run(self) -> Outcome:
         done, state, info = self._private.restore()
         if info is None:
-            before = self._evaluate()
+            before = self._evaluate(self._progress)
             if before:
                 self._say(f"before training: {_brief(before)}")
             else:
@@ -111,7 +111,7 @@ class _Training:
         if self._average is not None:
             self._private.set_weights(self._average.values)
         finished = done >= self._plan.rounds
-        after = self._evaluate() if finished else {}
+        after = self._evaluate(self._progress) if finished else {}
         if finished:
             certificate = self._private.finish()
             if after:
@@ -223,7 +223,7 @@ class _Training:
                 f"{self._private.out}: its checkpoint does not fit the optimiser ({error})"
             ) from None
 
-    def _evaluate(self) -> Mapping[str, float]:
+    def _evaluate(self, progress: Progress = SILENT) -> Mapping[str, float]:
         held_out = self._private.assembly.held_out
         if held_out is None:
             return {}
@@ -233,7 +233,8 @@ class _Training:
             if self._evaluated_in is None:
                 times = 2 + (self._plan.rounds - 1) // settings.evaluate_every
                 self._evaluated_in = held_out.evaluation_precision(self._model, given, times)
-            return held_out.evaluate(self._model, self._evaluated_in, settings.tokens_at_once)
+            way, most = self._evaluated_in, settings.tokens_at_once
+            return held_out.evaluate(self._model, way, most, progress)
 
 
 def _brief(measures: Mapping[str, float]) -> str:
