@@ -170,7 +170,7 @@ def _narrow(
         if abs(estimate - meets.value) < near:
             value = meets.value + towards * near
         else:
-            value = estimate - towards * near / 3
+            value = estimate - towards * near / 8
         if whole:
             value = float(np.clip(round(value), meets.value + 1, fails.value - 1))
         one = _Tried(value, spent(value), target)

@@ -150,24 +150,30 @@ def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:
     point the value would be too small, so only a point that solves the equation is returned.
     """
 
-    def excess(at: Floats) -> tuple[Floats, Floats]:
+    def excess(at: Floats, loss: Floats) -> tuple[Floats, Floats]:
         (up, up_slope), (down, down_slope) = full.log_and_slope(at), emptied.log_and_slope(at)
-        return up - down - losses, up_slope - down_slope
+        return up - down - loss, up_slope - down_slope
 
     low, high = _bracket(full, emptied, losses)
-    at = (low + high) / 2
-    for turn in range(300):
-        over, slope = excess(at)
+    found, searched, loss = (low + high) / 2, np.arange(len(losses)), losses
+    before = np.full_like(losses, np.inf)
+    for _ in range(300):
+        at = found[searched]
+        over, slope = excess(at, loss)
         high, low = np.where(over >= 0, at, high), np.where(over >= 0, low, at)
-        middle = (low + high) / 2
         newton = at - over / np.where(slope > 0, slope, np.inf)
-        # every other step halves the bracket: pure Newton can oscillate between flat and steep
-        use = (turn % 2 == 0) & (newton > low) & (newton < high) & (slope > 0)
-        following = np.where(use, newton, middle)
-        if np.all(np.abs(following - at) <= 1e-14 * (np.abs(at) + full.noise)):
+        # a step that gains little is followed by one that halves the bracket: pure Newton can
+        # oscillate between flat and steep
+        use = (newton > low) & (newton < high) & (slope > 0) & (np.abs(over) <= before / 2)
+        following = np.where(use, newton, (low + high) / 2)
+        found[searched] = following
+        moving = np.abs(following - at) > 1e-14 * (np.abs(at) + full.noise)
+        if not moving.any():
             break
-        at = following
-    residual = np.abs(excess(at)[0])
+        searched, loss, before = searched[moving], loss[moving], np.abs(over[moving])
+        low, high = low[moving], high[moving]
+    at = found
+    residual = np.abs(excess(at, losses)[0])
     steepest = (full.largest_shift + emptied.largest_shift) / full.noise**2  # no slope is larger
     rounding = 1e-13 * (1 + np.abs(losses) + steepest * (np.abs(at) + full.noise))
     return np.where(residual <= rounding, at, np.nan)

@@ -22,7 +22,7 @@ Ints = npt.NDArray[np.int64]
 # Neighbouring losses of a round are `sqrt(spread^2 + loss^2) / _NODES` apart, those of the grid on
 # which rounds are composed `spread / _STEPS_PER_SPREAD`. A gap d adds at most d^2/4 to the variance
 # of what lies in it: together about 1e-4 of a round's.
-_NODES = 256
+_NODES = 384
 _FINEST = 1e-9  # smaller spreads count as this: closer losses are lost in rounding
 _STEPS_PER_SPREAD = 64
 _MAX_STEP = 0.1
