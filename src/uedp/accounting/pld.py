@@ -116,9 +116,9 @@ def discretise(pair: DominatingPair) -> BothDirections:
 
 def _nodes(low: float, high: float, spread: float) -> Floats:
     """Losses from `low` to `high`, closest around 0 and at equal ratios far from it."""
-    ends = np.arcsinh(np.array([low, high]) / spread)
-    count = int(np.ceil((ends[1] - ends[0]) * _NODES)) + 1
-    nodes = np.clip(spread * np.sinh(np.linspace(*ends, count)), low, high)
+    first, last = float(np.arcsinh(low / spread)), float(np.arcsinh(high / spread))
+    count = int(np.ceil((last - first) * _NODES)) + 1
+    nodes = np.clip(spread * np.sinh(np.linspace(first, last, count)), low, high)
     nodes[[0, -1]] = low, high
     centre = [0.0] if low < 0 < high else []  # a round without effect loses exactly nothing
     return np.unique(np.concatenate([nodes, centre]))
@@ -285,7 +285,7 @@ def _range_end(parts: Sequence[tuple[_Gridded, int]], order: float) -> int:
     while True:
         exponent = np.log(2 / _WRAPPED)
         for part, count in parts:
-            exponent += count * _log_mean_exp(order * part.places, part.masses)
+            exponent += count * _log_mean_exp(np.float64(order) * part.places, part.masses)
         if exponent / abs(order) >= bound:
             return min(farthest, int(np.ceil(bound)))
         bound = exponent / abs(order)
