@@ -132,78 +132,66 @@ def _leap(tried: Sequence[_Tried], slope: float, most: float) -> float:
     `slope` is that of epsilon in logarithms, as long as only one value was tried.
     """
     last = tried[-1]
-    if len(tried) > 1:
-        before = tried[-2]
-        rise, run = last.excess - before.excess, np.log(last.value / before.value)
-        slope = float(np.clip(abs(rise / run), 0.25, 8.0)) if np.isfinite(rise) else slope
+    if len(tried) > 1 and np.isfinite(rise := last.excess - tried[-2].excess):
+        slope = float(np.clip(abs(rise / np.log(last.value / tried[-2].value)), 0.25, 8.0))
     return float(np.exp(min(1.1 * abs(last.excess) / slope + 0.02, np.log(most))))
 
 
 def _narrow(
     spent: Callable[[float], float],
-    tried: Sequence[_Tried],
+    tried: list[_Tried],
     precision: Callable[[float], float],
     scale: Callable[[float], float] = float,
     unscale: Callable[[float], float] = float,
     whole: bool = False,
 ) -> float:
-    """The value nearest to the target that meets it, of values tried on both sides of the target.
+    """The value nearest to the target that meets it; values on both sides of it were tried.
 
-    Epsilon should be nearly straight, in logarithms, on the given scale. Of whole numbers the
-    neighbour of the result does not meet the target.
+    On the given scale the logarithm of epsilon should be nearly straight. Of whole numbers the
+    next one does not meet the target.
     """
     meets = next(one for one in reversed(tried) if one.meets)
     fails = next(one for one in reversed(tried) if not one.meets)
-    target, last, widths = meets.target, list(tried), [np.inf] * 3
+    widths = [np.inf] * 3
     while abs(fails.value - meets.value) > precision(meets.value):
         low, high = scale(meets.value), scale(fails.value)
-        width = abs(high - low)
-        if width > widths[-3] / 2:  # three steps in vain
-            middle = (low + high) / 2
-        else:
-            middle = _interpolated(meets, fails, last, scale)
-        widths.append(width)
+        stuck = abs(high - low) > widths[-3] / 2  # after three steps
+        widths.append(abs(high - low))
+        middle = (low + high) / 2 if stuck else _interpolated(meets, fails, tried, scale)
         estimate = float(unscale(middle))
         towards = 1 if fails.value > meets.value else -1
         near = precision(meets.value) * (1.0 if whole else 0.9)
-        # the estimate is likely good: try a little before it, or, once there, a little behind
+        # the estimate is likely good: try just before it, and once it is reached, just behind
         if abs(estimate - meets.value) < near:
             value = meets.value + towards * near
         else:
             value = estimate - towards * near / 8
         if whole:
             value = float(np.clip(round(value), meets.value + 1, fails.value - 1))
-        one = _Tried(value, spent(value), target)
-        last.append(one)
-        if one.meets:
-            meets = one
+        tried.append(_Tried(value, spent(value), meets.target))
+        if tried[-1].meets:
+            meets = tried[-1]
         else:
-            fails = one
+            fails = tried[-1]
     return meets.value
 
 
 def _interpolated(
     meets: _Tried, fails: _Tried, tried: Sequence[_Tried], scale: Callable[[float], float]
 ) -> float:
-    """Where epsilon likely is the target: by inverse quadratic interpolation, or a line."""
+    """Where epsilon likely is the target: by inverse quadratic interpolation, or on a line."""
     low, high = scale(meets.value), scale(fails.value)
-    if not np.isfinite(meets.excess) or not np.isfinite(fails.excess):
+    if not np.isfinite(meets.excess - fails.excess):
         return (low + high) / 2
-    straight = low + (high - low) * meets.excess / (meets.excess - fails.excess)
-    third = next((one for one in reversed(tried) if one not in (meets, fails)), None)
-    if third is None or not np.isfinite(third.excess):
-        return straight
-    points = [(scale(one.value), one.excess) for one in (meets, fails, third)]
-    if len({excess for _, excess in points}) < 3:
-        return straight
-    curved = 0.0
-    for x, y in points:
-        weight = 1.0
-        for _, other in points:
-            if other != y:
-                weight *= other / (other - y)
-        curved += weight * x
-    return curved if min(low, high) < curved < max(low, high) else straight
+    line = low + (high - low) * meets.excess / (meets.excess - fails.excess)
+    third = next((one for one in reversed(tried) if one not in (meets, fails)), meets)
+    x = np.array([low, high, scale(third.value)])
+    y = np.array([meets.excess, fails.excess, third.excess])
+    if len(set(y)) < 3 or not np.isfinite(y).all():
+        return line
+    other, another = np.roll(y, 1), np.roll(y, 2)
+    curve = float(x @ (other * another / ((other - y) * (another - y))))
+    return curve if min(low, high) < curve < max(low, high) else line
 
 
 @dataclass(frozen=True)
