@@ -10,7 +10,7 @@ evaluated on the validation part before, every 25 rounds and after. In `run`, ev
 works through the sentences of the same rounds, drawn as a private run draws them, and takes one
 optimiser step a round. Side by side in one run, in turns of a few rounds, median:
 
-  ours      a private round as in training: draw, clip twice, secure noise, Adam, average
+  ours      a private round as in training: draw, clip twice, secure noise, Adam; adapters are averaged
   plain     (a) Transformers and PEFT as people use them: float32 weights, bf16 autocast on an
             accelerator, padded batches of similar length, the fastest of three batch sizes, AdamW
   tricks    (b) the same step with everything that makes ours fast (`Tricks`)
@@ -363,8 +363,8 @@ class Ours:
         self._assembly = build.assemble(plan, setting.data, prepared=ready)
         parameters = self._assembly.method.parameters
         self._optimiser = optimise.build_optimiser(config.optimiser, parameters)
-        # as next-word adapters have it by default
-        self._average = optimise.Average(parameters, config.optimiser.average or 0.95)
+        decay = config.optimiser.average  # by default of next-word adapters only
+        self._average = optimise.Average(parameters, decay) if decay else None
 
     def round(self, number: int) -> None:
         setting, assembly = self._setting, self._assembly
@@ -374,7 +374,8 @@ class Ours:
             gradient = assembly.method.round(number, attempt)
         rate = optimise.learning_rate(setting.config.optimiser, number, ROUNDS_PLANNED)
         self._optimiser.step(gradient.values, rate, gradient.deviation)
-        self._average.update(number + 1)
+        if self._average is not None:
+            self._average.update(number + 1)
         assert gradient.stats.sentences == len(setting.drawn[number])
 
 
