@@ -10,7 +10,7 @@ evaluated on the validation part before, every 25 rounds and after. In `run`, ev
 works through the sentences of the same rounds, drawn as a private run draws them, and takes one
 optimiser step a round. Side by side in one run, in turns of a few rounds, median:
 
-  ours      a private round as in training: draw, clip twice, secure noise, Adam; adapters are averaged
+  ours      a private round as in training: draw, clip twice, secure noise, Adam, average
   plain     (a) Transformers and PEFT as people use them: float32 weights, bf16 autocast on an
             accelerator, padded batches of similar length, the fastest of three batch sizes, AdamW
   tricks    (b) the same step with everything that makes ours fast (`Tricks`)
