@@ -374,7 +374,8 @@ class Ours:
 
     def round(self, number: int) -> None:
         setting, assembly = self._setting, self._assembly
-        assembly.model.train()
+        if not assembly.model.training:
+            assembly.model.train()
         with build.set_up_for_training(assembly.model, setting.case.task):
             attempt = Attempt(take_key=lambda: setting.keys[number])
             gradient = assembly.method.round(number, attempt)

@@ -77,7 +77,7 @@ class Engine:
 
     def one_round(self) -> AbstractContextManager[None]:
         """Inside, chunks belong to one round: masks that sentences share are drawn once."""
-        return held_masks(self._model)
+        return held_masks(self._shared)
 
     def clipped_sum(
         self, losses: Losses, owners: Sequence[int], sentence_clips: Tensor, update_clip: float
