@@ -486,14 +486,17 @@ class Tricky:
 class PlainPass(FixedPass):
     """The recorded pass of ours, with the gradient of a plain loop in place of clipped sums."""
 
-    def _clip(self) -> tuple[Tensor, ...]:
-        for product in self._products_now():
+    def _form(self, wave: Any) -> None:
+        start = sum(other.size for other in self._waves[: self._waves.index(wave)])
+        for product in wave.products():
             thin, wide = product.thin, product.wide
-            half = thin.dtype == torch.bfloat16
-            options = {"out_dtype": torch.float32} if half else {}
+            options = {"out_dtype": torch.float32} if thin.dtype == torch.bfloat16 else {}
             gradient = torch.mm(thin.t(), wide, **options).mul_(product.scale)
-            end = product.start + gradient.numel()
-            self._total[product.start : end].copy_(gradient.flatten())
+            own = self._total[start + product.start :][: gradient.numel()]
+            own.copy_(gradient.flatten())
+        wave.forget()
+
+    def _clip(self) -> tuple[Tensor, ...]:
         return (self._total.new_zeros(self.sentences),) * 2 + (self._total.new_ones(()),)
 
 

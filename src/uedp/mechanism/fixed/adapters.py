@@ -90,6 +90,8 @@ class Group:
     down: Tensor
     up: Tensor
     record: Adapted | None = field(default=None)
+    after: Callable[[], None] = field(default=lambda: None)
+    """Called in the backward pass, when the record is complete."""
 
     @classmethod
     def of(cls, members: Sequence[Adapter], dtype: torch.dtype) -> "Group":
@@ -223,9 +225,11 @@ class _AdaptedLinear(torch.autograd.Function):
         together = _side_by_side(grads)
         thin = together @ group.up
         record.grads, record.thin_grads = together, thin
-        if not ctx.needs_input_grad[0]:
-            return None, None, None
-        return (together @ group.weight).addmm_(thin, group.down), None, None
+        back = None
+        if ctx.needs_input_grad[0]:
+            back = (together @ group.weight).addmm_(thin, group.down)
+        group.after()
+        return back, None, None
 
 
 def _side_by_side(parts: Sequence[Tensor]) -> Tensor:

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +28,10 @@ from uedp.mechanism.clip.rounding import exact_float32, sum_error
 from uedp.mechanism.fixed.adapters import Adapted, Group, find_adapters, fused, group_adapters
 from uedp.mechanism.fixed.attention import end_to_end
 from uedp.mechanism.fixed.frozen import find_frozen
-from uedp.mechanism.fixed.thin import BLOCK, MOST, ThinProduct, ThinTable
+from uedp.mechanism.fixed.thin import BLOCK, MOST, SentenceRows, ThinProduct, ThinTable
 from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 
+_WAVES = 3  # in which the gradients of a pass are formed
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
 _log = logging.getLogger(__name__)
 
@@ -97,11 +99,14 @@ class FixedPass:
         for group in self._groups:
             for member in group.members:
                 self._half.pop(member.base.weight, None)  # type: ignore[arg-type]
-        self._products = _Products(self._groups)
-        self._places = self._products.places(p for p in model.parameters() if p.requires_grad)
-        self._places = self._places.to(self._device)
-        self._table = ThinTable(self._products.shapes, self._products.size, self._device)
-        self._total = torch.zeros(self._products.size, device=self._device)
+        each = -(-len(self._groups) // _WAVES)
+        self._waves = [
+            _Wave(self._groups[start : start + each], self._device)
+            for start in range(0, len(self._groups), each)
+        ]
+        self._total = torch.zeros(sum(wave.size for wave in self._waves), device=self._device)
+        self._places = self._find_places()
+        self._formed: list[SentenceRows] = []
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._recorded: list[int] = []
         self._outputs: tuple[Tensor, ...] = ()
@@ -142,37 +147,54 @@ class FixedPass:
         for group in self._groups:
             group.refresh()
 
+    def _find_places(self) -> Tensor:
+        """Where the entries of trained parameters, flattened and end to end, lie in the sum."""
+        places: dict[nn.Parameter, Tensor] = {}
+        start = 0
+        for wave in self._waves:
+            places |= {p: start + entries for p, entries in wave.places().items()}
+            start += wave.size
+        trained = (p for p in self._model.parameters() if p.requires_grad)
+        return torch.cat([places[parameter] for parameter in trained]).to(self._device)
+
     def _pass(self) -> None:
-        """Forward and backward; leaves the records in the groups."""
+        """Forward and backward; forms gradients wave by wave, as records become complete."""
+        self._formed = []
+        for wave in self._waves:
+            # the backward pass comes to the first group last
+            wave.groups[0].after = partial(self._form, wave)
         with fused(self._groups, self._anchor):
             logits = self._logits()
         inputs = self._inputs
         (token_losses(logits, inputs.labels) * inputs.weights).sum().backward()
 
+    def _form(self, wave: "_Wave") -> None:
+        inputs = self._inputs
+        rows = wave.table.formed(wave.products(), inputs.bounds, inputs.count)
+        self._formed.insert(0, rows)
+        wave.forget()
+
     @torch.no_grad()
     def _clip(self) -> tuple[Tensor, ...]:
-        inputs, table = self._inputs, self._table
-        rows = table.formed(inputs.bounds, inputs.count, self._dtype)
-        squares = rows.squares
+        inputs, formed = self._inputs, self._formed
+        squares = torch.stack([rows.squares for rows in formed]).sum(0)
         errors = Errors(inputs.owner, self.sentences + 1)
         # what is formed is what is added: only squares and sums over a user's sentences round
         own = errors.user_totals(inputs.real)
         errors.allow(slice(None), squares.sqrt(), squares=sum_error(BLOCK), norms=sum_error(own))
         factors = errors.sentence_factors(squares, inputs.clips)
-        by_user = rows.user_squares(inputs.users, inputs.user_count, factors.float())
+        users, used = (inputs.users, inputs.user_count), factors.float()
+        by_user = torch.stack([rows.user_squares(*users, used) for rows in formed]).sum(0)
         by_user = nn.functional.pad(by_user, (0, 1))  # of nobody, whose the missing sentences are
         weights, _ = errors.weights(by_user, factors, inputs.update_clip)
         # a tile has several sentences, of which one could spoil the others
         finite = torch.isfinite(squares).all()
-        rows.weighted_sum(torch.where(finite, weights, 0.0), self._total)
+        weights = torch.where(finite, weights, 0.0)
+        totals = self._total.split([wave.size for wave in self._waves])
+        for rows, total in zip(formed, totals, strict=True):
+            rows.weighted_sum(weights, total)
+        self._formed = []
         return squares.sqrt().float(), by_user.sqrt().float(), finite
-
-    def _products_now(self) -> list[ThinProduct]:
-        records = []
-        for group in self._groups:
-            assert group.record is not None
-            records.append(group.record)
-        return self._products.of(records)
 
     def _record(self) -> None:
         """Try a pass, twice; record it where the device can."""
@@ -183,7 +205,6 @@ class FixedPass:
             for _ in range(2):
                 versions = [(id(t), t._version) for t in self._state()]
                 self._pass()
-                self._table.fill(self._products_now())
                 self._outputs = self._clip()
                 trials.append([self._total.clone(), self._outputs[0].clone()])
                 if [(id(t), t._version) for t in self._state()] != versions:
@@ -200,7 +221,8 @@ class FixedPass:
             with torch.cuda.graph(self._graphs[1], pool=pool):
                 self._pass()
                 self._outputs = self._clip()
-            self._table.fill(self._products_now())
+            for wave in self._waves:
+                wave.table.send()
 
     def _state(self) -> Iterator[Tensor]:
         yield from self._model.parameters()
@@ -226,7 +248,6 @@ class FixedPass:
         else:
             with self._prepared():
                 self._pass()
-                self._table.fill(self._products_now())
                 self._outputs = self._clip()
         sentences, users = len(batch.lengths), int(batch.owners[-1]) + 1
         norms, by_user, finite = (output.clone() for output in self._outputs)
@@ -354,14 +375,18 @@ class _Buffer:
             self._sent[self._turn] = event
 
 
-class _Products:
-    """The thin products of all groups, and where their gradients lie in the flat sum."""
+class _Wave:
+    """Consecutive groups whose gradients are formed together, and where these lie in its part.
 
-    def __init__(self, groups: Sequence[Group]) -> None:
-        self._groups = groups
-        self.shapes: list[tuple[int, int]] = []
+    All groups at once would keep all records until the end of a pass; one by one they would leave
+    the device idle.
+    """
+
+    def __init__(self, groups: Sequence[Group], device: torch.device) -> None:
+        self.groups = groups
         self._starts: dict[nn.Parameter, int] = {}
         self.size = 0
+        shapes = []
         for group in groups:
             for member, ranks in zip(group.members, group.ranks, strict=True):
                 for parameter, width in (
@@ -371,28 +396,30 @@ class _Products:
                     if parameter.requires_grad:
                         self._starts[parameter] = self.size
                         self.size += parameter.numel()
-                        self.shapes += [(c.stop - c.start, width) for c in _slices(ranks)]
+                        shapes += [(part.stop - part.start, width) for part in _slices(ranks)]
+        self.table = ThinTable(shapes, self.size, device)
 
-    def places(self, parameters: Iterable[nn.Parameter]) -> Tensor:
-        """Where the entries of parameters, flattened and end to end, lie in the flat sum."""
-        ups = {id(member.up) for group in self._groups for member in group.members}
-        places = []
-        for parameter in parameters:
+    def places(self) -> dict[nn.Parameter, Tensor]:
+        """Where the entries of each parameter, flattened, lie in this part of the sum."""
+        ups = {id(member.up) for group in self.groups for member in group.members}
+        places = {}
+        for parameter, start in self._starts.items():
             entries = torch.arange(parameter.numel())
             if id(parameter) in ups:  # a row for each thin feature
                 entries = entries.view(*reversed(parameter.shape)).t().flatten()
-            places.append(self._starts[parameter] + entries)
-        return torch.cat(places)
+            places[parameter] = start + entries
+        return places
 
-    def of(self, records: Sequence[Adapted]) -> list[ThinProduct]:
-        """In the order of `shapes`."""
+    def products(self) -> list[ThinProduct]:
+        """Of the records of this pass."""
         products = []
-        for group, record in zip(self._groups, records, strict=True):
+        for group in self.groups:
+            record = group.record
+            assert record is not None
             assert record.grads is not None
             assert record.thin_grads is not None
-            for member, outputs, ranks in zip(
-                group.members, group.outputs, group.ranks, strict=True
-            ):
+            members = zip(group.members, group.outputs, group.ranks, strict=True)
+            for member, outputs, ranks in members:
                 for parameter, thin, wide, scale in (
                     (member.down, record.thin_grads, record.inputs, 1.0),
                     (member.up, record.thin, record.grads[:, outputs], member.scale),
@@ -405,6 +432,11 @@ class _Products:
                         for own in _slices(ranks)
                     ]
         return products
+
+    def forget(self) -> None:
+        """Free the records."""
+        for group in self.groups:
+            group.record = None
 
 
 def _slices(columns: slice) -> list[slice]:

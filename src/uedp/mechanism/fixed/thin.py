@@ -76,47 +76,61 @@ class ThinTable:
         self._size = size
         self._aligned = all(features % 8 == 0 for shape in shapes for features in shape)
         self._each = 1 << (max(thin for thin, _ in shapes) - 1).bit_length()
-        self._products: Sequence[ThinProduct] = ()
+        self._noted: list[list[int]] = []
+        self._noted_scales: list[float] = []
 
-    def fill(self, products: Sequence[ThinProduct]) -> None:
-        """Point to the tensors of a pass, which must stay where they are."""
+    def note(self, products: Sequence[ThinProduct]) -> None:
+        """Remember where the tensors of a pass are: they may be freed, but must not move."""
         for product in products:
             assert product.thin.stride(1) == product.wide.stride(1) == 1
             assert product.wide.shape[0] * product.wide.stride(0) < 1 << 31
-        self._products = products
         assert not self._aligned or all(product.is_aligned for product in products)
-        self._rows.copy_(torch.tensor([product.columns() for product in products]))
-        self._scales.copy_(torch.tensor([product.scale for product in products]))
+        self._noted = [product.columns() for product in products]
+        self._noted_scales = [product.scale for product in products]
 
-    def formed(self, bounds: Tensor, count: Tensor, dtype: torch.dtype) -> "SentenceRows":
+    def send(self) -> None:
+        """Point the kernel to what was noted."""
+        self._rows.copy_(torch.tensor(self._noted))
+        self._scales.copy_(torch.tensor(self._noted_scales))
+
+    def formed(
+        self, products: Sequence[ThinProduct], bounds: Tensor, count: Tensor
+    ) -> "SentenceRows":
         """The gradients of all sentences.
+
+        While a graph is recorded the kernel learns later where the tensors are (`send`).
 
         Args:
             bounds: int32; sentence `i` has tokens `bounds[i]` to `bounds[i + 1]`.
             count: how many sentences there are, at most `len(bounds) - 1`.
-            dtype: of the tensors.
         """
         sentences, tiles = len(bounds) - 1, len(self._tiles)
         rows = torch.empty(sentences, self._size, device=bounds.device)
         if triton is None or not bounds.is_cuda:
-            self._form(rows, bounds, count)
+            _form_one_by_one(rows, products, bounds, count)
             return SentenceRows(rows, _squares(rows, int(count)), count)
+        self.note(products)
+        if not torch.cuda.is_current_stream_capturing():
+            self.send()
         partial = torch.zeros(sentences, tiles * self._each, device=bounds.device)
         _form[(min(_TURNS, sentences), tiles)](
             self._rows, self._scales, self._tiles, bounds, count, rows, partial, self._size, tiles,
-            kind=tl.bfloat16 if dtype == torch.bfloat16 else tl.float32,
+            kind=tl.bfloat16 if products[0].thin.dtype == torch.bfloat16 else tl.float32,
             aligned=self._aligned, each=self._each, high=max(_HIGH, self._each), across=_WIDE,
             deep=_DEEP,
         )  # fmt: skip
         return SentenceRows(rows, partial.sum(1, dtype=torch.float64), count)
 
-    def _form(self, rows: Tensor, bounds: Tensor, count: Tensor) -> None:
-        ends = bounds.tolist()
-        for sentence in range(int(count)):
-            tokens = slice(ends[sentence], ends[sentence + 1])
-            for p in self._products:
-                own = p.thin[tokens].float().t() @ p.wide[tokens].float()
-                rows[sentence, p.start : p.start + own.numel()] = own.mul_(p.scale).flatten()
+
+def _form_one_by_one(
+    rows: Tensor, products: Sequence[ThinProduct], bounds: Tensor, count: Tensor
+) -> None:
+    ends = bounds.tolist()
+    for sentence in range(int(count)):
+        tokens = slice(ends[sentence], ends[sentence + 1])
+        for p in products:
+            own = p.thin[tokens].float().t() @ p.wide[tokens].float()
+            rows[sentence, p.start : p.start + own.numel()] = own.mul_(p.scale).flatten()
 
 
 @dataclass(frozen=True, eq=False)
