@@ -488,7 +488,9 @@ class PlainPass(FixedPass):
 
     def _form(self, wave: Any) -> None:
         start = sum(other.size for other in self._waves[: self._waves.index(wave)])
-        for product in wave.products():
+        products = wave.products()
+        wave.table.note(products)
+        for product in products:
             thin, wide = product.thin, product.wide
             options = {"out_dtype": torch.float32} if thin.dtype == torch.bfloat16 else {}
             gradient = torch.mm(thin.t(), wide, **options).mul_(product.scale)

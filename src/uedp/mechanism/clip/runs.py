@@ -257,6 +257,8 @@ if triton is not None:
                 mask=(b_token < end)[:, None] & known,
                 other=0.0,
             )
+            if left.dtype != right.dtype:
+                left, right = left.to(tl.float32), right.to(tl.float32)
             total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
         return total
 
