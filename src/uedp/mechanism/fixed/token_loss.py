@@ -34,7 +34,8 @@ class _TokenLosses(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         logits = logits.contiguous()
         tokens, words = logits.shape
-        losses, totals = torch.empty(2, tokens, device=logits.device, dtype=torch.float32)
+        losses = torch.empty(tokens, device=logits.device, dtype=torch.float32)
+        totals = torch.empty_like(losses)
         _losses[(tokens,)](logits, labels, losses, totals, words, block=_BLOCK)
         ctx.save_for_backward(logits, labels, totals)
         return losses
