@@ -23,6 +23,7 @@ from uedp.mechanism.packing import (
 )
 from uedp.methods import Autocast, SentenceTask
 from uedp.progress import SILENT, Progress
+from uedp.training.token_losses import cross_entropy
 from uedp.training.token_store import Ids, TokenStore, Truncation, count_ids, tokenised
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
@@ -105,7 +106,7 @@ class NextWord:
 
     def _packed_losses(self, model: nn.Module, sentences: Ints) -> PackedLosses:
         chosen = [self._ids[sentence] for sentence in sentences]
-        layout = SharedRows.of(self.lengths[sentences])
+        layout = SharedRows.of(self.lengths[sentences], next(model.parameters()).device)
         batch = _to_device(
             {
                 "ids": layout.fill(chosen, self._first),
@@ -118,9 +119,7 @@ class NextWord:
         by_sentence = layout.by_sentence(labels.device)
         # kept nowhere else: with a large vocabulary, logits need more memory than anything
         logits = packed_logits(model, batch["ids"], batch["positions"])
-        by_token = nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="none"
-        )
+        by_token = cross_entropy(logits.flatten(0, 1), labels, IGNORED)
         counted = (labels != IGNORED)[by_sentence.places] & by_sentence.real
         summed = (by_token[by_sentence.places] * counted).sum(1)
         losses = summed / counted.sum(1).clamp(min=1)
