@@ -2,10 +2,13 @@
 
     python benchmarks/train_step.py prepare --data DIR --tokenizer FOLDER --out FILE.npz
     python benchmarks/train_step.py run --prepared FILE.npz [--cases headline] [--out FILE.json]
+    python benchmarks/train_step.py whole --prepared FILE.npz [--rounds 200] [--out FILE.json]
 
-`prepare` tokenises CoNLL-2003 and blogs once; `run` needs neither text nor tokenizer. Every
-contender works through the sentences of the same rounds, drawn as a private run draws them, and
-takes one optimiser step a round. Side by side in one run, in turns of a few rounds, median:
+`prepare` tokenises CoNLL-2003 and blogs once; the others need neither text nor tokenizer. `whole`
+is a run from its plan to its certificate: rotation on CoNLL at rate 0.2, SmolLM2 with adapters,
+evaluated on the validation part before, every 25 rounds and after. In `run`, every contender
+works through the sentences of the same rounds, drawn as a private run draws them, and takes one
+optimiser step a round. Side by side in one run, in turns of a few rounds, median:
 
   ours      a private round as in training: draw, clip twice, secure noise, Adam, average
   plain     (a) Transformers and PEFT as people use them: float32 weights, bf16 autocast on an
@@ -16,8 +19,8 @@ takes one optimiser step a round. Side by side in one run, in turns of a few rou
             which leaves LoRA
 
 Tokens are those of the sentences, without padding. `ours is` compares tokens a second, then peak
-memory (of PyTorch's allocator). `kernels` and `CPU` are sums over one more round under PyTorch's
-profiler, which slows it down: compare them with each other, not with the seconds.
+memory (of PyTorch's allocator; resident on a CPU). `kernels` and `CPU` are sums over one more round
+under PyTorch's profiler, which slows it down: compare them with each other, not with the seconds.
 
 A case is MODEL/HOW/TASK/DATA/METHOD, such as smollm2/lora/next-word/conll/user-level; `--cases`
 takes several, with wildcards, and the names `headline` and `all`. The classifiers tell sentences
@@ -25,6 +28,7 @@ that mention an entity from the rest.
 """
 
 import argparse
+import ctypes
 import fnmatch
 import gc
 import hashlib
@@ -39,7 +43,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -48,6 +52,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 from torch import Tensor, nn
@@ -62,16 +67,21 @@ from uedp.methods.clipped import ClippedMethod
 from uedp.methods.randomness import Randomness
 from uedp.models.load import LoadedModel
 from uedp.models.trainable import make_trainable
-from uedp.training import build, optimise
+from uedp.progress import SILENT
+from uedp.training import build, loop, optimise
 from uedp.training.config import Config
 from uedp.training.datasets import Texts, TrainingData
+from uedp.training.engine import PrivacyEngine
 from uedp.training.plan import build_plan
 from uedp.training.provenance import Provenance
+
+Array = npt.NDArray[Any]
 
 MAX_TOKENS = 128  # of a sentence, the default of training
 IGNORED = -100
 LABELS = ("no entity", "entity")
 ROUNDS_PLANNED = 200
+ONE_OF_200: Mapping[str, Any] = {"noise": 1.0, "rounds": ROUNDS_PLANNED}
 
 SMOLLM2 = {
     "vocab_size": 49152,
@@ -136,6 +146,8 @@ def prepare(options: argparse.Namespace) -> None:
         prepare_dataset("conll", options.data, Path(folder))
         texts, incidence = load_texts(Path(folder), "train").texts, load_incidence(Path(folder))
         arrays |= _arrays("conll", texts, incidence, tokenizer)
+        held_out = _ids(load_texts(Path(folder), "validation").texts, tokenizer)
+        arrays |= {f"conll_held_out_{key}": array for key, array in held_out.items()}
     with tempfile.TemporaryDirectory() as folder:
         corpus = _blogs(options, Path(folder))
         texts = [sentence.text for sentence in corpus]
@@ -158,31 +170,38 @@ def _blogs(options: argparse.Namespace, folder: Path) -> Any:
 
 def _arrays(
     name: str, texts: Sequence[str], incidence: Incidence, tokenizer: Any
-) -> dict[str, np.ndarray[Any, Any]]:
-    cut = {"truncation": True, "max_length": MAX_TOKENS, "add_special_tokens": False}
-    rows = tokenizer(list(texts), **cut)["input_ids"]
-    assert len(tokenizer) <= 1 << 16
+) -> dict[str, Array]:
     mentions = incidence.sentence_entities
     arrays = {
-        "ids": np.concatenate([np.array(row, dtype=np.uint16) for row in rows]),
-        "lengths": np.array([len(row) for row in rows], dtype=np.uint16),
+        **_ids(texts, tokenizer),
         "user": incidence.sentence_user.astype(np.int32),
         "mention_sentence": mentions.row_of_value().astype(np.int32),
         "mention_entity": mentions.values.astype(np.int32),
         "end": np.array(tokenizer.eos_token_id),
     }
     tokens, users = int(arrays["lengths"].sum()), incidence.users
-    print(f"{name}: {len(rows):,} sentences of {users:,} users, {tokens:,} tokens")
+    print(f"{name}: {len(texts):,} sentences of {users:,} users, {tokens:,} tokens")
     return {f"{name}_{key}": array for key, array in arrays.items()}
+
+
+def _ids(texts: Sequence[str], tokenizer: Any) -> dict[str, Array]:
+    cut = {"truncation": True, "max_length": MAX_TOKENS, "add_special_tokens": False}
+    rows = tokenizer(list(texts), **cut)["input_ids"]
+    assert len(tokenizer) <= 1 << 16
+    return {
+        "ids": np.concatenate([np.array(row, dtype=np.uint16) for row in rows]),
+        "lengths": np.array([len(row) for row in rows], dtype=np.uint16),
+    }
 
 
 class Prepared:
     """The sentences of a data set as ids, and the incidence."""
 
     def __init__(self, file: Any, name: str, vocabulary: int) -> None:
-        ids, lengths = file[f"{name}_ids"].astype(np.int64), file[f"{name}_lengths"]
-        ends = np.cumsum(lengths, dtype=np.int64)
-        self.rows = np.split(ids % vocabulary, ends[:-1])
+        self.rows = _rows(file, name, vocabulary)
+        self.sentences = len(self.rows)
+        if f"{name}_held_out_ids" in file:
+            self.rows += _rows(file, f"{name}_held_out", vocabulary)
         self.end = int(file[f"{name}_end"]) % vocabulary
         user, entity = file[f"{name}_user"], file[f"{name}_mention_entity"]
         self.incidence = Incidence.build(
@@ -194,25 +213,36 @@ class Prepared:
         )
 
     @cached_property
-    def framed(self) -> list[np.ndarray[Any, Any]]:
+    def framed(self) -> list[Array]:
         """Sentences with a start and an end token, as next-word training reads them."""
         edge = np.array([self.end])
         return [np.concatenate([edge, row, edge])[:MAX_TOKENS] for row in self.rows]
 
     @cached_property
-    def labels(self) -> np.ndarray[Any, Any]:
+    def labels(self) -> Array:
         return (~self.incidence.extended).astype(np.int64)
 
-    def training_data(self, folder: Path) -> TrainingData:
+    def training_data(self, folder: Path, whole: bool = False) -> TrainingData:
         """The data of a run: the text of a sentence is its number (`Numbered`)."""
         texts = [str(number) for number in range(len(self.rows))]
+        train, held_out = texts[: self.sentences], texts[self.sentences :]
         return TrainingData(
-            Texts(texts, [LABELS[label] for label in self.labels]), self.incidence, folder
+            Texts(train, [LABELS[label] for label in self.labels]),
+            self.incidence,
+            folder,
+            Texts(held_out, [None] * len(held_out)) if whole else None,
         )
+
+
+def _rows(file: Any, name: str, vocabulary: int) -> list[Array]:
+    ends = np.cumsum(file[f"{name}_lengths"], dtype=np.int64)
+    return np.split(file[f"{name}_ids"].astype(np.int64) % vocabulary, ends[:-1])
 
 
 class Numbered:
     """A tokenizer whose texts are the numbers of sentences that are tokenised already."""
+
+    model_max_length, name_or_path = MAX_TOKENS, ""
 
     def __init__(self, prepared: Prepared, vocabulary: int) -> None:
         self._rows, self._size = prepared.rows, vocabulary
@@ -225,6 +255,9 @@ class Numbered:
 
     def decode(self, ids: Sequence[int], **_: Any) -> str:
         return ""
+
+    def save_pretrained(self, folder: Path) -> None:
+        pass
 
     def get_vocab(self) -> dict[str, int]:
         return {}
@@ -290,7 +323,7 @@ class Setting(NamedTuple):
         return self.case.task == "classification"
 
     @property
-    def rows(self) -> list[np.ndarray[Any, Any]]:
+    def rows(self) -> list[Array]:
         return self.prepared.rows if self.classifies else self.prepared.framed
 
     def autocast(self) -> AbstractContextManager[Any]:
@@ -504,9 +537,11 @@ def planned(config: Config, incidence: Incidence) -> Any:
     return build_plan(config, incidence, Provenance(precision=build.precision_of(config)))
 
 
-def config_of(case: Case, options: argparse.Namespace) -> Config:
+def config_of(
+    case: Case, options: argparse.Namespace, target: Mapping[str, Any] = ONE_OF_200
+) -> Config:
     rate, most = (CPU_RATES if options.device == "cpu" else RATES)[case.data]
-    privacy = {"method": case.method, "noise": 1.0, "delta": 1e-6, "rounds": ROUNDS_PLANNED}
+    privacy = {"method": case.method, "delta": 1e-6, **target}
     if case.method == "rotation":
         privacy["entity_share"] = 0.5  # enough for the margin of half precision
     run = {"device": options.device, "precision": options.precision}
@@ -598,13 +633,28 @@ def _outermost(spans: Sequence[tuple[int, int, int]]) -> int:
     return total
 
 
+def held(device: str) -> int:
+    """Bytes in use: of PyTorch's allocator, or resident."""
+    gc.collect()
+    if device != "cpu":
+        return torch.cuda.memory_allocated()
+    if _RESET_PEAK.exists():
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory would count for the next contender
+    return _resident("VmRSS")
+
+
 @contextmanager
 def memory_of(found: dict[str, float], device: str, base: int) -> Iterator[None]:
-    """Peak memory inside, without what others hold (`base`), in GiB; accelerator only."""
-    if device == "cpu":
-        yield
-        return
+    """Peak memory inside, without what was held before (`base`), in GiB."""
     synchronise(device)
+    if device == "cpu":
+        if not _RESET_PEAK.exists():  # only Linux has it
+            yield
+            return
+        _RESET_PEAK.write_text("5")
+        yield
+        found["peak_gib"] = max(0, _resident("VmHWM") - base) / 2**30
+        return
     torch.cuda.empty_cache()  # so that what is reserved is what is needed
     torch.cuda.reset_peak_memory_stats()
     yield
@@ -612,6 +662,17 @@ def memory_of(found: dict[str, float], device: str, base: int) -> Iterator[None]
     found["peak_gib"] = (torch.cuda.max_memory_allocated() - base) / 2**30
     # more than that by fragmentation, and by the memory that CUDA graphs keep for themselves
     found["reserved_gib"] = (torch.cuda.max_memory_reserved() - base) / 2**30
+
+
+_RESET_PEAK = Path("/proc/self/clear_refs")
+
+
+def _resident(which: str) -> int:
+    """Resident memory of this process in bytes, as Linux counts it: now, or the peak."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(which + ":"):
+            return 1024 * int(line.split()[1])
+    return 0
 
 
 class Measured:
@@ -696,15 +757,15 @@ class Measured:
     def _warm(self, name: str, make: Callable[[], Any]) -> Any:
         """Build a contender and warm it up; None if it cannot be had."""
         device, measures = self._device, {}
-        base = torch.cuda.memory_allocated() if device != "cpu" else 0
+        base = held(device)
         began = time.perf_counter()
         try:
             contender = make()
             measures["build_seconds"] = time.perf_counter() - began
-            measures["first_seconds"] = timed(contender, 0, device)[0]
-            for number in range(1, self._options.warm_up):
+            for number in range(self._options.warm_up):
                 with memory_of(measures, device, base):
-                    timed(contender, number, device)
+                    seconds = timed(contender, number, device)[0]
+                measures.setdefault("first_seconds", seconds)
         except (ImportError, RuntimeError, ValueError, NotImplementedError) as error:
             if name != "opacus":
                 raise
@@ -739,9 +800,53 @@ class Measured:
                 continue
             pairs = zip(other["each_seconds"], ours["each_seconds"], strict=True)
             ratios[f"ours/{name}"] = statistics.median(theirs / own for theirs, own in pairs)
-            if "peak_gib" in other:
+            if other.get("peak_gib"):
                 ratios[f"memory ours/{name}"] = ours["peak_gib"] / other["peak_gib"]
         return ratios
+
+
+def whole_run(options: argparse.Namespace) -> None:
+    """A run as training does it, with ledger, evaluations, checkpoints and certificate."""
+    complete_options(options)
+    case = Case("smollm2", "lora", "next-word", "conll", "rotation")
+    vocabulary = vocabulary_of(case, options)
+    with np.load(options.prepared) as file:
+        prepared = Prepared(file, case.data, vocabulary)
+    model = new_model(case, prepared, options)
+    config = config_of(case, options, {"epsilon": 8.0, "rounds": options.rounds})
+    synchronise(options.device)
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        data = prepared.training_data(Path(folder), whole=True)
+        began = time.perf_counter()
+        with PrivacyEngine.from_config(config, out, data=data) as engine:
+            run_ = engine.attach(model, Numbered(prepared, vocabulary))
+            attached = time.perf_counter() - began
+            outcome = loop._Training(run_, SILENT, print).run()
+        total = time.perf_counter() - began
+        rounds = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert outcome.certificate is not None
+    every = config.run.evaluate_every
+    found = {
+        **about(options),
+        "case": case.name,
+        "user_rate": config.privacy.user_rate,
+        "rounds": len(rounds),
+        "sentences": statistics.mean(row["sentences"] for row in rounds),
+        "evaluated_sentences": len(prepared.rows) - prepared.sentences,
+        "evaluations": 2 + sum(row["round"] % every == 0 for row in rounds[:-1]),
+        "seconds": total,
+        "plan_and_checks_seconds": attached,
+        "round_seconds": statistics.median(
+            row["seconds"] for row in rounds if row["round"] % every
+        ),
+        "rounds_seconds": sum(row["seconds"] for row in rounds),
+        "epsilon": outcome.certificate.epsilon,
+        "perplexity": [outcome.before["perplexity"], outcome.after["perplexity"]],
+    }
+    print(json.dumps(found, indent=2))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=2) + "\n")
 
 
 # --- reporting -----------------------------------------------------------------------------------
@@ -794,19 +899,27 @@ def machine(device: str) -> str:
     return torch.cuda.get_device_name()
 
 
-def run(options: argparse.Namespace) -> None:
+def complete_options(options: argparse.Namespace) -> None:
     if options.precision == "auto":
         options.precision = "float32" if options.device == "cpu" else "bfloat16"
-    if options.profile is None:
-        options.profile = options.device != "cpu"
-    about = {
+
+
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    return {
         "machine": machine(options.device),
         "precision": options.precision,
         "weights": "random" if options.model is None else options.model.name,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    print(", ".join(f"{key} {value}" for key, value in about.items()))
+
+
+def run(options: argparse.Namespace) -> None:
+    complete_options(options)
+    if options.profile is None:
+        options.profile = options.device != "cpu"
+    head = about(options)
+    print(", ".join(f"{key} {value}" for key, value in head.items()))
     print(HEADER, flush=True)
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -821,10 +934,10 @@ def run(options: argparse.Namespace) -> None:
             gc.collect()
             if options.device != "cpu":
                 torch.cuda.empty_cache()
-            about["seconds"] = round(time.perf_counter() - began, 1)
+            head["seconds"] = round(time.perf_counter() - began, 1)
             if options.out:
-                options.out.write_text(json.dumps({**about, "rows": rows}, indent=2) + "\n")
-    print(f"{about['seconds']} s")
+                options.out.write_text(json.dumps({**head, "rows": rows}, indent=2) + "\n")
+    print(f"{head['seconds']} s")
 
 
 def main() -> None:
@@ -837,18 +950,20 @@ def main() -> None:
     first.add_argument("--blogs", type=Path, help="blogs as a corpus (default: only patterns)")
     first.add_argument("--out", type=Path, required=True)
     first.set_defaults(command=prepare)
-    second = commands.add_parser("run", help="measure")
-    second.add_argument("--prepared", type=Path, required=True)
-    second.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    second = commands.add_parser("run", help="measure rounds side by side")
+    third = commands.add_parser("whole", help="time a whole run")
+    for command in (second, third):
+        command.add_argument("--prepared", type=Path, required=True)
+        command.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+        command.add_argument("--model", type=Path, help="a folder with SmolLM2 (default: random)")
+        command.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
+        command.add_argument("--tokens-at-once", type=int, help="as run.tokens_at_once")
+        command.add_argument("--tiny", action="store_true", help="small models, to try the script")
+        command.add_argument("--out", type=Path)
     second.add_argument("--cases", nargs="+", default=["headline"], metavar="CASE")
     contenders = ["ours", "plain", "tricks", "opacus"]
     second.add_argument("--contenders", nargs="+", default=contenders, choices=contenders)
-    second.add_argument(
-        "--model", type=Path, help="a folder with SmolLM2 (default: random weights)"
-    )
-    second.add_argument("--precision", default="auto", choices=["auto", "float32", "bfloat16"])
     second.add_argument("--rate", type=float, help="the rate at which users are drawn")
-    second.add_argument("--tokens-at-once", type=int, help="as run.tokens_at_once")
     second.add_argument("--sizes", type=int, nargs="+", help="sentences per batch that (a) tries")
     second.add_argument("--trials", type=int, default=2, help="rounds per size that (a) tries")
     second.add_argument("--rounds", type=int, default=3, help="one after the other")
@@ -856,9 +971,10 @@ def main() -> None:
     second.add_argument("--warm-up", type=int, default=2, help="rounds before; the last for memory")
     flag = argparse.BooleanOptionalAction
     second.add_argument("--profile", action=flag, help="one more round (default: accelerator)")
-    second.add_argument("--tiny", action="store_true", help="small models, to try the script")
-    second.add_argument("--out", type=Path)
     second.set_defaults(command=run)
+    third.add_argument("--rounds", type=int, default=200)
+    third.add_argument("--rate", type=float, default=0.2)
+    third.set_defaults(command=whole_run)
     options = parser.parse_args()
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler would say when it starts
     transformers.logging.set_verbosity_error()
