@@ -229,19 +229,25 @@ def packed_logits(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
     return logits
 
 
-# Models that were tried; a trial takes seconds on a CPU. A model that was changed since in other
-# ways is not tried again here, but every run compares its own sentences (`refuse_mixing`).
-_tried: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Packing]] = WeakKeyDictionary()
+# Models that were tried, with the longest sentences that were; a trial takes seconds on a CPU. A
+# model that was changed since in other ways is not tried again here, but every run compares its own
+# sentences (`refuse_mixing`).
+_tried: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], dict[int, Packing]]] = (
+    WeakKeyDictionary()
+)
 
 
 def packing_for(model: nn.Module, longest: int) -> Packing:
     """Shared rows for a causal model that keeps sentences of up to `longest` tokens apart."""
     weight = next(model.parameters())
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    tried, key = _tried.setdefault(model, {}), (longest, attention, weight.device, weight.dtype)
-    if key not in tried:
-        tried[key] = SHARED_ROWS if longest and keeps_apart(model, longest) else ONE_PER_ROW
-    return tried[key]
+    key = (attention, weight.device, weight.dtype)
+    tried = _tried.setdefault(model, {}).setdefault(key, {})
+    if any(length >= longest > 0 and found == SHARED_ROWS for length, found in tried.items()):
+        return SHARED_ROWS
+    if longest not in tried:
+        tried[longest] = SHARED_ROWS if longest and keeps_apart(model, longest) else ONE_PER_ROW
+    return tried[longest]
 
 
 _LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest
