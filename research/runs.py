@@ -159,7 +159,7 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
     trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     test = task_of_run(config, trained, load_texts(data, "test", most))
-    measured = test.evaluate(trained.model, nullcontext, 1 << 14)
+    measured = test.evaluate(trained.model, nullcontext)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measure = next(iter(measured))
     result = {

@@ -319,3 +319,24 @@ def test_words_can_be_added():
     ids = torch.tensor([[WORDS + 2, 1]])
     assert model.train()(ids).logits.shape == (1, 2, WORDS + 3)
     assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_resuming_from_a_state_gives_the_logits_of_the_whole_text():
+    model, ids = language_model(), words(3, 7)
+    with torch.no_grad():
+        whole = model(ids).logits
+        first = model(ids[:, :4], resumable=True)
+        rest = model(ids[:, 4:], state=first.state, resumable=True)
+    assert torch.allclose(torch.cat([first.logits, rest.logits], 1), whole, atol=1e-6)
+    with pytest.raises(UserError, match="evaluation mode only"):
+        model.train()(ids, resumable=True)
+    with pytest.raises(UserError, match="not state"):
+        model.eval()(ids, state=first.state)
+
+
+def test_beam_search_keeps_the_states_of_its_beams():
+    model, ids = language_model(), words(2, 3)
+    settings = {"max_new_tokens": 5, "num_beams": 3, "do_sample": False, "pad_token_id": 0}
+    found = model.generate(ids, **settings)
+    model.prepare_inputs_for_generation = lambda input_ids, **_: {"input_ids": input_ids}
+    assert torch.equal(found, model.generate(ids, **settings))

@@ -2,6 +2,7 @@ import json
 import re
 import shutil
 import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.training.runs import (
 )
 from uedp.accounting.proven import epsilon
 from uedp.methods import ClippedMethod
+from uedp.progress import SILENT
 from uedp.training import build as building
 from uedp.training import checkpoint, tasks
 from uedp.training.config import load_config
@@ -112,25 +114,25 @@ def test_training_leaves_the_callers_generators_unchanged(train, saved):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_evaluation_halves_its_batches_until_they_fit(train, monkeypatch):
-    rooms, evaluate = [], tasks.NextWord.evaluate
+def test_the_precision_of_evaluations_is_chosen_once(train, monkeypatch):
+    asked, used, evaluate = [], [], tasks.NextWord.evaluate
 
-    def small(self, model, precision, room):
-        rooms.append(room)
-        if room > 200:
-            raise torch.OutOfMemoryError
-        return evaluate(self, model, precision, room)
+    def faster():
+        return nullcontext()
 
-    monkeypatch.setattr(tasks.NextWord, "evaluate", small)
-    train(privacy__rounds=1, run__tokens_at_once=800)
-    assert rooms == [800, 400, 200, 200]  # and remembers it
+    def choose(self, model, given, evaluations):
+        asked.append(evaluations)
+        return faster
 
-    def never(self, model, precision, room):
-        raise torch.OutOfMemoryError
+    def measure(self, model, precision, room, progress=SILENT):
+        used.append((precision, room))
+        return evaluate(self, model, precision, room, progress)
 
-    monkeypatch.setattr(tasks.NextWord, "evaluate", never)
-    with pytest.raises(torch.OutOfMemoryError):
-        train("other")
+    monkeypatch.setattr(tasks.NextWord, "evaluation_precision", choose)
+    monkeypatch.setattr(tasks.NextWord, "evaluate", measure)
+    train(privacy__rounds=5, run__tokens_at_once=800, run__evaluate_every=2)
+    assert asked == [4]
+    assert used == [(faster, 800)] * 4  # before, after rounds 2 and 4, and at the end
 
 
 def test_a_new_model_trains_and_resumes_identically(train, tmp_path):

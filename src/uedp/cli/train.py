@@ -148,7 +148,13 @@ def generate(
     from uedp.training import api
 
     for text in api.generate(
-        folder, prompt, tokens=tokens, count=count, temperature=temperature, seed=seed
+        folder,
+        prompt,
+        tokens=tokens,
+        count=count,
+        temperature=temperature,
+        seed=seed,
+        progress=progress(),
     ):
         say(text)
 

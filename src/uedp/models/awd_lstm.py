@@ -9,6 +9,7 @@ Importing this module registers the model type `awd_lstm` with Transformers' Aut
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -24,11 +25,16 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers import initialization as init
-from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, SequenceClassifierOutput
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    CausalLMOutput,
+    ModelOutput,
+    SequenceClassifierOutput,
+)
 
 from uedp.errors import UserError
 from uedp.mechanism.clip.shared import SharedMask, draw_mask
-from uedp.models.recurrence import recurrence
+from uedp.models.recurrence import State, recurrence, resumed
 
 
 class AwdLstmConfig(PreTrainedConfig):  # type: ignore[misc]
@@ -128,6 +134,11 @@ class LstmLayer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return recurrence(self.input_projection(x), self.recurrent.dropped(), self.recurrent)
 
+    def resumed(self, x: Tensor, after: State | None) -> tuple[Tensor, State]:
+        """The states after earlier tokens, for generation: without dropout."""
+        gates = self.input_projection(x)
+        return resumed(gates, self.recurrent.weight.to(gates.dtype), after)
+
 
 class AwdLstmPreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     """The config, the name of the base model, and the initial weights."""
@@ -187,6 +198,23 @@ class AwdLstmModel(AwdLstmPreTrainedModel):
             x = x.gather(1, back[..., None].expand_as(x))
         return BaseModelOutput(last_hidden_state=x)
 
+    def resumed(self, input_ids: Tensor, after: list[State] | None) -> tuple[Tensor, list[State]]:
+        """The hidden states of tokens that follow others, and the layers' states to resume from."""
+        x, states = self.embed_tokens(input_ids), []
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, LstmLayer)
+            x, state = layer.resumed(x, None if after is None else after[number])
+            states.append(state)
+        return x, states
+
+
+@dataclass
+class GeneratingOutput(ModelOutput):  # type: ignore[misc]
+    """Logits, and the state of every layer: what the next word is predicted from."""
+
+    logits: Tensor | None = None
+    state: list[State] | None = None
+
 
 class AwdLstmForCausalLM(AwdLstmPreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A next-word model."""
@@ -200,16 +228,43 @@ class AwdLstmForCausalLM(AwdLstmPreTrainedModel, GenerationMixin):  # type: igno
         self.post_init()
 
     def forward(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
-    ) -> CausalLMOutput:
-        states = self.model(input_ids, attention_mask, **others).last_hidden_state
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        state: list[State] | None = None,
+        resumable: bool = False,
+        **others: Any,
+    ) -> CausalLMOutput | GeneratingOutput:
+        """With `resumable`, for generation: reads on after `state` and returns the next one."""
+        if resumable:
+            if self.training:
+                raise UserError("AWD-LSTM resumes from a state in evaluation mode only")
+            states, after = self.model.resumed(input_ids, state)
+            return GeneratingOutput(logits=self.lm_head(states), state=after)
+        states = self.model(input_ids, attention_mask, state=state, **others).last_hidden_state
         return CausalLMOutput(logits=self.lm_head(states))
 
     def prepare_inputs_for_generation(
-        self, input_ids: Tensor, attention_mask: Tensor | None = None, **others: Any
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        state: list[State] | None = None,
+        **others: Any,
     ) -> dict[str, Any]:
-        # no state is kept between steps: each word is predicted from the whole text
-        return {"input_ids": input_ids, "attention_mask": attention_mask}
+        if state is not None:
+            return {"input_ids": input_ids[:, -1:], "state": state, "resumable": True}
+        if self.training or not (attention_mask is None or bool(attention_mask.all())):
+            # the state after padding is no state of the text: read all of it at every step
+            return {"input_ids": input_ids, "attention_mask": attention_mask}
+        return {"input_ids": input_ids, "resumable": True}
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # keys and values, which it does not have
+
+    @staticmethod
+    def _reorder_cache(state: list[State], beams: Tensor) -> list[State]:
+        return [(own[beams], cell[beams]) for own, cell in state]
 
 
 class AwdLstmForSequenceClassification(AwdLstmPreTrainedModel):

@@ -43,16 +43,27 @@ def recurrence(gates: Tensor, weight: Tensor, tap: Callable[[Tensor], Tensor]) -
     return states
 
 
+State = tuple[Tensor, Tensor]
+"""The state and the cell after some tokens, each (sentences, units)."""
+
+
 def stepwise(gates: Tensor, weight: Tensor) -> Tensor:
     """The reference implementation, also used under the transforms of `torch.func`."""
+    return resumed(gates, weight, None)[0]
+
+
+def resumed(gates: Tensor, weight: Tensor, after: State | None) -> tuple[Tensor, State]:
+    """The states of an LSTM that resumes `after` earlier tokens, and the state to resume from."""
     state = cell = gates.new_zeros(gates.shape[0], weight.shape[1])
+    if after is not None:
+        state, cell = after
     states = []
     for step in gates.unbind(1):
         enter, forget, value, leave = (step + state @ weight.t()).chunk(4, 1)
         cell = torch.sigmoid(forget) * cell + torch.sigmoid(enter) * torch.tanh(value)
         state = torch.sigmoid(leave) * torch.tanh(cell)
         states.append(state)
-    return torch.stack(states, 1)
+    return torch.stack(states, 1), (state, cell)
 
 
 class _Recurrence(torch.autograd.Function):

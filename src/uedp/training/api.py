@@ -1,6 +1,6 @@
 """Training, previews, evaluation and generation, one call each."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +18,13 @@ from uedp.training.choose import Choice, choose, limit_evaluation, prepare_to_me
 from uedp.training.config import Config, load_config, parse_config
 from uedp.training.datasets import read_texts, read_training_data
 from uedp.training.estimate import Estimate, Pace, estimate, measure_pace
+from uedp.training.generation import continuations
 from uedp.training.outcome import Outcome
 from uedp.training.plan import Plan
 from uedp.training.run_dir import CONFIG
 
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
-
-_MAX_TOKENS = 1 << 13  # evaluated at a time
 
 
 def train(
@@ -115,7 +114,8 @@ def evaluate(
 ) -> Mapping[str, float]:
     """Evaluate the model of a run on a corpus: by default the one that its config names.
 
-    Texts are truncated as in training, so that results are comparable. Computes in full precision.
+    Texts are truncated as in training, so that results are comparable. Computes in float32, or
+    faster where a sample shows that the perplexity is the same within 0.1%.
     """
     config, trained = _finished(run)
     limit = config.data.evaluate_sentences if corpus is None else None
@@ -124,25 +124,29 @@ def evaluate(
         raise UserError(f"{run / CONFIG}: data.evaluate names no corpus; give `corpus=...`")
     task = task_of_run(config, trained, read_texts(corpus, limit), progress)
     model = trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
-    return task.evaluate(model, nullcontext, config.run.tokens_at_once or _MAX_TOKENS, progress)
+    precision = task.evaluation_precision(model, nullcontext)
+    return task.evaluate(model, precision, config.run.tokens_at_once, progress)
 
 
 def generate(
     folder: Path,
-    prompt: str,
+    prompt: str | Sequence[str],
     *,
     tokens: int = 40,
     count: int = 1,
     temperature: float = 1.0,
     seed: int | None = None,
+    progress: Progress = SILENT,
 ) -> list[str]:
     """Generate texts that continue a prompt, with the model of a finished run or of a folder.
 
-    At temperature 0 every token is the most likely one. The run's guarantee covers any amount of
-    generated text, but not the prompt.
+    Of several prompts, each is continued `count` times, in order. At temperature 0 every token is
+    the most likely one. The run's guarantee covers any amount of generated text, but not the
+    prompt. The same seed gives the same texts on the same kind of device.
     """
-    if tokens < 1 or count < 1:
-        raise UserError("generate: tokens and count must be at least 1")
+    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+    if tokens < 1 or count < 1 or not prompts:
+        raise UserError("generate: tokens, count and the number of prompts must be at least 1")
     if not temperature >= 0:
         raise UserError(f"generate: temperature {temperature:g} must not be negative")
     if (folder / CONFIG).is_file() or not (folder / "config.json").is_file():
@@ -151,30 +155,28 @@ def generate(
             raise UserError(f"{folder}: a model for {config.task.kind} cannot generate text")
     else:
         loaded = load_model(folder, "next-word")
-    start = [loaded.tokenizer.bos_token_id, loaded.tokenizer.eos_token_id]
-    ids = [
-        next(token for token in start if token is not None),
-        *loaded.tokenizer(prompt, add_special_tokens=False)["input_ids"],
-    ]
-    if len(ids) + tokens > loaded.max_tokens:
+    tokenizer = loaded.tokenizer
+    starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    start = next(token for token in starts if token is not None)
+    rows = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    rows = [[start, *ids] for ids in rows for _ in range(count)]
+    longest = max(map(len, rows))
+    if longest + tokens > loaded.max_tokens:
         raise UserError(
-            f"generate: a prompt of {len(ids)} tokens and {tokens} more are too many for the "
+            f"generate: a prompt of {longest} tokens and {tokens} more are too many for the "
             f"model, which takes {loaded.max_tokens}; ask for fewer"
         )
-    prompts = torch.tensor([ids] * (count if temperature > 0 else 1))
-    sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.default_generator.manual_seed(seed)
-        generated = loaded.model.generate(
-            prompts,
-            attention_mask=torch.ones_like(prompts),
-            max_new_tokens=tokens,
-            pad_token_id=loaded.tokenizer.pad_token_id,
-            **(sampled if temperature > 0 else {"do_sample": False}),
-        )
-    texts: list[str] = loaded.tokenizer.batch_decode(generated, skip_special_tokens=True)
-    return texts if temperature > 0 else texts * count
+    texts = continuations(
+        loaded.model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        rows,
+        tokens=tokens,
+        temperature=temperature,
+        seed=seed,
+        padding=tokenizer.pad_token_id,
+        progress=progress,
+    )
+    decoded: list[str] = tokenizer.batch_decode(texts, skip_special_tokens=True)
+    return decoded
 
 
 def _finished(run: Path) -> tuple[Config, LoadedModel]:

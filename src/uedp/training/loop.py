@@ -19,6 +19,7 @@ import torch
 from uedp.accounting.statement import rounded
 from uedp.errors import UserError
 from uedp.mechanism.release import ClipStats
+from uedp.methods import Autocast
 from uedp.progress import SILENT, Meter, Progress
 from uedp.signals import handled_by
 from uedp.training import optimise
@@ -29,7 +30,6 @@ from uedp.training.engine import FinishedRunError, PrivacyEngine, PrivateRun
 from uedp.training.metrics import Metrics
 from uedp.training.outcome import Outcome, finished_outcome, write_result
 
-_EVALUATED_TOKENS = {"cuda": 1 << 13, "cpu": 1 << 12}  # per batch
 _NOTED_SECONDS = 0.5  # between two notes: the epsilon of a round takes a moment to compute
 _STEEP = 10  # rounds from which on it is worth a line how epsilon grows
 
@@ -90,15 +90,13 @@ class _Training:
         settings, parameters = self._plan.config.optimiser, private.parameters
         self._optimiser = optimise.build_optimiser(settings, parameters)
         self._average = optimise.Average(parameters, settings.average) if settings.average else None
-        device = parameters[0].device.type
-        default = _EVALUATED_TOKENS.get(device, _EVALUATED_TOKENS["cpu"])
-        self._max_tokens = self._plan.config.run.tokens_at_once or default
+        self._evaluated_in: Autocast | None = None  # the precision of evaluations
         self._stopping = False
 
     def run(self) -> Outcome:
         done, state, info = self._private.restore()
         if info is None:
-            before = self._evaluate()
+            before = self._evaluate(self._progress)
             if before:
                 self._say(f"before training: {_brief(before)}")
             else:
@@ -113,7 +111,7 @@ class _Training:
         if self._average is not None:
             self._private.set_weights(self._average.values)
         finished = done >= self._plan.rounds
-        after = self._evaluate() if finished else {}
+        after = self._evaluate(self._progress) if finished else {}
         if finished:
             certificate = self._private.finish()
             if after:
@@ -225,21 +223,18 @@ class _Training:
                 f"{self._private.out}: its checkpoint does not fit the optimiser ({error})"
             ) from None
 
-    def _evaluate(self) -> Mapping[str, float]:
+    def _evaluate(self, progress: Progress = SILENT) -> Mapping[str, float]:
         held_out = self._private.assembly.held_out
         if held_out is None:
             return {}
         self._model.eval()
+        settings, given = self._plan.config.run, self._private.assembly.autocast
         with self._average.applied() if self._average else nullcontext():
-            while True:
-                try:
-                    autocast = self._private.assembly.autocast
-                    return held_out.evaluate(self._model, autocast, self._max_tokens)
-                except torch.OutOfMemoryError:
-                    if self._max_tokens <= self._private.assembly.max_tokens:
-                        raise
-                    self._max_tokens //= 2
-                    torch.cuda.empty_cache()
+            if self._evaluated_in is None:
+                times = 2 + (self._plan.rounds - 1) // settings.evaluate_every
+                self._evaluated_in = held_out.evaluation_precision(self._model, given, times)
+            way, most = self._evaluated_in, settings.tokens_at_once
+            return held_out.evaluate(self._model, way, most, progress)
 
 
 def _brief(measures: Mapping[str, float]) -> str:

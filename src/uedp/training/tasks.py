@@ -24,6 +24,7 @@ from uedp.mechanism.packing import (
 from uedp.methods import Autocast, SentenceTask
 from uedp.progress import SILENT, Progress
 from uedp.training.token_losses import cross_entropy
+from uedp.training import evaluation
 from uedp.training.token_store import Ids, TokenStore, Truncation, count_ids, tokenised
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
@@ -36,9 +37,21 @@ class Task(SentenceTask, Protocol):
     truncation: Truncation
 
     def evaluate(
-        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
+        self,
+        model: nn.Module,
+        autocast: Autocast,
+        max_tokens: int | None = None,
+        progress: Progress = SILENT,
     ) -> Mapping[str, float]:
-        """Measures over all sentences, computed in batches of about `max_tokens`."""
+        """Measures over all sentences, computed in batches of about `max_tokens`.
+
+        The model is in evaluation mode.
+        """
+
+    def evaluation_precision(
+        self, model: nn.Module, autocast: Autocast, evaluations: int = 1
+    ) -> Autocast:
+        """The given precision, or a faster one in which so many evaluations measure the same."""
 
 
 class NextWord:
@@ -134,24 +147,57 @@ class NextWord:
         losses = _token_losses(model, batch)
         return losses.sum(1) / (batch["labels"] != IGNORED).sum(1).clamp(min=1)
 
-    @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
+        self,
+        model: nn.Module,
+        autocast: Autocast,
+        max_tokens: int | None = None,
+        progress: Progress = SILENT,
     ) -> Mapping[str, float]:
-        total = 0.0
-        tokens = int(np.maximum(self._ids.lengths - 1, 0).sum())
+        tokens = int(self._predicted.sum())
         if not tokens:
             raise UserError("nothing to evaluate: every sentence is empty")
-        for rows in _batches(self.lengths, max_tokens, progress):
-            with autocast(), without_padding_warning(model):
-                losses = _token_losses(model, _to_device(self.batch(rows), model))
-            total += float(losses.double().sum())
+        everything = np.arange(len(self._ids))
+        total = float(self.loss_sums(model, everything, autocast, max_tokens, progress).sum())
         return {
             "perplexity": math.exp(min(total / tokens, 700)),
             "perplexity per word": math.exp(min(total / max(self._words, 1), 700)),
             "bits per token": total / tokens / math.log(2),
             "tokens": float(tokens),
         }
+
+    def evaluation_precision(
+        self, model: nn.Module, autocast: Autocast, evaluations: int = 1
+    ) -> Autocast:
+        def sums(sentences: Ints, way: Autocast) -> npt.NDArray[np.float64]:
+            return self.loss_sums(model, sentences, way)
+
+        return evaluation.faster_precision(model, sums, self._predicted, autocast, evaluations)
+
+    def loss_sums(
+        self,
+        model: nn.Module,
+        sentences: Ints,
+        autocast: Autocast,
+        max_tokens: int | None = None,
+        progress: Progress = SILENT,
+    ) -> npt.NDArray[np.float64]:
+        """The summed loss of each of these sentences, for evaluation: without a graph."""
+        with without_padding_warning(model):
+            return evaluation.loss_sums(
+                model,
+                [self._ids[sentence] for sentence in sentences],
+                self._first,
+                autocast=autocast,
+                max_tokens=max_tokens,
+                may_share=lambda: self.packing_for(model).shares_rows,
+                progress=progress,
+            )
+
+    @property
+    def _predicted(self) -> Ints:
+        """The tokens of each sentence that are predicted: all but the first."""
+        return np.maximum(self._ids.lengths - 1, 0)
 
 
 class Classification:
@@ -202,24 +248,35 @@ class Classification:
 
     @torch.no_grad()
     def evaluate(
-        self, model: nn.Module, autocast: Autocast, max_tokens: int, progress: Progress = SILENT
+        self,
+        model: nn.Module,
+        autocast: Autocast,
+        max_tokens: int | None = None,
+        progress: Progress = SILENT,
     ) -> Mapping[str, float]:
-        wrong = total = loss = 0.0
-        for rows in _batches(self.lengths, max_tokens, progress):
-            batch = _to_device(self.batch(rows), model)
-            with autocast():
-                logits = _logits(model, batch)
-            counted = batch["labels"] != IGNORED
-            wrong += float(((logits.argmax(1) != batch["labels"]) & counted).sum())
-            loss += float(
-                nn.functional.cross_entropy(
-                    logits, batch["labels"], ignore_index=IGNORED, reduction="sum"
-                )
-            )
-            total += float(counted.sum())
-        if not total:
+        labelled = np.flatnonzero(self._labels != IGNORED)
+        if not len(labelled):
             raise UserError("nothing to evaluate: no sentence has text and a label")
-        return {"error rate": wrong / total, "loss": loss / total, "sentences": total}
+
+        def measure(sentences: Ints) -> Tensor:
+            batch = _to_device(self.batch(sentences), model)
+            logits = _logits(model, batch)
+            wrong = (logits.argmax(1) != batch["labels"]).sum()
+            loss = nn.functional.cross_entropy(logits, batch["labels"], reduction="sum")
+            return torch.stack([wrong.to(loss.dtype), loss])
+
+        with autocast():
+            wrong, loss = evaluation.summed(
+                model, measure, labelled, self.lengths, max_tokens, progress
+            )
+        count = float(len(labelled))
+        return {"error rate": wrong / count, "loss": loss / count, "sentences": count}
+
+    def evaluation_precision(
+        self, model: nn.Module, autocast: Autocast, evaluations: int = 1
+    ) -> Autocast:
+        """The given one: a sample cannot show that no sentence changes its class."""
+        return autocast
 
 
 class ProbeClassification(Classification):
@@ -323,17 +380,3 @@ def _token_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Ten
 def _to_device(batch: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     device = next(model.parameters()).device
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-
-
-def _batches(lengths: Ints, max_tokens: int, progress: Progress) -> Iterator[Ints]:
-    """Batches of sentences of similar length, about `max_tokens` each."""
-    order = np.argsort(lengths, kind="stable")
-    with progress.stage("evaluating", len(order), "sentences") as meter:
-        start = 0
-        while start < len(order):
-            end = start + 1
-            while end < len(order) and (end + 1 - start) * lengths[order[end]] <= max_tokens:
-                end += 1
-            yield order[start:end]
-            meter.advance(end - start)
-            start = end
