@@ -46,7 +46,7 @@ class _InPlace(torch.autograd.Function):
         return (totals - logits.gather(1, picked[:, None])[:, 0]).where(counted, 0.0)
 
     @staticmethod
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, None, None]:
         logits, picked, counted, totals = ctx.saved_tensors
         written = logits.detach()
         weights = grads.where(counted, 0.0)

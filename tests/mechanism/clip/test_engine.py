@@ -540,7 +540,7 @@ class CentresCrowds(nn.Module):
 @pytest.mark.parametrize("training", [False, True])
 def test_what_only_a_crowd_mixes_is_found(training):
     torch.manual_seed(0)
-    x, model = torch.randn(4, 2, 3), CentresCrowds(63, training)
+    x, model = torch.randn(4, 2, 3), CentresCrowds(40, training)
     with pytest.raises(UserError, match="sentences beside it"):
         Engine(model).check(lambda order: model(x[list(order)]).sum((1, 2)), 4)
 
@@ -555,5 +555,6 @@ def test_long_sentences_are_not_computed_many_times_over():
         return model(x[list(order)]).sum((1, 2))
 
     Engine(model).check(losses, 4)
-    assert seen[2] == seen[3] <= 12  # six passes in each mode
-    assert min(seen[:2]) > 50
+    assert seen[3] == 6  # passes in training mode
+    assert seen[1] == seen[2] == 12
+    assert seen[0] > 100

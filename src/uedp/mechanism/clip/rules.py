@@ -123,8 +123,8 @@ class Explicit(ClipRule):
         if not squares.is_cuda:
             for _, block in self._blocks:
                 parts = zip(factors.split(layout.counts), block.split(layout.counts), strict=True)
-                by_user = [squared_norms(own[None] @ rows) for own, rows in parts]
-                squares.add_(torch.cat(by_user))
+                sums = [squared_norms(own[None] @ rows) for own, rows in parts]
+                squares.add_(torch.cat(sums))
             return
         for bucket, owner in zip(layout.buckets, self._owners, strict=True):
             same = owner[:, :, None] == owner[:, None, :]
