@@ -96,12 +96,9 @@ def measure(
     seconds: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(options.steps):
         for name, each in work.items():
-            began, cpu = time.perf_counter(), time.process_time()
+            began = time.perf_counter()
             each()
             seconds[name].append(time.perf_counter() - began)
-            print(
-                name, seconds[name][-1] / tokens, (time.process_time() - cpu) / tokens, flush=True
-            )
     found = {name: statistics.median(values) / tokens for name, values in seconds.items()}
     row: dict[str, Any] = {"how": how, "sentences": len(texts), "tokens": tokens}
     row |= {f"{name} s/token": round(value, 6) for name, value in found.items()}

