@@ -196,7 +196,7 @@ def other_work() -> dict[str, float]:
             2.0, 1e-6, RotationProfile(0.7, 0.001, 0.3)
         ),
         "share for a noise": lambda: calibrate.share_for(
-            2.0, 1e-6, 10_000, partial(RotationProfile, 1.0, 0.001)
+            2.0, 1e-6, 20_000, partial(RotationProfile, 0.8, 0.001)
         ),
         "rough noise, as a run is chosen": lambda: planning.RoughNoise(8.0, 1e-5),
         "12 plans": lambda: list(
