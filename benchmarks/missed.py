@@ -26,7 +26,7 @@ PLANS = {  # the demo's first
     "rate 0.1": (RotationProfile(1.514, 0.1, 0.4), 200),
     "rate 0.2": (RotationProfile(2.626, 0.2, 0.4), 200),
 }
-CELLS, STEP = 6000, 0.004
+CELLS = 6000
 PLACES = 7  # positions of a holder's other text, from opposing to agreeing
 
 
@@ -81,7 +81,7 @@ def attained(plan: RotationProfile, rounds: int, lent: float, others: int, move:
             for mine, p in ((0, 1 - plan.user_rate), (1, plan.user_rate)):
                 full.append((mean + drawn * lent + count * move + mine, chance * p))
         world = OneWorld(plan.noise, np.array(full), np.array(emptied), 25 / plan.noise)
-        sides = discretise(world, STEP)
+        sides = discretise(world)
         best = max(best, *(compose([(side, rounds)]).epsilon(DELTA) for side in sides))
     return best
 

@@ -19,7 +19,7 @@ optimiser step a round. Side by side in one run, in turns of a few rounds, media
             which leaves LoRA
 
 Tokens are those of the sentences, without padding. `ours is` compares tokens a second, then peak
-memory (of PyTorch's allocator; resident on a CPU). `kernels` and `CPU` are sums over one more round
+memory (reserved by PyTorch; resident on a CPU). `kernels` and `CPU` are sums over one more round
 under PyTorch's profiler, which slows it down: compare them with each other, not with the seconds.
 
 A case is MODEL/HOW/TASK/DATA/METHOD, such as smollm2/lora/next-word/conll/user-level; `--cases`
@@ -363,8 +363,8 @@ class Ours:
         self._assembly = build.assemble(plan, setting.data, prepared=ready)
         parameters = self._assembly.method.parameters
         self._optimiser = optimise.build_optimiser(config.optimiser, parameters)
-        # as next-word adapters have it by default
-        self._average = optimise.Average(parameters, config.optimiser.average or 0.95)
+        decay = config.optimiser.average  # by default of next-word adapters only
+        self._average = optimise.Average(parameters, decay) if decay else None
 
     def round(self, number: int) -> None:
         setting, assembly = self._setting, self._assembly
@@ -374,7 +374,8 @@ class Ours:
             gradient = assembly.method.round(number, attempt)
         rate = optimise.learning_rate(setting.config.optimiser, number, ROUNDS_PLANNED)
         self._optimiser.step(gradient.values, rate, gradient.deviation)
-        self._average.update(number + 1)
+        if self._average is not None:
+            self._average.update(number + 1)
         assert gradient.stats.sentences == len(setting.drawn[number])
 
 
@@ -633,19 +634,30 @@ def _outermost(spans: Sequence[tuple[int, int, int]]) -> int:
     return total
 
 
-def held(device: str) -> int:
-    """Bytes in use: of PyTorch's allocator, or resident."""
+class Held(NamedTuple):
+    """Bytes in use before a contender is built."""
+
+    reserved: int  # on an accelerator: what PyTorch's allocator took; else: resident
+    allocated: int = 0  # of these, by tensors
+
+
+def held(device: str) -> Held:
     gc.collect()
     if device != "cpu":
-        return torch.cuda.memory_allocated()
+        torch.cuda.empty_cache()
+        return Held(torch.cuda.memory_reserved(), torch.cuda.memory_allocated())
     if _RESET_PEAK.exists():
         ctypes.CDLL(None).malloc_trim(0)  # freed memory would count for the next contender
-    return _resident("VmRSS")
+    return Held(_resident("VmRSS"))
 
 
 @contextmanager
-def memory_of(found: dict[str, float], device: str, base: int) -> Iterator[None]:
-    """Peak memory inside, without what was held before (`base`), in GiB."""
+def memory_of(found: dict[str, float], device: str, base: Held) -> Iterator[None]:
+    """Peak memory inside, without what was held before (`base`), in GiB.
+
+    What is reserved counts, with an empty cache before: it includes the memory that CUDA graphs
+    keep for themselves, which no tensor holds between their runs, and fragmentation.
+    """
     synchronise(device)
     if device == "cpu":
         if not _RESET_PEAK.exists():  # only Linux has it
@@ -653,15 +665,14 @@ def memory_of(found: dict[str, float], device: str, base: int) -> Iterator[None]
             return
         _RESET_PEAK.write_text("5")
         yield
-        found["peak_gib"] = max(0, _resident("VmHWM") - base) / 2**30
+        found["peak_gib"] = max(0, _resident("VmHWM") - base.reserved) / 2**30
         return
-    torch.cuda.empty_cache()  # so that what is reserved is what is needed
+    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     yield
     synchronise(device)
-    found["peak_gib"] = (torch.cuda.max_memory_allocated() - base) / 2**30
-    # more than that by fragmentation, and by the memory that CUDA graphs keep for themselves
-    found["reserved_gib"] = (torch.cuda.max_memory_reserved() - base) / 2**30
+    found["peak_gib"] = (torch.cuda.max_memory_reserved() - base.reserved) / 2**30
+    found["peak_allocated_gib"] = (torch.cuda.max_memory_allocated() - base.allocated) / 2**30
 
 
 _RESET_PEAK = Path("/proc/self/clear_refs")

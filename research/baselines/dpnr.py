@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uedp.accounting.divergence import MAX_EPSILON, Floats
-from uedp.accounting.pld import PrivacyLossDistribution, compose, discretise, grid_step
+from uedp.accounting.pld import PrivacyLossDistribution, compose, discretise
 from uedp.errors import UserError
 
 Extract = Callable[[Sequence[str]], npt.NDArray[np.floating]]
@@ -212,5 +212,5 @@ def _opposite_corners(epsilon: float, dimensions: int) -> PrivacyLossDistributio
     coordinate = _Coordinate(epsilon)
     if dimensions * (epsilon + math.expm1(-epsilon)) > MAX_EPSILON:  # the mean loss
         return None
-    one, _ = discretise(coordinate, grid_step([coordinate]))
+    one, _ = discretise(coordinate)
     return compose([(one, dimensions)])

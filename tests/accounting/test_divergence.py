@@ -15,7 +15,7 @@ from uedp.accounting.divergence import (
     ShiftedGaussian,
 )
 from uedp.accounting.hidden_draw import HiddenDraw, hidden_draw, revealed_draw
-from uedp.accounting.pld import compose, discretise, grid_step
+from uedp.accounting.pld import compose, discretise
 from uedp.accounting.proven import MissedProfile, RotationProfile, guarantee
 
 TEN = np.array([-1.0, -0.3, -0.05, 0.0, 0.01, 0.05, 0.2, 0.7, 1.5, 3.0])
@@ -60,7 +60,7 @@ PAIRS = {
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_discretised_is_never_below_and_close(pair: DominatingPair):
-    full, emptied = discretise(pair, grid_step([pair]))
+    full, emptied = discretise(pair)
     for epsilon, true_full, true_emptied in zip(
         TEN, pair.full(TEN), pair.emptied(TEN), strict=True
     ):
@@ -74,7 +74,7 @@ def test_discretised_is_never_below_and_close(pair: DominatingPair):
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_discretised_masses_are_a_distribution(pair: DominatingPair):
-    for side in discretise(pair, grid_step([pair])):
+    for side in discretise(pair):
         assert (side.masses >= 0).all()
         assert side.masses.sum() + side.infinite == pytest.approx(1, abs=1e-9)
 
@@ -117,7 +117,7 @@ def test_the_envelope_of_the_smaller_bound_covers_small_worlds():
     """With a coin the smaller of two bounds counts, which need not be convex."""
     q, share, noise, coin = 0.4, 0.5, 0.5, 0.75
     pair = hidden_draw(noise, q, share, coin)
-    sides = discretise(pair, grid_step([pair]))
+    sides = discretise(pair)
     for side, smaller in zip(sides, (pair.full(TEN), pair.emptied(TEN)), strict=True):
         assert all(side.delta(e) <= b + 1e-3 for e, b in zip(TEN, smaller, strict=True))
     for world in (*random_worlds(np.random.default_rng(7), 25, share), *worst_worlds()):
@@ -257,8 +257,7 @@ def test_composition_of_unlike_rounds_is_pessimistic():
     """Two different Gaussians compose to a third, known one."""
     first, second = ShiftedGaussian(2.0, (1.0,), (1.0,)), ShiftedGaussian(3.0, (1.0,), (1.0,))
     together = ShiftedGaussian(1 / np.sqrt(1 / 4 + 1 / 9), (1.0,), (1.0,))
-    step = grid_step([first, second])
-    parts = [(discretise(first, step)[0], 1), (discretise(second, step)[0], 1)]
+    parts = [(discretise(first)[0], 1), (discretise(second)[0], 1)]
     for epsilon, true in zip(TEN, together.full(TEN), strict=True):
         for order in (parts, parts[::-1]):
             found = compose(order).delta(epsilon)
@@ -276,8 +275,7 @@ def test_missed_mentions_cover_rounds_that_alternate():
     missed = MissedProfile(rotation, holders=1, per_user=1, sentence_share=1.5218433)
     worst = missed.pairs()["user and missed entity"]
     assert isinstance(worst, PointwiseMax)
-    step = grid_step(worst.pairs)
-    sides = [discretise(pair, step)[0] for pair in worst.pairs]
+    sides = [discretise(pair)[0] for pair in worst.pairs]
     alone = max(compose([(side, 10)]).epsilon(0.0025) for side in sides)
     alternating = compose([(side, 5) for side in sides]).epsilon(0.0025)
     assert alternating > alone + 0.003
@@ -285,6 +283,5 @@ def test_missed_mentions_cover_rounds_that_alternate():
     hidden = MissedProfile(replace(rotation, reveal_draw=False), 1, 1, 1.5218433)
     cases = hidden.pairs()["user and missed entity"]
     assert isinstance(cases, PointwiseMax)
-    step = grid_step(cases.pairs)
-    mixed = compose([(discretise(pair, step)[0], 5) for pair in cases.pairs]).epsilon(0.0025)
+    mixed = compose([(discretise(pair)[0], 5) for pair in cases.pairs]).epsilon(0.0025)
     assert mixed <= guarantee([(hidden, 10)]).epsilon(0.0025) < alone

@@ -22,7 +22,7 @@ from tests.accounting.worlds import (
 from uedp.accounting.divergence import DominatingPair, PointwiseMax
 from uedp.accounting.hidden_draw import HiddenDraw
 from uedp.accounting.hidden_holders import Chords, HiddenHolders, _up_sets, _World, _worlds
-from uedp.accounting.pld import discretise, grid_step
+from uedp.accounting.pld import discretise
 from uedp.accounting.proven import MissedProfile, RotationProfile, epsilon
 
 SOME = np.array([-2.0, -0.6, -0.1, 0.0, 0.02, 0.2, 0.7, 1.5, 3.0, 5.0])
@@ -320,7 +320,7 @@ def test_the_envelope_covers_small_corpora_too():
     q, share, noise = 0.4, 0.5, 0.5
     for world in worst_missed_worlds().values():
         pair = missed_pair(world, noise, q, share)
-        sides = discretise(pair, grid_step([pair]))
+        sides = discretise(pair)
         full, emptied = rotation_laws(world, q, 1.0, share)
         for at in SOME:
             assert divergence(full, emptied, noise, at) <= sides[0].delta(at) + 1e-9

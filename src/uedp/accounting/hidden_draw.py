@@ -29,6 +29,33 @@ from uedp.accounting.divergence import (
     sampled_gaussian,
 )
 
+_TABLE = 2048  # points at which a search for a threshold starts
+
+
+@dataclass(frozen=True)
+class _Density:
+    """A mixture of Gaussians on a line, shifts of either sign."""
+
+    noise: float
+    shifts: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    @property
+    def largest_shift(self) -> float:
+        return max(map(abs, self.shifts))
+
+    def log_and_slope(self, at: Floats) -> tuple[Floats, Floats]:
+        """The log density relative to `N(0)`, and its slope."""
+        logs, shifts = np.log(self.weights)[:, None], np.asarray(self.shifts)[:, None]
+        return log_sum(logs, shifts, at, self.noise)[:2]
+
+    def mass(self, at: Floats, side: float) -> Floats:
+        """The mass above the points (side 1) or below them (side -1)."""
+        total = np.zeros_like(at)
+        for shift, weight in zip(self.shifts, self.weights, strict=True):
+            total += weight * special.ndtr(side * (shift - at) / self.noise)
+        return total
+
 
 @dataclass(frozen=True)
 class HiddenDraw:
@@ -53,14 +80,29 @@ class HiddenDraw:
         return self.revealed.loss_range()
 
     def loss_spread(self) -> float:
-        return self.revealed.loss_spread()
+        """Of the losses in the world that is the worst for `full`."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+        emptied, full = self._upper_world
+        first = second = 0.0
+        for shift, weight in zip(full.shifts, full.weights, strict=True):
+            at = shift + self.noise * nodes
+            loss = full.log_and_slope(at)[0] - emptied.log_and_slope(at)[0]
+            first += weight * float(weights @ loss) / float(weights.sum())
+            second += weight * float(weights @ loss**2) / float(weights.sum())
+        return float(np.sqrt(max(second - first**2, 0.0)))
+
+    @property
+    def _upper_world(self) -> tuple[_Density, _Density]:
+        """Both laws at `r = 1-s, a = s, b = 1`."""
+        q, z, s = self.user_rate, self.noise, self.share
+        emptied = _Density(z, (0.0, 1 - s), (1 - q, q))
+        return emptied, _Density(z, (0.0, 1.0, 2.0), ((1 - q) ** 2, 2 * q * (1 - q), q**2))
 
     def _full_above(self, epsilons: Floats) -> Floats:
         """`H(P' || P)` for epsilon >= 0: worst at `r = 1-s, a = s, b = 1`, if the split allows."""
-        q, z, s = self.user_rate, self.noise, self.share
+        q, z = self.user_rate, self.noise
         bound = self.revealed.full(epsilons)
-        emptied = _Density(z, (0.0, 1 - s), (1 - q, q))
-        full = _Density(z, (0.0, 1.0, 2.0), ((1 - q) ** 2, 2 * q * (1 - q), q**2))
+        emptied, full = self._upper_world
         at = _crossing(full, emptied, epsilons)
         # the positive part at N(b) must be covered by the negative part at N(0) alone
         covered = np.log(q) + log_ratio(1.0, at, z) <= np.log(np.expm1(epsilons) + q)
@@ -100,31 +142,6 @@ def revealed_draw(
     return RevealedMixture((1 - user_rate, user_rate), (sampled_gaussian(noise, user_rate), both))
 
 
-@dataclass(frozen=True)
-class _Density:
-    """A mixture of Gaussians on a line, shifts of either sign."""
-
-    noise: float
-    shifts: tuple[float, ...]
-    weights: tuple[float, ...]
-
-    @property
-    def largest_shift(self) -> float:
-        return max(map(abs, self.shifts))
-
-    def log_and_slope(self, at: Floats) -> tuple[Floats, Floats]:
-        """The log density relative to `N(0)`, and its slope."""
-        logs, shifts = np.log(self.weights)[:, None], np.asarray(self.shifts)[:, None]
-        return log_sum(logs, shifts, at, self.noise)[:2]
-
-    def mass(self, at: Floats, side: float) -> Floats:
-        """The mass above the points (side 1) or below them (side -1)."""
-        total = np.zeros_like(at)
-        for shift, weight in zip(self.shifts, self.weights, strict=True):
-            total += weight * special.ndtr(side * (shift - at) / self.noise)
-        return total
-
-
 def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:
     """A point where the log ratio equals the given loss; nan where the search fails.
 
@@ -133,30 +150,49 @@ def _crossing(full: _Density, emptied: _Density, losses: Floats) -> Floats:
     point the value would be too small, so only a point that solves the equation is returned.
     """
 
-    def excess(at: Floats) -> tuple[Floats, Floats]:
+    def excess(at: Floats, loss: Floats) -> tuple[Floats, Floats]:
         (up, up_slope), (down, down_slope) = full.log_and_slope(at), emptied.log_and_slope(at)
-        return up - down - losses, up_slope - down_slope
+        return up - down - loss, up_slope - down_slope
 
-    low, high = np.full_like(losses, -1.0), np.full_like(losses, 1.0)
-    for end, sign in ((low, 1.0), (high, -1.0)):
-        while np.any(short := sign * excess(end)[0] > 0):
-            end[short] = 2 * end[short] - sign * full.noise
-    at = (low + high) / 2
-    for turn in range(300):
-        over, slope = excess(at)
+    low, high = _bracket(full, emptied, losses)
+    found, searched, loss = (low + high) / 2, np.arange(len(losses)), losses
+    before = np.full_like(losses, np.inf)
+    for _ in range(300):
+        at = found[searched]
+        over, slope = excess(at, loss)
         high, low = np.where(over >= 0, at, high), np.where(over >= 0, low, at)
-        middle = (low + high) / 2
         newton = at - over / np.where(slope > 0, slope, np.inf)
-        # every other step halves the bracket: pure Newton can oscillate between flat and steep
-        use = (turn % 2 == 0) & (newton > low) & (newton < high) & (slope > 0)
-        following = np.where(use, newton, middle)
-        if np.all(np.abs(following - at) <= 1e-14 * (np.abs(at) + full.noise)):
+        # a step that gains little is followed by one that halves the bracket: pure Newton can
+        # oscillate between flat and steep
+        use = (newton > low) & (newton < high) & (slope > 0) & (np.abs(over) <= before / 2)
+        following = np.where(use, newton, (low + high) / 2)
+        found[searched] = following
+        moving = np.abs(following - at) > 1e-14 * (np.abs(at) + full.noise)
+        if not moving.any():
             break
-        at = following
-    residual = np.abs(excess(at)[0])
+        searched, loss, before = searched[moving], loss[moving], np.abs(over[moving])
+        low, high = low[moving], high[moving]
+    at = found
+    residual = np.abs(excess(at, losses)[0])
     steepest = (full.largest_shift + emptied.largest_shift) / full.noise**2  # no slope is larger
     rounding = 1e-13 * (1 + np.abs(losses) + steepest * (np.abs(at) + full.noise))
     return np.where(residual <= rounding, at, np.nan)
+
+
+def _bracket(full: _Density, emptied: _Density, losses: Floats) -> tuple[Floats, Floats]:
+    """Two near points for each loss, with the log ratio below it at one and not below at the other.
+
+    Both come from a table of the ratio, whose running maximum tells where it first reaches a loss.
+    """
+    reach = full.largest_shift + emptied.largest_shift + 10 * full.noise
+    for _ in range(100):
+        table = np.linspace(-reach, reach, _TABLE)
+        ratio = full.log_and_slope(table)[0] - emptied.log_and_slope(table)[0]
+        if np.all((ratio[0] <= losses) & (losses <= ratio[-1])):
+            break
+        reach *= 2
+    first = np.clip(np.searchsorted(np.maximum.accumulate(ratio), losses), 1, _TABLE - 1)
+    return table[first - 1], table[first]
 
 
 def _by_symmetry(

@@ -27,7 +27,6 @@ from uedp.accounting.pld import (
     PrivacyLossDistribution,
     compose,
     discretise,
-    grid_step,
     max_rounds,
     min_delta,
 )
@@ -255,8 +254,8 @@ class UedpAlgProfile(Profile):
         return replace(self, holders=0)
 
 
-_NO_LOSS = PrivacyLossDistribution(1.0, 0, np.ones(1), 0.0)
-_INFINITE_LOSS = PrivacyLossDistribution(1.0, 0, np.zeros(1), 1.0)
+_NO_LOSS = PrivacyLossDistribution(np.zeros(1), np.ones(1), 0.0)
+_INFINITE_LOSS = PrivacyLossDistribution(np.zeros(1), np.zeros(1), 1.0)
 
 Events = Sequence[tuple[PrivacyEvent, int]]
 
@@ -313,8 +312,7 @@ def guarantee(events: Events) -> Guarantee:
 
 
 def _composed(pairs: Sequence[DominatingPair], counts: Sequence[int]) -> BothDirections:
-    step = grid_step(pairs)
-    sides = zip(*(discretise(pair, step) for pair in pairs), strict=True)
+    sides = zip(*map(discretise, pairs), strict=True)
     full, emptied = (compose([*zip(side, counts, strict=True)]) for side in sides)
     return full, emptied
 

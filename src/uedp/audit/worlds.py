@@ -135,13 +135,9 @@ def attainable(world: World, noise: float, rounds: int, delta: float) -> float:
         masses = np.exp(ours + bare)
         masses /= masses.sum()
         losses = np.clip(ours - theirs, -MAX_EPSILON, MAX_EPSILON)
-        step = math.sqrt(float(masses @ losses**2)) / 100
-        bins = np.round(losses / step).astype(np.int64)
-        lowest = int(bins.min())
-        binned: Floats = np.bincount(bins - lowest, masses).astype(np.float64)
-        epsilons.append(
-            compose([(PrivacyLossDistribution(step, lowest, binned, 0.0), rounds)]).epsilon(delta)
-        )
+        order = np.argsort(losses)
+        one = PrivacyLossDistribution(losses[order], masses[order], 0.0)
+        epsilons.append(compose([(one, rounds)]).epsilon(delta))
     return max(epsilons)
 
 
