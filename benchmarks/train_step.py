@@ -488,13 +488,11 @@ class PlainPass(FixedPass):
 
     def _form(self, wave: Any) -> None:
         start = sum(other.size for other in self._waves[: self._waves.index(wave)])
-        products = wave.products()
-        wave.table.note(products)
-        for product in products:
-            thin, wide = product.thin, product.wide
+        for formed in wave.products():
+            thin, wide = formed.thin, formed.wide
             options = {"out_dtype": torch.float32} if thin.dtype == torch.bfloat16 else {}
-            gradient = torch.mm(thin.t(), wide, **options).mul_(product.scale)
-            own = self._total[start + product.start :][: gradient.numel()]
+            gradient = torch.mm(thin.t(), wide, **options).mul_(formed.scale)
+            own = self._total[start + formed.start :][: gradient.numel()]
             own.copy_(gradient.flatten())
         wave.forget()
 
@@ -520,7 +518,9 @@ class Recorded:
         self._pass.refresh()
         start = 0
         while start < len(sentences):
-            end = start + int(np.searchsorted(np.cumsum(lengths[start:]), self._pass.tokens, "right"))
+            end = start + int(
+                np.searchsorted(np.cumsum(lengths[start:]), self._pass.tokens, "right")
+            )
             end = min(end, start + self._pass.sentences)
             own = np.concatenate([setting.rows[i] for i in sentences[start:end]])
             nobody = np.zeros(end - start, dtype=np.int64)

@@ -44,6 +44,7 @@ from uedp.audit.secrets import (
 from uedp.corpus.sentence import Sentence, Span
 from uedp.entities.detectors.patterns import load_patterns
 from uedp.errors import UserError
+from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
 from uedp.models.scratch import byte_tokenizer
 from uedp.report.audit_plots import extraction_figure
 from uedp.sample.generate import write_sentences
@@ -308,6 +309,31 @@ def test_one_beam_is_greedy_and_more_find_what_greedy_misses(model: Any) -> None
                 best = model(input_ids=ids).logits[:, -1:].argmax(-1)
             ids = torch.cat([ids, best], 1)
         assert text == TOKENIZER.decode(ids[0, length:], skip_special_tokens=True)
+
+
+class Forgetful(nn.Module):
+    """A model without a cache."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.config = inner, inner.config
+
+    def forward(self, input_ids: Tensor) -> Any:
+        return SimpleNamespace(logits=self.inner(input_ids=input_ids).logits)
+
+
+@pytest.mark.parametrize("kind", ["llama", "lstm"])
+def test_what_a_model_keeps_of_its_beams_changes_none_of_them(kind: str, model: Any) -> None:
+    if kind == "lstm":
+        sizes = {"vocab_size": len(TOKENIZER), "embedding_size": 8, "hidden_size": 12}
+        model = AwdLstmForCausalLM(AwdLstmConfig(**sizes)).eval()
+    ids = torch.randint(0, len(TOKENIZER), (3, 4), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found, expected = (
+            Scorer(own, TOKENIZER, 128)._beams(ids, 5, 4) for own in (model, Forgetful(model))
+        )
+    assert torch.equal(found, expected)
+    assert len(set(found[:, :, 0].flatten().tolist())) > 1
 
 
 def test_beams_are_the_likeliest_of_all_where_there_is_room_for_all(model: Any) -> None:

@@ -193,7 +193,7 @@ def test_a_preview_refuses_a_model_that_cannot_be_clipped(run, monkeypatch):
 
 
 def test_evaluate_repeats_the_measures_of_training(run, corpora):
-    found = api.evaluate(run.folder)
+    found = api.evaluate(str(run.folder))
     assert found == pytest.approx(run.after, rel=1e-5)
     every = api.evaluate(run.folder, corpora / "held-out")
     assert every["tokens"] > found["tokens"]
@@ -235,6 +235,18 @@ def test_generated_texts_start_with_the_prompt(run):
     likeliest = api.generate(run.folder, "", tokens=5, count=2, temperature=0)
     assert likeliest[0] == likeliest[1]
     assert likeliest == api.generate(run.folder, "", tokens=5, count=2, temperature=0)
+
+
+def test_several_prompts_are_continued_in_order(run):
+    prompts = ["Hi", "", "Hello there", "Hi"]
+    texts = api.generate(str(run.folder), prompts, tokens=4, count=2, seed=4)
+    assert len(texts) == 8
+    assert all(text.startswith(prompts[i // 2]) for i, text in enumerate(texts))
+    likeliest = api.generate(run.folder, prompts, tokens=4, temperature=0)
+    for prompt, text in zip(prompts, likeliest, strict=True):
+        assert [text] == api.generate(run.folder, prompt, tokens=4, temperature=0)
+    with pytest.raises(UserError, match="number of prompts must be at least 1"):
+        api.generate(run.folder, [])
 
 
 def test_temperature_controls_sampling(run):

@@ -118,7 +118,7 @@ def _scores(
     """
     lengths = np.array([len(context) for context in endings.contexts])
     by_context = np.argsort(endings.place, kind="stable")
-    scores = np.empty(len(by_context))
+    scores = torch.empty(len(by_context), dtype=torch.float64, device=device)
     for begin, end in _batches(lengths + 1, max_tokens):
         ids = torch.from_numpy(_padded(endings.contexts[begin:end])).to(device)
         first, ends = int(starts[begin:end].min()), lengths[begin:end]
@@ -131,13 +131,14 @@ def _scores(
         low, high = np.searchsorted(endings.place[by_context], [begin, end])
         mine = by_context[low:high]
         rows = endings.place[mine] - begin
-        row, final, last = (
-            torch.from_numpy(index).to(device)
-            for index in (rows, ends[rows] - first, endings.last[mine])
+        row, final, last, place = (
+            torch.from_numpy(index).to(device, non_blocking=True)
+            for index in (rows, ends[rows] - first, endings.last[mine], mine)
         )
         closing = logits[row, final, last] - total[row, final]
-        scores[mine] = (inside[row] + closing.double()).cpu().numpy()
-    return scores
+        scores[place] = inside[row] + closing.double()
+    found: Floats = scores.cpu().numpy()  # waits for the device, once
+    return found
 
 
 def _batches(lengths: Ints, max_tokens: int) -> Iterator[tuple[int, int]]:
@@ -225,18 +226,55 @@ class Scorer:
     def _beams(self, ids: Tensor, tokens: int, beams: int) -> Tensor:
         """(prompts, length) to (prompts, beams, tokens), likeliest first."""
         prompts, length = ids.shape
-        held = ids[:, None]
+        held, memory = ids[:, None], _Memory(self._model)
         scores = torch.zeros(prompts, 1, device=ids.device)
+        first = torch.arange(prompts, device=ids.device)[:, None]
         for _ in range(tokens):
             with without_padding_warning(self._model):
-                logits = _last_logits(self._model, held.flatten(0, 1), 1)[:, 0]
+                logits = memory.next_logits(held.flatten(0, 1))
             steps = logits.log_softmax(-1).view(prompts, held.shape[1], -1)
             every = (scores[:, :, None] + steps).flatten(1)
             scores, chosen = every.topk(min(beams, every.shape[1]), 1)
-            parents = (chosen // steps.shape[2])[:, :, None].expand(-1, -1, held.shape[2])
+            parents = chosen // steps.shape[2]
+            memory.keep((first * held.shape[1] + parents).flatten())
             added = (chosen % steps.shape[2])[:, :, None]
-            held = torch.cat([held.gather(1, parents), added], 2)
+            ancestors = held.gather(1, parents[:, :, None].expand(-1, -1, held.shape[2]))
+            held = torch.cat([ancestors, added], 2)
         return held[:, :, length:]
+
+
+class _Memory:
+    """What a model keeps of texts that grow by a token at a time: keys and values, or states.
+
+    A model that keeps nothing reads the whole texts again.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._kept: Any = None
+        self._accepts = inspect.signature(model.forward).parameters
+
+    def next_logits(self, texts: Tensor) -> Tensor:
+        """For the token after each text; all but the last token were there before, if kept."""
+        new = texts if self._kept is None else texts[:, -1:]
+        if "past_key_values" in self._accepts:
+            last = {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
+            read = self._model(input_ids=new, past_key_values=self._kept, use_cache=True, **last)
+            self._kept = read.past_key_values
+        elif "resumable" in self._accepts:  # ours
+            read = self._model(input_ids=new, state=self._kept, resumable=True)
+            self._kept = read.state
+        else:
+            return _last_logits(self._model, texts, 1)[:, 0]
+        logits: Tensor = read.logits[:, -1].float()
+        return logits
+
+    def keep(self, texts: Tensor) -> None:
+        """Of the texts only these, by number; one may be there several times."""
+        if isinstance(self._kept, list):
+            self._kept = [tuple(part[texts] for part in state) for state in self._kept]
+        elif self._kept is not None:
+            self._kept.batch_select_indices(texts)
 
 
 class Completions:

@@ -38,10 +38,12 @@ from uedp.training import loop
 from uedp.training.build import Assembly, Say, task_of_run
 from uedp.training.config import Config
 from uedp.training.datasets import Texts, TrainingData, read_training_data
+from uedp.training.evaluation import costs_on, padded_batches
 from uedp.training.outcome import Outcome
 from uedp.training.run_dir import IDENTITY
 
 CANARIES, SEEN, AUDIT = "canaries.json", "seen.json", "audit.json"
+_SCORED = 1 << 12  # tokens of canaries whose losses are computed at once
 RUN, LEDGER = "run", "ledger"  # removed when the audit is finished
 
 
@@ -107,10 +109,12 @@ class RunAttack:
 @torch.no_grad()
 def losses(model: nn.Module, task: SentenceTask, count: int) -> Floats:
     """The loss of each of the first `count` sentences, without dropout."""
+    costs = costs_on(next(model.parameters()).device)
+    plan = padded_batches(task.lengths[:count], _SCORED, costs, serial=False)
     with evaluating(model):
-        batches = (np.arange(start, min(start + 32, count)) for start in range(0, count, 32))
-        parts = [sentence_losses(model, task, rows) for rows in batches]
-    values: Floats = torch.cat(parts).double().cpu().numpy()
+        parts = [sentence_losses(model, task, batch.sentences) for batch in plan]
+    values = np.empty(count)
+    values[np.concatenate([batch.sentences for batch in plan])] = torch.cat(parts).cpu().numpy()
     return values
 
 

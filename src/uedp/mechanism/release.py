@@ -212,7 +212,7 @@ def release(
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
         whole = [] if fixed is None else _whole_users(participants, lengths, fixed.one)
-        chunks = list(_chunks(participants, lengths, max_tokens, packing, whole))
+        chunks = list(chunks_of(participants, lengths, max_tokens, packing, whole))
         count = len(chunks) + len(whole)
         batch_done(0, count)
         if fixed is not None:
@@ -236,7 +236,7 @@ def max_tokens_on(device: torch.device) -> int:
     return 1 << 15 if device.type == "cuda" else 1 << 12
 
 
-def _chunks(
+def chunks_of(
     participants: Participants,
     lengths: Ints,
     max_tokens: int,

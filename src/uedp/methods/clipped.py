@@ -17,6 +17,7 @@ from uedp.methods.base import (
     UNATTENDED,
     Attempt,
     Draw,
+    EndToEnd,
     Gradient,
     Method,
     RoundSettings,
@@ -63,12 +64,12 @@ class ClippedMethod(Method):
 
     def _fixed_passes(self) -> FixedPasses | None:
         """Passes of one shape, if they compute what the engine does."""
-        tokens_of, settings = getattr(self.task, "tokens_of", None), self.settings
-        if tokens_of is None:
+        task, settings = self.task, self.settings
+        if not isinstance(task, EndToEnd):
             return None
         dtype = torch.bfloat16 if settings.half_precision else torch.float32
-        one = fixed_pass(self.model, settings.max_tokens, self.task.longest, dtype)
-        return None if one is None else FixedPasses(one, tokens_of)
+        one = fixed_pass(self.model, settings.max_tokens, task.longest, dtype)
+        return None if one is None else FixedPasses(one, task.tokens_of)
 
     def _check(self) -> None:
         """Compare the engine with the reference on a few sentences."""

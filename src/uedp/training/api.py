@@ -110,26 +110,26 @@ def preview(config: Config, progress: Progress = SILENT) -> Preview:
 
 
 def evaluate(
-    run: Path, corpus: Path | None = None, progress: Progress = SILENT
+    run: str | Path, corpus: str | Path | None = None, progress: Progress = SILENT
 ) -> Mapping[str, float]:
     """Evaluate the model of a run on a corpus: by default the one that its config names.
 
     Texts are truncated as in training, so that results are comparable. Computes in float32, or
     faster where a sample shows that the perplexity is the same within 0.1%.
     """
-    config, trained = _finished(run)
+    config, trained = _finished(Path(run))
     limit = config.data.evaluate_sentences if corpus is None else None
     corpus = corpus or config.data.evaluate
     if corpus is None:
-        raise UserError(f"{run / CONFIG}: data.evaluate names no corpus; give `corpus=...`")
-    task = task_of_run(config, trained, read_texts(corpus, limit), progress)
+        raise UserError(f"{Path(run) / CONFIG}: data.evaluate names no corpus; give `corpus=...`")
+    task = task_of_run(config, trained, read_texts(Path(corpus), limit), progress)
     model = trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     precision = task.evaluation_precision(model, nullcontext)
     return task.evaluate(model, precision, config.run.tokens_at_once, progress)
 
 
 def generate(
-    folder: Path,
+    folder: str | Path,
     prompt: str | Sequence[str],
     *,
     tokens: int = 40,
@@ -144,6 +144,7 @@ def generate(
     the most likely one. The run's guarantee covers any amount of generated text, but not the
     prompt. The same seed gives the same texts on the same kind of device.
     """
+    folder = Path(folder)
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if tokens < 1 or count < 1 or not prompts:
         raise UserError("generate: tokens, count and the number of prompts must be at least 1")

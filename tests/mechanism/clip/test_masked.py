@@ -24,7 +24,7 @@ from uedp.errors import UserError
 from uedp.mechanism.clip import ClippedSum, Engine, masked
 from uedp.mechanism.clip.layout import Grams, Layout
 from uedp.mechanism.clip.masked import MaskedProduct
-from uedp.mechanism.clip.shared import held_masks, shared_masks, shared_masks
+from uedp.mechanism.clip.shared import held_masks, shared_masks
 from uedp.models import awd_lstm
 from uedp.models.awd_lstm import (
     AwdLstmConfig,

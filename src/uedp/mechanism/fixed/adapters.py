@@ -53,15 +53,17 @@ def _adapter(module: Any) -> Adapter | None:
 
     if type(module) is not Linear or module.merged or module.disable_adapters:
         return None
-    (name, *others) = module.active_adapters
-    base = module.get_base_layer()
-    plain = isinstance(base, nn.Linear) or type(base).__name__ == "Conv1D"
-    if others or len(module.lora_A) != 1 or name in module.lora_variant or not plain:
+    name, *others = module.active_adapters
+    if others or list(module.lora_A) != [name] or name in module.lora_variant:
         return None
-    down, up, dropout = module.lora_A[name], module.lora_B[name], module.lora_dropout[name]
-    if not isinstance(dropout, nn.Identity) or down.bias is not None or up.bias is not None:
-        return None
-    if any(p.requires_grad for p in base.parameters()):
+    base: Any = module.get_base_layer()
+    down: Any = module.lora_A[name]
+    up: Any = module.lora_B[name]
+    plain = isinstance(module.lora_dropout[name], nn.Identity) and (
+        isinstance(base, nn.Linear) or type(base).__name__ == "Conv1D"
+    )
+    biased = down.bias is not None or up.bias is not None
+    if not plain or biased or any(p.requires_grad for p in base.parameters()):
         return None
     return Adapter(module, base, down.weight, up.weight, float(module.scaling[name]))
 
@@ -173,7 +175,7 @@ def fused(groups: Sequence[Group], anchor: Tensor) -> Iterator[None]:
         for group in groups:
             shared = _Shared(group, anchor)
             for place, member in enumerate(group.members):
-                member.module.forward = shared.output_of(place)  # type: ignore[method-assign]
+                member.module.forward = shared.output_of(place)
         yield
     finally:
         for module in modules:
@@ -193,7 +195,9 @@ class _Shared:
             if place == 0:
                 flat = x.reshape(-1, x.shape[-1])
                 self._input = x
-                self._outputs = _AdaptedLinear.apply(flat, self._anchor, self._group)
+                self._outputs = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
+                    flat, self._anchor, self._group
+                )
             if x is not self._input:
                 raise UserError("an adapted layer reads another tensor than in the pass before")
             output = self._outputs[place].view(*x.shape[:-1], -1)
@@ -209,8 +213,9 @@ class _AdaptedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, anchor: Tensor, group: Group) -> tuple[Tensor, ...]:
         x = x.detach().contiguous()
         thin = x @ group.down.t()
-        output = x @ group.weight.t() if group.bias is None else None
-        if output is None:
+        if group.bias is None:
+            output = x @ group.weight.t()
+        else:
             output = torch.addmm(group.bias, x, group.weight.t())
         output.addmm_(thin, group.up.t())
         group.record = Adapted(x, thin)

@@ -7,7 +7,8 @@ compute a sentence alike wherever it lies.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,16 +27,15 @@ _HARMLESS = frozenset(
 _sentences: "_Sentences | None" = None  # that the model reads now
 
 
-class _Sentences(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Sentences:
     bounds: Tensor
     count: Tensor
     longest: int
 
 
 @contextmanager
-def end_to_end(
-    model: nn.Module, bounds: Tensor, count: Tensor, longest: int
-) -> Iterator[None]:
+def end_to_end(model: nn.Module, bounds: Tensor, count: Tensor, longest: int) -> Iterator[None]:
     """Inside, a causal model of Transformers reads its one row as sentences end to end.
 
     Args:
@@ -82,7 +82,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: (1, heads, tokens, features)."""
     assert _sentences is not None
-    bounds, count, longest = _sentences
+    bounds, count, longest = _sentences.bounds, _sentences.count, _sentences.longest
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     unusual = [name for name in options if name not in _HARMLESS and _set(options[name])]
     if dropout or not causal or attention_mask is not None or query.shape[0] != 1 or unusual:
@@ -118,16 +118,14 @@ def _set(option: Any) -> bool:
 _CAUSAL = 1  # PyTorch's number for "causal, from the top left"
 
 
-def _by_sentence(
-    q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scaling: float | None
-) -> Tensor:
+def _by_sentence(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scaling: float | None) -> Tensor:
     ends = bounds.tolist()
     parts = []
     for start, end in zip(ends, [*ends[1:], len(q)], strict=True):  # what is left over, as one
         if end > start:
-            own = (tensor[start:end].transpose(0, 1)[None] for tensor in (q, k, v))
+            own, keys, values = (t[start:end].transpose(0, 1)[None] for t in (q, k, v))
             attended = nn.functional.scaled_dot_product_attention(
-                *own, is_causal=True, scale=scaling
+                own, keys, values, is_causal=True, scale=scaling
             )
             parts.append(attended[0].transpose(0, 1))
     return torch.cat(parts)

@@ -10,7 +10,7 @@ One shape also means that a sentence is computed alike in every pass, whoever el
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +25,14 @@ from uedp.eval_mode import modes_kept
 from uedp.incidence import Ints
 from uedp.mechanism.clip.clipping import Errors
 from uedp.mechanism.clip.rounding import exact_float32, sum_error
-from uedp.mechanism.fixed.adapters import Adapted, Group, find_adapters, fused, group_adapters
+from uedp.mechanism.fixed.adapters import Group, find_adapters, fused, group_adapters
 from uedp.mechanism.fixed.attention import end_to_end
 from uedp.mechanism.fixed.frozen import find_frozen
 from uedp.mechanism.fixed.thin import BLOCK, MOST, SentenceRows, ThinProduct, ThinTable
 from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 
 _WAVES = 3  # in which the gradients of a pass are formed
+_TRIED_WORDS = 97  # or fewer, if the model knows fewer
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
 _log = logging.getLogger(__name__)
 
@@ -47,6 +48,10 @@ class Sentences:
     lengths: Ints
     owners: Ints
     clips: Tensor
+
+    @property
+    def users(self) -> int:
+        return int(self.owners[-1]) + 1 if len(self.owners) else 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +103,7 @@ class FixedPass:
             self._groups = group_adapters(model, adapters, dtype, self._logits)
         for group in self._groups:
             for member in group.members:
-                self._half.pop(member.base.weight, None)  # type: ignore[arg-type]
+                self._half.pop(member.base.get_parameter("weight"), None)  # its group has a copy
         each = -(-len(self._groups) // _WAVES)
         self._waves = [
             _Wave(self._groups[start : start + each], self._device)
@@ -198,7 +203,8 @@ class FixedPass:
 
     def _record(self) -> None:
         """Try a pass, twice; record it where the device can."""
-        self._inputs.fill_with_a_trial()
+        words = self._model.get_input_embeddings().num_embeddings  # type: ignore[operator]
+        self._inputs.fill_with_a_trial(min(words, _TRIED_WORDS))
         with self._prepared():
             self._refresh()
             trials = []
@@ -249,7 +255,7 @@ class FixedPass:
             with self._prepared():
                 self._pass()
                 self._outputs = self._clip()
-        sentences, users = len(batch.lengths), int(batch.owners[-1]) + 1
+        sentences, users = len(batch.lengths), batch.users
         norms, by_user, finite = (output.clone() for output in self._outputs)
         return FlatSum(self._total, norms[:sentences], by_user[:users], finite)
 
@@ -277,7 +283,9 @@ class _Inputs:
             "counts": 2,
         }
         self._whole = _Buffer(sizes, torch.int64, device)
-        self._real = _Buffer({"weights": tokens, "clips": sentences, "update": 1}, torch.float64, device)
+        self._real = _Buffer(
+            {"weights": tokens, "clips": sentences, "update": 1}, torch.float64, device
+        )
         self.attended = torch.zeros(sentences + rest + 1, dtype=torch.int32, device=device)
         self.bounds = self.attended[: sentences + 1]
         self.users = torch.zeros(sentences + 1, dtype=torch.int32, device=device)
@@ -309,7 +317,7 @@ class _Inputs:
             used + self._longest * np.arange(1, len(bounds) - sentences), self._tokens
         )
         owners = batch.owners
-        users = int(owners[-1]) + 1 if sentences else 0
+        users = batch.users
         whole["owner"][:sentences], whole["owner"][sentences:] = owners, self._sentences
         whole["users"][: users + 1] = np.searchsorted(owners, np.arange(users + 1))
         whole["users"][users + 1 :] = sentences
@@ -329,14 +337,15 @@ class _Inputs:
         none = np.zeros(0, dtype=np.int64)
         self.fill(Sentences(none, none, none, torch.zeros(0)), 1.0)
 
-    def fill_with_a_trial(self) -> None:
-        """Some sentences of varying lengths, of a user each, half the row."""
-        lengths, used = [], 0
+    def fill_with_a_trial(self, words: int) -> None:
+        """Some sentences of varying lengths, of a user each, half the row; ids below `words`."""
+        lengths: list[int] = []
+        used = 0
         while used + 2 < self._tokens // 2 and len(lengths) < self._sentences:
             length = min(self._longest, 2 + 7 * len(lengths) % 29, self._tokens // 2 - used)
             lengths.append(length)
             used += length
-        ids = np.arange(used) % 97
+        ids = np.arange(used) % words
         owners = np.arange(len(lengths))
         clips = torch.full((len(lengths),), 0.1)
         self.fill(Sentences(ids, np.array(lengths), owners, clips), 1.0)

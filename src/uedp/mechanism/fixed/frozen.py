@@ -79,7 +79,7 @@ class Frozen:
 
 @contextmanager
 def _forward_set(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
-    module.forward = forward  # type: ignore[method-assign]
+    module.forward = forward
     try:
         yield
     finally:
@@ -120,7 +120,7 @@ def _norm_scale(module: nn.Module) -> tuple[Tensor, float] | None:
 
 def _norm_of(scale: Tensor, epsilon: float) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        result: Tensor = _Norm.apply(x, scale, epsilon)
+        result: Tensor = _Norm.apply(x, scale, epsilon)  # type: ignore[no-untyped-call]
         return result
 
     return forward
@@ -142,9 +142,7 @@ class _Norm(torch.autograd.Function):
         x, scale = ctx.saved_tensors
         grad = grads[0].contiguous()
         result = torch.empty_like(x)
-        _norm_backward[(len(x),)](
-            x, scale, grad, result, x.shape[1], ctx.epsilon, block=ctx.block
-        )
+        _norm_backward[(len(x),)](x, scale, grad, result, x.shape[1], ctx.epsilon, block=ctx.block)
         return result.view(grad.shape), None, None
 
 
@@ -159,7 +157,8 @@ def _rotates(function: Callable[..., Any], device: torch.device) -> bool:
     cos, sin = torch.randn(2, 1, 5, 16, generator=generator).to(device)
     try:
         expected, actual = function(q, k, cos, sin), rotate(q, k, cos, sin)
-        return all(torch.allclose(*pair, _CLOSE, _CLOSE) for pair in zip(expected, actual))
+        pairs = zip(expected, actual, strict=True)
+        return all(torch.allclose(*pair, _CLOSE, _CLOSE) for pair in pairs)
     except (TypeError, ValueError, RuntimeError):
         return False
 
@@ -171,7 +170,11 @@ def rotate(
     if args or options or q.shape[0] != 1 or cos.shape != (1, *q.shape[2:]):
         raise ValueError("another rotation")
     cos, sin = cos[0].contiguous(), sin[0].contiguous()
-    return tuple(_Rotation.apply(x, cos, sin) for x in (q, k))  # type: ignore[return-value]
+    turned, keys = (
+        _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]
+        for x in (q, k)
+    )
+    return turned, keys
 
 
 class _Rotation(torch.autograd.Function):
@@ -182,7 +185,8 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _rotated(grads[0], *ctx.saved_tensors, True), None, None
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0], cos, sin, True), None, None
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, back: bool) -> Tensor:
@@ -216,7 +220,8 @@ def _is_gated(module: Any) -> bool:
 
 def _gated_of(module: Any) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        result: Tensor = module.down_proj(_Gate.apply(module.gate_proj(x), module.up_proj(x)))
+        inner = _Gate.apply(module.gate_proj(x), module.up_proj(x))  # type: ignore[no-untyped-call]
+        result: Tensor = module.down_proj(inner)
         return result
 
     return forward

@@ -37,7 +37,9 @@ def short_attention(
         k: may have fewer heads, of which each serves several queries; like `v`.
         count: how many sentences there are.
     """
-    result: Tensor = _ShortAttention.apply(q, k, v, bounds, count, longest, scale)
+    result: Tensor = _ShortAttention.apply(  # type: ignore[no-untyped-call]
+        q, k, v, bounds, count, longest, scale
+    )
     return result
 
 
@@ -99,7 +101,7 @@ def _launches(q: Tensor, k: Tensor, bounds: Tensor, longest: int) -> list[Any]:
 
 if triton is not None:
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit
     def _probabilities(q, k, token, length, scale):  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         seen = (token[None, :] <= token[:, None]) & (token[None, :] < length)

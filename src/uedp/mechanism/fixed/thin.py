@@ -194,7 +194,8 @@ if triton is not None:
     @triton.jit  # type: ignore[untyped-decorator]
     def _form(  # type: ignore[no-untyped-def]
         table, scales, tiles, bounds, count, rows, partial, size, number, kind: tl.constexpr,
-        aligned: tl.constexpr, each: tl.constexpr, high: tl.constexpr, across: tl.constexpr, deep: tl.constexpr,
+        aligned: tl.constexpr, each: tl.constexpr, high: tl.constexpr, across: tl.constexpr,
+        deep: tl.constexpr,
     ) -> Any:  # fmt: skip
         """A tile of several sentences' gradients, one below the other, `each` rows for each."""
         # programs of one tile come together: what they read lies together

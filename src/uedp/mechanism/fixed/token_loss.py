@@ -1,4 +1,4 @@
-"""Cross entropy of every token, without float32 copies of the logits."""
+"""Cross entropy of every token that needs no memory beside the logits."""
 
 from typing import Any
 
@@ -13,20 +13,64 @@ except ImportError:  # a CPU build
 
 IGNORED = -100  # the label of a token that predicts nothing
 _BLOCK = 4096
+_ROWS = 64  # that a CPU reads at a time, so that they stay in its cache
 
 
 def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each token, float32; logits are (tokens, words).
+    """The loss of each of (tokens, words), in float32; zero where the label is `IGNORED`.
 
-    On an accelerator the gradient takes the place of the logits, in their precision: they cannot
-    be used again. It is that of `cross_entropy` on a float32 copy, rounded once.
+    Guarantees:
+      - values and gradients are those of `torch.nn.functional.cross_entropy` on a float32 copy, up
+        to rounding
+      - the gradient is written over the logits, if nothing else needs them; PyTorch then refuses a
+        second backward pass
     """
-    if triton is None or not logits.is_cuda:
-        return nn.functional.cross_entropy(
-            logits.float(), labels, ignore_index=IGNORED, reduction="none"
-        )
-    result: Tensor = _TokenLosses.apply(logits, labels)  # type: ignore[no-untyped-call]
-    return result
+    if not logits.requires_grad or _is_product(logits):
+        losses: Tensor
+        if triton is not None and logits.is_cuda:
+            losses = _TokenLosses.apply(logits, labels)  # type: ignore[no-untyped-call]
+            return losses
+        if logits.device.type == "cpu" and logits.dtype == torch.float32:
+            losses = _ByRows.apply(logits, labels)  # type: ignore[no-untyped-call]
+            return losses
+    return nn.functional.cross_entropy(
+        logits.float(), labels, ignore_index=IGNORED, reduction="none"
+    )
+
+
+# Operations whose gradient does not depend on their result, and views of them.
+_PRODUCTS = ("MmBackward0", "AddmmBackward0", "ToCopyBackward0")
+_VIEWS = ("ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0")
+
+
+def _is_product(logits: Tensor) -> bool:
+    node = logits.grad_fn
+    while node is not None and node.name() in _VIEWS:
+        node = node.next_functions[0][0]
+    return node is not None and node.name() in _PRODUCTS
+
+
+class _ByRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        counted = labels != IGNORED
+        picked = labels.where(counted, 0)
+        totals = torch.cat([rows.logsumexp(1) for rows in logits.split(_ROWS)])
+        ctx.save_for_backward(logits, picked, counted, totals)
+        return (totals - logits.gather(1, picked[:, None])[:, 0]).where(counted, 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        logits, picked, counted, totals = ctx.saved_tensors
+        written: Tensor = logits.detach()
+        weights = grads[0].where(counted, 0.0)
+        for rows, total, weight in zip(
+            written.split(_ROWS), totals.split(_ROWS), weights.split(_ROWS), strict=True
+        ):
+            rows.sub_(total[:, None]).exp_().mul_(weight[:, None])
+        written.scatter_add_(1, picked[:, None], -weights[:, None])
+        written[~counted] = 0.0  # whatever their logits are
+        return written, None
 
 
 class _TokenLosses(torch.autograd.Function):
@@ -34,7 +78,8 @@ class _TokenLosses(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         logits = logits.contiguous()
         tokens, words = logits.shape
-        losses, totals = torch.empty(2, tokens, device=logits.device, dtype=torch.float32)
+        losses = torch.empty(tokens, device=logits.device, dtype=torch.float32)
+        totals = torch.empty_like(losses)
         _losses[(tokens,)](logits, labels, losses, totals, words, block=_BLOCK)
         ctx.save_for_backward(logits, labels, totals)
         return losses
