@@ -95,7 +95,7 @@ def _packed(
         for weight in weights.values()
         if weight.record.stays_packed and weight.parameter.numel() > _FORMED
     ]
-    records = [part.record for part in (*large, *lookups)]
+    records = [weight.record for weight in large] + [lookup.record for lookup in lookups]
     rules = {}
     for record in records:
         assert isinstance(record, PackedRecord)

@@ -27,7 +27,9 @@ class Record:
     def source(self) -> tuple[Any, ...]:
         return self.inputs.data_ptr(), *self.inputs.shape, *self.inputs.stride()
 
-    stays_packed = False
+    @property
+    def stays_packed(self) -> bool:
+        return False
 
     def shape(self, in_pieces: bool = False) -> tuple[int, int]:
         """Rows of `unpacked`, and tokens of each."""

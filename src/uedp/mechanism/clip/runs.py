@@ -43,7 +43,8 @@ class Pairs:
 
     @classmethod
     def of(cls, starts: Ints, ends: Ints, size: int, device: torch.device) -> "Pairs":
-        rows, run = [], []
+        rows: list[tuple[int, int, int]] = []
+        run: list[int] = []
         for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
             firsts = range(start, end, size)
             for first in firsts:
@@ -187,9 +188,7 @@ def sentence_sums(values: Tensor, runs: Runs) -> Tensor:
         return torch.stack(rows)
     result = torch.empty(sentences, width, device=values.device)
     values = values.contiguous()
-    _sums[(sentences, triton.cdiv(width, _BLOCK))](
-        values, result, runs.bounds, width, block=_BLOCK
-    )
+    _sums[(sentences, triton.cdiv(width, _BLOCK))](values, result, runs.bounds, width, block=_BLOCK)
     return result
 
 
