@@ -157,3 +157,29 @@ def test_nonsense_is_refused_by_name(words, bad):
     with pytest.raises(UserError, match=words):
         bad()
     assert time.process_time() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("target", "delta", "rounds", "share", "coin"),
+    [(1.0, 1e-8, 10_000, 0.3, 1.0), (8.0, 1e-5, 100, 0.1, 1.0), (2.0, 1e-6, 1000, 0.3, 0.5)],
+)
+def test_a_small_rate_takes_few_evaluations_and_little_time(
+    target, delta, rounds, share, coin, monkeypatch
+):
+    """At most 3 s, the target; about 0.5 s here. Equidistant losses took 8 s, with a coin 44."""
+    evaluations = []
+
+    def counted(profile: Profile, rounds: int, delta: float) -> float:
+        evaluations.append(profile.noise)
+        return epsilon(profile, rounds, delta)
+
+    def rotation(z: float) -> Profile:
+        return RotationProfile(z, 0.0005, share, coin, coin)
+
+    monkeypatch.setattr(calibrate, "epsilon", counted)
+    began = time.process_time()
+    noise = noise_for(target, delta, rounds, rotation)
+    assert time.process_time() - began < 3
+    assert len(evaluations) <= 10
+    spent = epsilon(rotation(noise), rounds, delta)
+    assert 0.999 * target <= spent <= target < epsilon(rotation(0.9998 * noise), rounds, delta)

@@ -85,7 +85,7 @@ def lending_among_the_drawn(patch) -> None:
 
 def clipping_by_pieces(patch) -> None:
     """A user too large for memory is taken for several."""
-    original = releasing._chunks
+    original = releasing.chunks_of
 
     def cut(participants, lengths, max_tokens, packing):
         for rows in original(participants, lengths, max_tokens, packing):
@@ -95,7 +95,7 @@ def clipping_by_pieces(patch) -> None:
             each = max(1, max_tokens // int(lengths[rows].max()))
             yield from np.split(rows, range(each, len(rows), each))
 
-    patch.setattr(releasing, "_chunks", cut)
+    patch.setattr(releasing, "chunks_of", cut)
 
 
 def division_by_the_drawn(patch) -> None:

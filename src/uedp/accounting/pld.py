@@ -203,7 +203,7 @@ def compose(parts: Parts) -> PrivacyLossDistribution:
     masses = np.roll(circular, -(lower % length))[:size]
     return PrivacyLossDistribution(
         step * np.arange(lower, upper + 1, dtype=np.float64),
-        np.maximum(masses, 0.0),
+        np.maximum(masses, 0.0),  # cutting negative masses only adds to delta
         float(-np.expm1(log_finite)) + _TAILS * rounds + _WRAPPED,
         slack=_ROUNDING * rounds,
     )

@@ -174,7 +174,7 @@ def release(
             add(rows[~first], max_tokens)
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
-        chunks = list(_chunks(participants, lengths, max_tokens, packing))
+        chunks = list(chunks_of(participants, lengths, max_tokens, packing))
         batch_done(0, len(chunks))
         for done, rows in enumerate(chunks, 1):
             add(rows, max_tokens)
@@ -195,7 +195,7 @@ def max_tokens_on(device: torch.device) -> int:
     return 1 << 15 if device.type == "cuda" else 1 << 12
 
 
-def _chunks(
+def chunks_of(
     participants: Participants, lengths: Ints, max_tokens: int, packing: Packing
 ) -> Iterator[Ints]:
     """Places of sentences, in chunks of whole users with longest sentences of similar length."""
