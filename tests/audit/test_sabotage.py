@@ -32,7 +32,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism import release as releasing
 from uedp.mechanism import sampling as drawing
-from uedp.mechanism.clip import Engine, engine
+from uedp.mechanism.clip import Engine, clipping
 from uedp.mechanism.clip.rules import TiedLookup
 from uedp.methods import ClippedMethod, rotation
 from uedp.models.trainable import make_trainable
@@ -85,17 +85,17 @@ def lending_among_the_drawn(patch) -> None:
 
 def clipping_by_pieces(patch) -> None:
     """A user too large for memory is taken for several."""
-    original = releasing._chunks
+    original = releasing.chunks_of
 
-    def cut(participants, lengths, max_tokens, packing):
-        for rows in original(participants, lengths, max_tokens, packing):
+    def cut(participants, lengths, max_tokens, packing, taken=()):
+        for rows in original(participants, lengths, max_tokens, packing, taken):
             if packing.tokens(lengths[rows]) <= max_tokens:
                 yield rows
                 continue
             each = max(1, max_tokens // int(lengths[rows].max()))
             yield from np.split(rows, range(each, len(rows), each))
 
-    patch.setattr(releasing, "_chunks", cut)
+    patch.setattr(releasing, "chunks_of", cut)
 
 
 def division_by_the_drawn(patch) -> None:
@@ -138,9 +138,9 @@ def tied_cross_term_dropped_unchecked(patch) -> None:
 
 def adapter_scale_left_out(patch) -> None:
     """Norms as if adapters were added without their scale, alpha / rank."""
-    original = engine._factors
+    original = clipping._factors
     patch.setattr(
-        engine,
+        clipping,
         "_factors",
         lambda norms, bounds, *more: original(norms / _SCALE, bounds, *more),
     )

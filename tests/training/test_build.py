@@ -209,6 +209,22 @@ def test_a_model_that_attends_to_padding_is_refused():
     with pytest.raises(UserError, match="FNetForSequenceClassification mixes"):
         refuse_mixing(model, task)
     refuse_mixing(tiny.bert(), task)
+    few_longer = ["a" * (1 + place % 9) for place in range(99)] + ["a" * 50]
+    task = Classification(few_longer, ["x", "y"] * 50, ["x", "y"], words, 60)
+    with pytest.raises(UserError, match="FNetForSequenceClassification mixes"):
+        refuse_mixing(model, task)
+
+
+def test_sentences_are_padded_no_more_than_shows(monkeypatch):
+    texts = ["a" * length for length in range(1, 59)]
+    words = tiny.tokenizer(pad_token="<|end|>")
+    task, widths = Classification(texts, ["x", "y"] * 29, ["x", "y"], words, 60), []
+    losses = task.losses
+    monkeypatch.setattr(
+        task, "losses", lambda m, s, p: widths.append(task.lengths[s].max()) or losses(m, s, p)
+    )
+    refuse_mixing(tiny.bert(), task)
+    assert 2 * sorted(set(widths))[-2] <= max(widths)
 
 
 def test_a_model_that_mixes_sentences_is_refused():

@@ -11,9 +11,16 @@ from tests.training.runs import metrics, snapshot
 from uedp.accounting.certificate import load_certificate
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
+from uedp.incidence import Incidence, Rows
+from uedp.mechanism.packing import ONE_PER_ROW, SHARED_ROWS
+from uedp.mechanism.release import chunks_of
+from uedp.mechanism.sampling import Participants
+from uedp.methods import ClippedMethod
 from uedp.training import api, build, loop
+from uedp.training.datasets import Texts, TrainingData
 from uedp.training.estimate import Pace, estimate, measure_pace, sentences_per_round
 from uedp.training.plan import build_plan
+from uedp.training.tasks import NextWord
 
 
 @pytest.fixture
@@ -64,6 +71,75 @@ def test_time_adds_up():
     assert pace.peak_memory(30) == pytest.approx(1e9 + 100 * 250)
     assert pace.peak_memory(300) == pytest.approx(1e9 + 100 * 950)
     assert pace.peak_memory(1) == 1e9
+    padded = dataclasses.replace(pace, padding=((10.0, 1.5), (1000.0, 1.1)))
+    assert padded.computed_tokens(1) == pytest.approx(15)
+    assert padded.computed_tokens(100) == pytest.approx(1300)  # between the two
+    assert padded.computed_tokens(5000) == pytest.approx(55_000)
+    assert padded.round_seconds(100) == pytest.approx(2 + 1.3 * 0.5 + 13)
+
+
+class Clock:
+    """A clock that only rounds advance: each by a fixed cost, one per batch and one per token."""
+
+    def __init__(self, per_round, per_batch, per_token):
+        self.costs, self.now, self.tokens = (per_round, per_batch, per_token), 0.0, []
+
+    def perf_counter(self):
+        return self.now
+
+    def seconds_of(self, method, incidence, lengths):
+        """The cost of a round of all users, whose tokens are computed as `release` does."""
+        drawn = Participants(
+            np.arange(incidence.users),
+            Rows(np.searchsorted(incidence.sentence_user, np.arange(incidence.users + 1)), None),
+            None,
+        )
+        batch = method.settings.max_tokens
+        chunks = [lengths[c] for c in chunks_of(drawn, lengths, batch, method.packing)]
+        computed = sum(method.packing.tokens(own) for own in chunks)
+        return float(np.dot(self.costs, [1, len(chunks), computed])), computed
+
+    def round(self, method, number):
+        seconds, computed = self.seconds_of(method, method.incidence, method.task.lengths)
+        self.now += seconds
+        self.tokens.append(computed)
+
+
+@pytest.mark.parametrize("packing", [SHARED_ROWS, ONE_PER_ROW])
+@pytest.mark.parametrize("costs", [(0.1, 0.0, 1e-4), (0.01, 0.3, 1e-3), (0.0, 0.01, 0.02)])
+def test_an_estimate_is_right_for_rounds_that_are_larger_than_measured(
+    packing, costs, saved, tmp_path, monkeypatch
+):
+    """Lengths and users are ragged, so that small rounds are padded otherwise than large ones."""
+    rng, clock = np.random.default_rng(1), Clock(*costs)
+    owners = np.sort(rng.integers(0, 300, 2000))
+    texts = [("the day " * int(n))[:100] for n in np.exp(rng.normal(1.0, 0.7, 2000)) + 1]
+    none = np.zeros(0, dtype=np.int64)
+    everyone = Incidence.build(owners, none, none, 300, 0)
+    labels = [None] * len(texts)
+    data = TrainingData(Texts(texts, labels), everyone, tmp_path)
+    config = worlds.config(saved(), privacy__method="user-level", run__tokens_at_once=2048)
+    ready = build.prepare(config, data)
+    monkeypatch.setattr(NextWord, "packing_for", lambda self, model: packing)
+    monkeypatch.setattr(ClippedMethod, "round", lambda self, number: clock.round(self, number))
+    monkeypatch.setattr("uedp.training.estimate.time", clock)
+    pace = measure_pace(ready)
+    method = build.build_method(build_plan(config, everyone), everyone, ready.model, ready.task)
+    method.packing = packing
+    truth, computed = clock.seconds_of(method, everyone, ready.task.lengths)
+    assert max(clock.tokens) < computed / 2  # it was not simply timed
+    assert pace.round_seconds(2000) == pytest.approx(truth, rel=0.15)
+
+
+def test_few_tokens_are_timed_where_they_take_long(data, saved, monkeypatch):
+    clock = Clock(0.0, 0.0, 1.0)
+    ready = build.prepare(
+        worlds.config(saved(), privacy__method="user-level", run__tokens_at_once=4096), data
+    )
+    monkeypatch.setattr(ClippedMethod, "round", lambda self, number: clock.round(self, number))
+    monkeypatch.setattr("uedp.training.estimate.time", clock)
+    measure_pace(ready)
+    assert sum(clock.tokens) < 4 * 512
 
 
 def test_an_estimate_states_what_the_certificate_will(data, saved, tmp_path):
@@ -111,3 +187,17 @@ def test_a_preview_chooses_what_training_does(data, saved, monkeypatch):
     assert found.plan.config.privacy == found.choice.config.privacy
     assert found.estimate.users_per_round >= 20
     assert dataclasses.asdict(found.estimate)["epsilon"] <= 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["full", "lora"])
+def test_rounds_take_as_long_as_estimated(how, data, saved, tmp_path):
+    """On idle cores; `benchmarks/estimate.py` does the same with real models."""
+    config = worlds.config(saved(), model__train=how, privacy__rounds=20, privacy__user_rate=0.9)
+    ready = build.prepare(config, data)
+    pace = measure_pace(ready)
+    loop.run(config, tmp_path / "run", data=data)
+    rows = metrics(tmp_path / "run")
+    truth = np.median([row["seconds"] for row in rows])
+    expected = pace.round_seconds(np.median([row["sentences"] for row in rows]))
+    assert expected == pytest.approx(truth, rel=0.5)  # rounds of milliseconds on any machine

@@ -4,6 +4,7 @@ Padding every sentence to the longest wastes most of the work where lengths diff
 that treats every position 0 as a new beginning computes several sentences in one row.
 """
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,6 +53,16 @@ class TokenRows:
         """`places`, with `end` where a row has no token."""
         return self.places.where(self.real, self.end)
 
+    @cached_property
+    def spans(self) -> list[slice] | None:
+        """Where each row's tokens lie, if they lie side by side."""
+        first, counts = self.places[:, 0], self.real.sum(1)
+        along = first[:, None] + torch.arange(self.places.shape[1], device=first.device)
+        if not bool(((self.places == along) | ~self.real).all()):
+            return None
+        starts = first.tolist()
+        return [slice(a, a + n) for a, n in zip(starts, counts.tolist(), strict=True)]
+
     def to(self, device: torch.device) -> "TokenRows":
         places, real, sentence = (
             tensor.to(device, non_blocking=True)
@@ -90,7 +101,8 @@ class SharedRows:
     Guarantees:
       - no sentence is cut in two, and no two overlap
       - several sentences take at least two rows: a model may read a single row as one sentence
-      - up to an eighth of many rows are empty, at the end, so that few shapes occur
+      - in order, up to an eighth of many rows are empty, at the end, so that few shapes occur
+      - tight, hardly a place is empty: a CPU computes any shape, but no padding for free
     """
 
     lengths: Ints
@@ -99,7 +111,13 @@ class SharedRows:
     rows: int
 
     @classmethod
-    def of(cls, lengths: Ints) -> "SharedRows":
+    def of(cls, lengths: Ints, device: torch.device | None = None) -> "SharedRows":
+        """The layout for a device: tight on a CPU, else in order."""
+        tight = device is not None and device.type == "cpu"
+        return cls.tight(lengths) if tight else cls.in_order(lengths)
+
+    @classmethod
+    def in_order(cls, lengths: Ints) -> "SharedRows":
         width = max(int(lengths.max()), min(_WIDTH, int(lengths.sum()) // 2 + 1))
         starts = np.zeros(len(lengths), dtype=np.int64)
         row = used = 0
@@ -110,6 +128,26 @@ class SharedRows:
             used += length
         step = 1 << max(0, (row + 1).bit_length() - 4)
         return cls(lengths, starts, width, -(-(row + 1) // step) * step)
+
+    @classmethod
+    def tight(cls, lengths: Ints) -> "SharedRows":
+        """Rows of the width that costs least, the longest sentences first, each where it fits."""
+        longest, total = int(lengths.max()), int(lengths.sum())
+        least = 2 if len(lengths) > 1 else 1
+        best: tuple[float, int, list[tuple[int, int]]] | None = None
+        for rows in range(max(least, total // max(_WIDTH, longest)), total // longest + 2):
+            for width in {max(longest, -(-total // rows)), max(longest, -(-total // rows) + 2)}:
+                if best and rows * _row_cost(width) >= best[0]:
+                    continue
+                filled = _best_fit(lengths, width)
+                taken = max(least, 1 + max(row for row, _ in filled))
+                cost = taken * _row_cost(width)
+                if best is None or cost < best[0]:
+                    best = cost, width, filled
+        assert best is not None
+        _, width, filled = best
+        starts = np.array([row * width + used for row, used in filled], dtype=np.int64)
+        return cls(lengths, starts, width, max(least, 1 + int(starts.max()) // width))
 
     def fill(self, sentences: Sequence[Sequence[int] | Ints], padding: int) -> Tensor:
         """(rows, width), with the numbers of each sentence at its place."""
@@ -130,6 +168,30 @@ class SharedRows:
 
     def _cut(self, width: int) -> TokenRows:
         return cut_up(self.starts, self.lengths, width, self.rows * self.width)
+
+
+_QUADRATIC = 4096  # tokens of a row at which attention takes as long as everything else
+
+
+def _row_cost(width: int) -> float:
+    return width * (1 + width / _QUADRATIC)
+
+
+def _best_fit(lengths: Ints, width: int) -> list[tuple[int, int]]:
+    """For each sentence, its row and the tokens before it in that row."""
+    places = [(0, 0)] * len(lengths)
+    spaces: list[tuple[int, int]] = []  # left in each row, in order
+    rows = 0
+    for sentence in np.argsort(-lengths, kind="stable").tolist():
+        length = int(lengths[sentence])
+        fits = bisect_left(spaces, (length, 0))
+        if fits == len(spaces):
+            left, row, rows = width, rows, rows + 1
+        else:
+            left, row = spaces.pop(fits)
+        places[sentence] = (row, width - left)
+        insort(spaces, (left - length, row))
+    return places
 
 
 _PIECES = (8, 16, 32, 64, 128, 256)
@@ -167,19 +229,25 @@ def packed_logits(model: nn.Module, ids: Tensor, positions: Tensor) -> Tensor:
     return logits
 
 
-# Models that were tried; a trial takes seconds on a CPU. A model that was changed since in other
-# ways is not tried again here, but every run compares its own sentences (`refuse_mixing`).
-_tried: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], Packing]] = WeakKeyDictionary()
+# Models that were tried, with the longest sentences that were; a trial takes seconds on a CPU. A
+# model that was changed since in other ways is not tried again here, but every run compares its own
+# sentences (`refuse_mixing`).
+_tried: WeakKeyDictionary[nn.Module, dict[tuple[object, ...], dict[int, Packing]]] = (
+    WeakKeyDictionary()
+)
 
 
 def packing_for(model: nn.Module, longest: int) -> Packing:
     """Shared rows for a causal model that keeps sentences of up to `longest` tokens apart."""
     weight = next(model.parameters())
     attention = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    tried, key = _tried.setdefault(model, {}), (longest, attention, weight.device, weight.dtype)
-    if key not in tried:
-        tried[key] = SHARED_ROWS if longest and keeps_apart(model, longest) else ONE_PER_ROW
-    return tried[key]
+    key = (attention, weight.device, weight.dtype)
+    tried = _tried.setdefault(model, {}).setdefault(key, {})
+    if any(length >= longest > 0 and found == SHARED_ROWS for length, found in tried.items()):
+        return SHARED_ROWS
+    if longest not in tried:
+        tried[longest] = SHARED_ROWS if longest and keeps_apart(model, longest) else ONE_PER_ROW
+    return tried[longest]
 
 
 _LENGTHS = (0.15, 0.6, 0.05, 1.0, 0.27, 0.03, 0.47, 0.8, 0.19, 0.39, 0.9, 0.08)  # of the longest
@@ -202,7 +270,7 @@ def keeps_apart(model: nn.Module, longest: int = 32) -> bool:
     if size < 8:
         return False
     once = [max(2, round(share * longest)) for share in _LENGTHS]
-    layout = SharedRows.of(np.array(once * (1 + 3 * _WIDTH // (2 * sum(once)))))
+    layout = SharedRows.of(np.array(once * (1 + 3 * _WIDTH // (2 * sum(once)))), device)
     shape, positions = (layout.rows, layout.width), layout.positions().to(device)
     rng = np.random.default_rng(0)
     ids, others = torch.from_numpy(rng.integers(0, size, (2, shape[0] * shape[1]))).to(device)

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -240,8 +241,11 @@ def task_of_run(
 @torch.no_grad()
 def refuse_mixing(model: nn.Module, task: SentenceTask) -> None:
     """Refuse a model if the loss of a sentence depends on other sentences in its batch."""
-    sentences = probe_sentences(task, (0.1, 0.3, 0.5, 1.0))
-    short = sentences[:-1]
+    *others, last = probe_sentences(task, (0.1, 0.3, 0.5, *_LONGER))
+    short = np.array(others[:3])
+    # beside one of twice their length or more, they are padded; longer still would only take time
+    twice = [one for one in others[3:] if task.lengths[one] >= 2 * task.lengths[short].max()]
+    sentences = np.array([*short, *twice[:1]] if twice else [*short, last])
     for packing in {ONE_PER_ROW, task.packing_for(model)}:  # shared rows fall back on single ones
         with evaluating(model), torch.autocast(next(model.parameters()).device.type, enabled=False):
             single = torch.cat(
@@ -256,6 +260,7 @@ def refuse_mixing(model: nn.Module, task: SentenceTask) -> None:
             )
 
 
+_LONGER = (0.6, 0.7, 0.8, 0.9, 0.95, 1.0)  # quantiles of length
 _ROUNDING = 1e-4  # far above rounding, far below the effect of attending to padding
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from uedp.corpus.records import listed, quoted
 from uedp.errors import UserError
 from uedp.incidence import Ints
+from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 from uedp.mechanism.packing import (
     ONE_PER_ROW,
     PackedLosses,
@@ -27,7 +28,6 @@ from uedp.training import evaluation
 from uedp.training.token_store import Ids, TokenStore, Truncation, count_ids, tokenised
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
-IGNORED = -100  # the label that cross entropy ignores
 
 
 class Task(SentenceTask, Protocol):
@@ -46,6 +46,9 @@ class Task(SentenceTask, Protocol):
 
         The model is in evaluation mode.
         """
+
+    def evaluate_some(self, model: nn.Module, sentences: Ints, autocast: Autocast) -> None:
+        """Compute what `evaluate` would of some sentences, to see how long it takes."""
 
     def evaluation_precision(
         self, model: nn.Module, autocast: Autocast, evaluations: int = 1
@@ -73,6 +76,7 @@ class NextWord:
         if start is None:
             raise UserError("the tokenizer has neither a start nor an end token; add one to it")
         self._first, self._words, self.truncation = start, 0, Truncation()
+        self.longest = max_tokens
 
         def between_start_and_end(text: str, ids: list[int]) -> list[int]:
             # nothing is learned from an empty text, not even the end token; some tokenizers make
@@ -109,6 +113,10 @@ class NextWord:
             "labels": _padded([ids[1:] for ids in chosen], width - 1, IGNORED),
         }
 
+    def tokens_of(self, sentences: Ints) -> tuple[Ints, Ints]:
+        """The ids of these sentences end to end, and the number of each one's."""
+        return self._ids.end_to_end(sentences)
+
     def losses(
         self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW
     ) -> Tensor | PackedLosses:
@@ -118,7 +126,7 @@ class NextWord:
 
     def _packed_losses(self, model: nn.Module, sentences: Ints) -> PackedLosses:
         chosen = [self._ids[sentence] for sentence in sentences]
-        layout = SharedRows.of(self.lengths[sentences])
+        layout = SharedRows.of(self.lengths[sentences], next(model.parameters()).device)
         batch = _to_device(
             {
                 "ids": layout.fill(chosen, self._first),
@@ -131,9 +139,7 @@ class NextWord:
         by_sentence = layout.by_sentence(labels.device)
         # kept nowhere else: with a large vocabulary, logits need more memory than anything
         logits = packed_logits(model, batch["ids"], batch["positions"])
-        by_token = nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels, ignore_index=IGNORED, reduction="none"
-        )
+        by_token = token_losses(logits.flatten(0, 1), labels)
         counted = (labels != IGNORED)[by_sentence.places] & by_sentence.real
         summed = (by_token[by_sentence.places] * counted).sum(1)
         losses = summed / counted.sum(1).clamp(min=1)
@@ -166,6 +172,9 @@ class NextWord:
             "bits per token": total / tokens / math.log(2),
             "tokens": float(tokens),
         }
+
+    def evaluate_some(self, model: nn.Module, sentences: Ints, autocast: Autocast) -> None:
+        self.loss_sums(model, sentences, autocast)
 
     def evaluation_precision(
         self, model: nn.Module, autocast: Autocast, evaluations: int = 1
@@ -258,20 +267,34 @@ class Classification:
         labelled = np.flatnonzero(self._labels != IGNORED)
         if not len(labelled):
             raise UserError("nothing to evaluate: no sentence has text and a label")
+        wrong, loss = self._measured(model, labelled, autocast, max_tokens, progress)
+        count = float(len(labelled))
+        return {"error rate": wrong / count, "loss": loss / count, "sentences": count}
 
-        def measure(sentences: Ints) -> Tensor:
-            batch = _to_device(self.batch(sentences), model)
+    def evaluate_some(self, model: nn.Module, sentences: Ints, autocast: Autocast) -> None:
+        self._measured(model, sentences, autocast)
+
+    def _measured(
+        self,
+        model: nn.Module,
+        sentences: Ints,
+        autocast: Autocast,
+        max_tokens: int | None = None,
+        progress: Progress = SILENT,
+    ) -> list[float]:
+        """The number of wrong answers and the summed loss."""
+
+        def measure(some: Ints) -> Tensor:
+            batch = _to_device(self.batch(some), model)
             logits = _logits(model, batch)
             wrong = (logits.argmax(1) != batch["labels"]).sum()
-            loss = nn.functional.cross_entropy(logits, batch["labels"], reduction="sum")
+            loss = nn.functional.cross_entropy(
+                logits, batch["labels"], ignore_index=IGNORED, reduction="sum"
+            )
             return torch.stack([wrong.to(loss.dtype), loss])
 
         with autocast():
-            wrong, loss = evaluation.summed(
-                model, measure, labelled, self.lengths, max_tokens, progress
-            )
-        count = float(len(labelled))
-        return {"error rate": wrong / count, "loss": loss / count, "sentences": count}
+            return evaluation.summed(model, measure, sentences, self.lengths, max_tokens, progress)
 
     def evaluation_precision(
         self, model: nn.Module, autocast: Autocast, evaluations: int = 1

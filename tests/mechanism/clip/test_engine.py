@@ -521,3 +521,40 @@ def test_dropout_of_every_kind_passes_the_trial(name):
             setattr(model.config, field, 0.3)
     model = type(model)(model.config).train()
     Engine(model).check(lambda order: next_token(model, list(order)), 4)
+
+
+class CentresCrowds(nn.Module):
+    """Mixes sentences, once there are many of them, in one mode only."""
+
+    def __init__(self, more_than: int, training: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self._more_than, self._mixes_in_training = more_than, training
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(x)
+        mixes = self.training == self._mixes_in_training and len(x) > self._more_than
+        return (hidden - hidden.mean(0) if mixes else hidden) ** 2
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_what_only_a_crowd_mixes_is_found(training):
+    torch.manual_seed(0)
+    x, model = torch.randn(4, 2, 3), CentresCrowds(40, training)
+    with pytest.raises(UserError, match="sentences beside it"):
+        Engine(model).check(lambda order: model(x[list(order)]).sum((1, 2)), 4)
+
+
+def test_long_sentences_are_not_computed_many_times_over():
+    torch.manual_seed(0)
+    x, model, seen = torch.randn(4, 2, 3), CentresCrowds(1 << 30, True), [0, 0, 0, 0]
+
+    def losses(order):
+        for place in order:
+            seen[place] += 1
+        return model(x[list(order)]).sum((1, 2))
+
+    Engine(model).check(losses, 4)
+    assert seen[3] == 6  # passes in training mode
+    assert seen[1] == seen[2] == 12
+    assert seen[0] > 100

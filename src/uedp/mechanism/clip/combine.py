@@ -68,6 +68,9 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
         for stack in _stacks(groups, way):
             # only now are sentences that share rows laid out, for these layers alone
             if way == "explicit":
+                if (spans := stack[0][0].record.spans) is not None:
+                    explicit.form([weight for group in stack for weight in group], spans)
+                    continue
                 products = _products(stack, in_pieces=True)
                 products.explicit(explicit, stack[0][0].record.by_sentence)
             else:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
+from uedp.mechanism.clip.clipping import Allowances
 from uedp.mechanism.clip.combine import combined
 from uedp.mechanism.clip.deterministic import (
     FixedRandomness,
@@ -24,7 +25,7 @@ from uedp.mechanism.clip.deterministic import (
     refuse_layer_drop,
     state_error,
 )
-from uedp.mechanism.clip.layout import Allowances, Grams, Layout
+from uedp.mechanism.clip.layout import Grams, Layout
 from uedp.mechanism.clip.recording import OverwrittenError, Recording, recording
 from uedp.mechanism.clip.records import Record
 from uedp.mechanism.clip.registry import trainable_layers
@@ -51,8 +52,7 @@ class ClippedSum:
 Losses = Callable[[Sequence[int]], Tensor | PackedLosses]
 
 _HALVES = (torch.bfloat16, torch.float16)
-_CROWD = 16  # times over that the sentences of a trial are computed together
-_DOWN = 1 - 2.0**-22  # casting weights to float32 must not round them up
+_CROWD = 16  # times as many sentences as a trial has are also computed together
 
 
 class Engine:
@@ -77,7 +77,7 @@ class Engine:
 
     def one_round(self) -> AbstractContextManager[None]:
         """Inside, chunks belong to one round: masks that sentences share are drawn once."""
-        return held_masks(self._model)
+        return held_masks(self._shared)
 
     def clipped_sum(
         self, losses: Losses, owners: Sequence[int], sentence_clips: Tensor, update_clip: float
@@ -115,14 +115,12 @@ class Engine:
             for rule in rules:
                 rule.add_products(grams)
             sentence_squares = grams.sentence_squares()
-            factors = _factors(grams.sentence_bounds(sentence_squares), bounds)
+            factors = grams.sentence_factors(sentence_squares, bounds)
             squares = grams.user_squares(factors)
             for rule in rules:
                 rule.add_user_squares(squares, layout, factors.float())
             squares.clamp_(min=0)
-            allowances = grams.user_allowances(factors)
-            shares = _factors(allowances.bound(squares), update_clip)
-            weights = (factors * shares[owner]).mul_(_DOWN).float()
+            weights, allowances = grams.weights(squares, factors, update_clip)
             total: dict[nn.Parameter, Tensor] = {}
             for rule in rules:
                 total.update(rule.weighted(weights))
@@ -145,8 +143,11 @@ class Engine:
     def check(self, losses: Losses, sentences: int, half: bool = False) -> None:
         """Try the model on a few sentences, without randomness, before its rules are trusted.
 
-        In evaluation mode, and in training mode, in which some layers behave differently; one by
-        one, together, and many times over. `half` says that passes are in half precision.
+        In training mode, as in rounds, and in evaluation mode, in which some layers behave
+        differently; one by one, together, and in a crowd of `_CROWD` times as many. Give short
+        sentences first: the crowd is filled up with the first one, since how many there are matters
+        and not how long they are, and the last one is left out in evaluation mode. `half` says
+        that passes are in half precision.
 
         Guarantees:
           - a loss of one sentence that depends on others is refused
@@ -158,7 +159,7 @@ class Engine:
         """
         refuse_layer_drop(self._model)
         with evaluating(self._model):
-            self._try(losses, sentences, None, half)
+            self._try(losses, max(min(sentences, 2), sentences - 1), None, half)
         with deterministic_training(self._model) as fixed, self.one_round():
             self._try(losses, sentences, fixed, half)
 
@@ -173,32 +174,32 @@ class Engine:
                 fixed.start_pass(len(order))
             return loss_values(losses(order))
 
+        crowd = [*range(sentences), *[0] * ((_CROWD - 1) * sentences)]
         computed(range(sentences))  # a first pass may set up buffers that hold no text
         versions, held = self._versions(), held_values(self._model)
         together = computed(range(sentences))
         each = [computed([i]) for i in range(sentences)]
         with torch.no_grad():
-            again, many = computed(range(sentences)), computed([*range(sentences)] * _CROWD)
+            again, many = computed(range(sentences)), computed(crowd)
         self._refuse_changes(versions)
         refuse_changed_values(self._model, held)
         self._refuse_other_leaves(together, each[0])
-        true_norms = torch.stack([self._norm(loss) for loss in each])
         single = torch.cat(each).detach()
         if not torch.allclose(again, together, rtol=1e-3, atol=1e-3):
             raise UserError(
                 "the loss of a sentence changes from one pass to the next: the model draws random "
                 "numbers of its own, or keeps something of what it has read"
             )
-        for in_batch, expected in ((together, single), (many, single.repeat(_CROWD))):
+        for in_batch, expected in ((together, single), (many, single[crowd])):
             if not torch.allclose(in_batch, expected, rtol=close, atol=close):
                 raise UserError(
                     "the loss of a sentence changes with the sentences beside it; it must depend "
                     "on that sentence and the weights alone"
                 )
         if fixed is not None:
-            fixed.refuse_shared(sentences, sentences * _CROWD)
+            fixed.refuse_shared(sentences, len(crowd))
             fixed.start_pass(sentences)
-        gradients = torch.autograd.grad(together.sum(), self.parameters, materialize_grads=True)
+        gradients, true_norms = self._gradients(each)
         unclipped = torch.full((sentences,), torch.inf)
         clipped = self.clipped_sum(losses, [0] * sentences, unclipped, torch.inf)
         self._compare(gradients, clipped)
@@ -241,11 +242,15 @@ class Engine:
             if version != before.get(name):
                 raise state_error(name)
 
-    def _norm(self, loss: Tensor) -> Tensor:
-        """The norm of a loss's gradient, by ordinary means."""
-        gradients = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
-        norm: Tensor = torch.stack([gradient.float().norm() for gradient in gradients]).norm()
-        return norm
+    def _gradients(self, losses: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
+        """The sum of the gradients of losses, and the norm of each, by ordinary means."""
+        total = [torch.zeros_like(parameter) for parameter in self.parameters]
+        norms = []
+        for loss in losses:
+            own = torch.autograd.grad(loss.sum(), self.parameters, materialize_grads=True)
+            norms.append(torch.stack([gradient.float().norm() for gradient in own]).norm())
+            torch._foreach_add_(total, list(own))
+        return total, torch.stack(norms)
 
     def _pass(self, losses: Losses, layout: Layout) -> Recording:
         """Forward and backward, once; twice if the model turns out to overwrite outputs."""
@@ -269,12 +274,6 @@ class Engine:
             return self._pass(losses, layout)
         self._refuse_changes(before)
         return recorded
-
-
-def _factors(norms: Tensor, clips: Tensor | float) -> Tensor:
-    """Projection onto a ball: `min(1, clip / norm)`; zero where the norm is not finite."""
-    factors = (clips / norms.clamp(min=1e-300)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms), factors, 0.0)
 
 
 def _leaves(loss: Tensor) -> set[Tensor]:

@@ -41,6 +41,11 @@ class Record:
         """Values of pieces, added up to one for each sentence; may be in place."""
         return values
 
+    @property
+    def spans(self) -> list[slice] | None:
+        """Rows of each sentence, where products of them one by one cost least."""
+        return None
+
     def without(self, sentences: Tensor) -> "Record":
         """With the gradients of some sentences set to zero, finite or not."""
         dropped, inputs = sentences[:, None, None], self.inputs
@@ -79,6 +84,12 @@ class PackedRecord(Record):
         sentences = len(self.packed.losses)
         more = self.packed.pieces.sentence[sentences:]
         return values[:sentences].index_add_(0, more, values[sentences:])
+
+    @property
+    def spans(self) -> list[slice] | None:
+        # on a CPU, small products cost less than laying the tokens out for large ones
+        usual = self.grads.dim() == 2 and self.grads.dtype == torch.float32
+        return self.packed.sentences.spans if usual and not self.grads.is_cuda else None
 
     def _rows(self, in_pieces: bool) -> TokenRows:
         return self.packed.pieces if in_pieces else self.packed.sentences

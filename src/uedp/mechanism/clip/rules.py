@@ -85,6 +85,18 @@ class Explicit(ClipRule):
         if self._size >= self._WIDE:
             self._lay_side_by_side()
 
+    def form(self, weights: Sequence[MatrixWeight], spans: Sequence[slice]) -> None:
+        """Gradients of several weights straight into a block, from the rows of each sentence."""
+        sizes = [weight.parameter.numel() for weight in weights]
+        block = weights[0].record.grads.new_empty(len(spans), sum(sizes))
+        for weight, part in zip(weights, block.split(sizes, 1), strict=True):
+            left, right = weight.record.grads, weight.record.inputs
+            left, right = (right, left) if weight.inputs_first else (left, right)
+            gradients = part.unflatten(1, weight.parameter.shape).unbind(0)
+            for rows, gradient in zip(spans, gradients, strict=True):
+                torch.mm(left[rows].t(), right[rows], out=gradient)
+        self.add_block([weight.parameter for weight in weights], block)
+
     def add_block(self, parameters: Sequence[nn.Parameter], block: Tensor) -> None:
         """Gradients of several parameters at once: (sentences, all their entries), float32."""
         self._blocks.append((parameters, block))
@@ -108,6 +120,12 @@ class Explicit(ClipRule):
             )
 
     def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
+        if not squares.is_cuda:
+            for _, block in self._blocks:
+                parts = zip(factors.split(layout.counts), block.split(layout.counts), strict=True)
+                sums = [squared_norms(own[None] @ rows) for own, rows in parts]
+                squares.add_(torch.cat(sums))
+            return
         for bucket, owner in zip(layout.buckets, self._owners, strict=True):
             same = owner[:, :, None] == owner[:, None, :]
             first = ~same.tril(-1).any(2)  # of each user's sentences: its row adds all of them up
