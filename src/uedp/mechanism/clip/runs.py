@@ -290,7 +290,7 @@ if triton is not None:
             inner = _gram(
                 left, left_stride, left, left_stride, left_width, a_token, b_token, end, size, deep
             )
-        if notes:
+        if notes:  # noqa: SIM102 - known when the kernel is compiled
             if a_first == b_first:
                 own = (a_token[:, None] == b_token[None, :]) & (a_token < end)[:, None]
                 lefts = tl.sum(tl.where(own, inner, 0.0), 1)

@@ -1,8 +1,9 @@
 """Gradients of thin matrices, one for each sentence, and what clipping needs of them.
 
 The gradient of an adapter's matrix in a sentence is `sum over tokens of thin_t (x) wide_t`, with a
-few thin features. One launch forms those of all matrices of a model, by bounds of sentences: no
-sentence is padded or moved. Each matrix has a row per sentence, which is then read twice: for the norms of users' clipped sums, and for the sum. What is measured is what is added.
+few thin features. One launch forms those of many matrices, by bounds of sentences: no sentence is
+padded or moved. Each matrix has a row per sentence, which is then read twice: for the norms of
+users' clipped sums, and for the sum. What is measured is what is added.
 """
 
 from collections.abc import Sequence
