@@ -261,7 +261,7 @@ if triton is not None:
             total = tl.dot(left, tl.trans(right), total, input_precision="ieee")
         return total
 
-    @triton.jit  # type: ignore[untyped-decorator]
+    @triton.jit
     def _weighted(products, factors, a_token, b_token, end):  # type: ignore[no-untyped-def]
         a_factor = tl.load(factors + a_token, mask=a_token < end, other=0.0)
         b_factor = tl.load(factors + b_token, mask=b_token < end, other=0.0)
