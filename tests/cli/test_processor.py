@@ -1,4 +1,4 @@
-"""Threads sleep while they wait, and are no more than a container may use."""
+"""Threads sleep soon while they wait, and are no more than a container may use."""
 
 import os
 import subprocess
@@ -30,16 +30,17 @@ def test_threads_are_those_that_the_container_allows(files, threads, tmp_path, m
     environment = {}
     set_up_threads(environment, tmp_path)
     assert environment.get("OMP_NUM_THREADS") == threads
-    assert environment["OMP_WAIT_POLICY"] == "passive"
+    assert environment["GOMP_SPINCOUNT"] == "10000"
 
 
 def test_what_the_environment_sets_is_left_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     (tmp_path / "cpu.max").write_text("200000 100000")
-    given = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "active"}
-    environment = dict(given)
-    set_up_threads(environment, tmp_path)
-    assert environment == given
+    for policy in ({"OMP_WAIT_POLICY": "active"}, {"GOMP_SPINCOUNT": "5"}):
+        given = {"OMP_NUM_THREADS": "7", **policy}
+        environment = dict(given)
+        set_up_threads(environment, tmp_path)
+        assert environment == given
 
 
 def test_the_command_sets_them_before_pytorch_is_loaded():
@@ -47,10 +48,11 @@ def test_the_command_sets_them_before_pytorch_is_loaded():
         "import os, sys; from uedp.cli import main; assert 'torch' not in sys.modules\n"
         "try: main(['categories'])\n"
         "except SystemExit: pass\n"
-        "print(os.environ['OMP_WAIT_POLICY'])"
+        "print(os.environ['GOMP_SPINCOUNT'])"
     )
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    ours = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    environment = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "passive"
+    assert done.stdout.splitlines()[-1] == "10000"
