@@ -59,6 +59,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.fixed.fixed_pass import FixedPass, Sentences
 from uedp.mechanism.packing import SharedRows, packed_logits
 from uedp.mechanism.release import max_tokens_on
 from uedp.methods import method_named
@@ -366,9 +367,15 @@ class Ours:
         decay = config.optimiser.average  # by default of next-word adapters only
         self._average = optimise.Average(parameters, decay) if decay else None
 
+    @property
+    def pass_tokens(self) -> int | None:
+        fixed = getattr(self._assembly.method, "_fixed", None)
+        return None if fixed is None else int(fixed.one.tokens)
+
     def round(self, number: int) -> None:
         setting, assembly = self._setting, self._assembly
-        assembly.model.train()
+        if not assembly.model.training:
+            assembly.model.train()
         with build.set_up_for_training(assembly.model, setting.case.task):
             attempt = Attempt(take_key=lambda: setting.keys[number])
             gradient = assembly.method.round(number, attempt)
@@ -474,6 +481,58 @@ class Tricky:
         lengths = self._lengths[ordered]
         tokens = lengths.sum() if shares else len(ordered) * lengths.max()
         return np.array_split(ordered, min(len(ordered), math.ceil(tokens / self._at_once)))
+
+
+class PlainPass(FixedPass):
+    """The recorded pass of ours, with the gradient of a plain loop in place of clipped sums."""
+
+    def _form(self, wave: Any) -> None:
+        start = sum(other.size for other in self._waves[: self._waves.index(wave)])
+        for formed in wave.products():
+            thin, wide = formed.thin, formed.wide
+            options = {"out_dtype": torch.float32} if thin.dtype == torch.bfloat16 else {}
+            gradient = torch.mm(thin.t(), wide, **options).mul_(formed.scale)
+            own = self._total[start + formed.start :][: gradient.numel()]
+            own.copy_(gradient.flatten())
+        wave.forget()
+
+    def _clip(self) -> tuple[Tensor, ...]:
+        return (self._total.new_zeros(self.sentences),) * 2 + (self._total.new_ones(()),)
+
+
+class Recorded:
+    """(b) for adapters: the same passes as ours, without sentences, users, clips and noise."""
+
+    def __init__(self, setting: Setting, tokens: int) -> None:
+        self._setting = setting
+        self._model = new_model(setting.case, setting.prepared, setting.options)
+        dtype = torch.bfloat16 if setting.config.run.precision == "bfloat16" else torch.float32
+        self._pass = PlainPass(self._model, tokens, MAX_TOKENS, dtype)
+        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        self._optimiser = adamw(self._model)
+
+    def round(self, number: int) -> None:
+        setting, sentences = self._setting, self._setting.drawn[number]
+        lengths = np.array([len(setting.rows[i]) for i in sentences])
+        total = torch.zeros_like(self._pass._total)
+        self._pass.refresh()
+        start = 0
+        while start < len(sentences):
+            end = start + int(
+                np.searchsorted(np.cumsum(lengths[start:]), self._pass.tokens, "right")
+            )
+            end = min(end, start + self._pass.sentences)
+            own = np.concatenate([setting.rows[i] for i in sentences[start:end]])
+            nobody = np.zeros(end - start, dtype=np.int64)
+            batch = Sentences(own, lengths[start:end], nobody, torch.ones(end - start))
+            total.add_(self._pass.clipped_sum(batch, 1.0).total)
+            start = end
+        flat = self._pass.in_order(total).div_(len(sentences))
+        parts = flat.split([p.numel() for p in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view(parameter.shape)
+        self._optimiser.step()
+        self._optimiser.zero_grad(set_to_none=True)
 
 
 class Opacus:
@@ -705,6 +764,7 @@ class Measured:
         lengths = np.array([len(row) for row in self._setting.rows])
         self._tokens = [int(lengths[sentences].sum()) for sentences in drawn]
         self.found: dict[str, dict[str, Any]] = {}
+        self._pass_tokens: int | None = None  # of ours, where its passes are recorded
 
     def row(self) -> dict[str, Any]:
         setting, options = self._setting, self._options
@@ -740,10 +800,14 @@ class Measured:
     def _makers(self) -> dict[str, Callable[[], Any]]:
         setting = self._setting
         makers = {"ours": partial(Ours, setting), "plain": self._fastest_plain}
-        makers["tricks"] = partial(Tricky, setting)
+        makers["tricks"] = self._with_tricks
         if setting.case.how == "lora":
             makers["opacus"] = lambda: Opacus(setting, self._size())
         return makers
+
+    def _with_tricks(self) -> "Tricky | Recorded":
+        tokens = self._pass_tokens
+        return Recorded(self._setting, tokens) if tokens else Tricky(self._setting)
 
     def _sizes(self) -> list[int]:
         default = [8, 32, 128] if self._device == "cpu" else [32, 128, 512]
@@ -782,6 +846,8 @@ class Measured:
                 raise
             self.found[name] = {"missing": f"{type(error).__name__}: {error}"[:300]}
             return None
+        if isinstance(contender, Ours):
+            self._pass_tokens = measures["pass_tokens"] = contender.pass_tokens
         if isinstance(contender, Plain):
             measures["sentences_per_batch"] = contender.size
         self.found[name] = measures | {"each_seconds": [], "each_process_seconds": []}

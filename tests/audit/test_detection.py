@@ -9,7 +9,7 @@ from uedp.accounting.missed import missed_epsilon
 from uedp.accounting.proven import RotationProfile
 from uedp.audit import detection
 from uedp.audit.detection import false_hit_costs, miss_costs, usable_share
-from uedp.entities.coverage import Errors
+from uedp.entities.coverage import DetectionErrors
 from uedp.incidence import Incidence
 from uedp.methods import PrivacySettings
 
@@ -33,7 +33,7 @@ def test_false_hits_cost_what_their_removal_brings_back():
     mentions = [(user, 0) for user in range(10)] + [(user, 1) for user in range(10, 15)]
     incidence = incidence_of(20, mentions, 2)
     false = [(user, 0, "person") for user in range(10)]
-    costs = false_hit_costs(Errors(incidence, false=[*false, (10, 1, "org")]))
+    costs = false_hit_costs(DetectionErrors(incidence, false=[*false, (10, 1, "org")]))
     assert costs["usable"] == pytest.approx(7 / 20)
     assert costs["usable_without"] == pytest.approx(17 / 20)
     assert costs["categories"]["person"] == {
@@ -45,7 +45,7 @@ def test_false_hits_cost_what_their_removal_brings_back():
 
 def test_without_false_hits_nothing_is_lost():
     incidence = incidence_of(4, [(0, 0), (1, 0)], 1)
-    costs = false_hit_costs(Errors(incidence))
+    costs = false_hit_costs(DetectionErrors(incidence))
     assert costs["usable"] == costs["usable_without"] == 0.75
     assert costs["categories"] == {}
 
@@ -59,7 +59,7 @@ def misses():
         ("org", "acme"): Counter({str(user): 1 for user in range(101)}),
         ("year", "1999"): Counter({"u": 3}),
     }
-    errors = Errors(incidence_of(4, [], 0), frozenset({"person", "org"}), missed=missed)
+    errors = DetectionErrors(incidence_of(4, [], 0), frozenset({"person", "org"}), missed=missed)
     return miss_costs(errors, 8, PRIVACY)
 
 
@@ -89,7 +89,7 @@ def _noise(epsilon: float) -> float:
 
 
 def test_an_entity_that_is_never_missed_has_the_epsilon_of_the_run():
-    errors = Errors(incidence_of(4, [], 0), missed={("person", "ann"): Counter()})
+    errors = DetectionErrors(incidence_of(4, [], 0), missed={("person", "ann"): Counter()})
     row = miss_costs(errors, 8, PRIVACY)["categories"]["person"]
     assert 7.9 < row["epsilon"]["max"] <= 8
 

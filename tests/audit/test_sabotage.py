@@ -32,7 +32,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.mechanism import release as releasing
 from uedp.mechanism import sampling as drawing
-from uedp.mechanism.clip import Engine, engine
+from uedp.mechanism.clip import Engine, clipping
 from uedp.mechanism.clip.rules import TiedLookup
 from uedp.methods import ClippedMethod, rotation
 from uedp.models.trainable import make_trainable
@@ -87,8 +87,8 @@ def clipping_by_pieces(patch) -> None:
     """A user too large for memory is taken for several."""
     original = releasing.chunks_of
 
-    def cut(participants, lengths, max_tokens, packing):
-        for rows in original(participants, lengths, max_tokens, packing):
+    def cut(participants, lengths, max_tokens, packing, taken=()):
+        for rows in original(participants, lengths, max_tokens, packing, taken):
             if packing.tokens(lengths[rows]) <= max_tokens:
                 yield rows
                 continue
@@ -138,9 +138,9 @@ def tied_cross_term_dropped_unchecked(patch) -> None:
 
 def adapter_scale_left_out(patch) -> None:
     """Norms as if adapters were added without their scale, alpha / rank."""
-    original = engine._factors
+    original = clipping._factors
     patch.setattr(
-        engine,
+        clipping,
         "_factors",
         lambda norms, bounds, *more: original(norms / _SCALE, bounds, *more),
     )

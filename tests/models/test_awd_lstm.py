@@ -13,7 +13,7 @@ from scipy import stats
 from torch import Tensor, nn
 
 from uedp.errors import UserError
-from uedp.mechanism.clip.shared import held_masks
+from uedp.mechanism.clip.shared import held_masks, shared_masks
 from uedp.models.awd_lstm import (
     AwdLstmConfig,
     AwdLstmForCausalLM,
@@ -232,7 +232,7 @@ def test_each_dropout_alone_is_in_use(kind):
 def test_masks_are_held_through_a_round_and_no_longer():
     shared = {**NO_DROPOUT, "weight_dropout": 0.5, "embedding_dropout": 0.5}
     model, ids = language_model(**shared).train(), words(3, 6)
-    with held_masks(model):
+    with held_masks(shared_masks(model)):
         first = model(ids).logits
         assert torch.equal(model(ids).logits, first)
         assert not torch.isclose(model.eval()(ids).logits, first).all()  # and after a look aside
@@ -240,9 +240,9 @@ def test_masks_are_held_through_a_round_and_no_longer():
     after = model(ids).logits
     assert not torch.isclose(after, first).all()
     assert not torch.isclose(model(ids).logits, after).all()
-    with held_masks(model):
+    with held_masks(shared_masks(model)):
         assert not torch.isclose(model(ids).logits, first).all()
-    with pytest.raises(ZeroDivisionError), held_masks(model):
+    with pytest.raises(ZeroDivisionError), held_masks(shared_masks(model)):
         _ = 1 / 0
     assert not torch.isclose(model(ids).logits, model(ids).logits).all()
 
@@ -250,7 +250,7 @@ def test_masks_are_held_through_a_round_and_no_longer():
 def test_masks_of_single_sentences_are_not_held():
     model = language_model(**{**NO_DROPOUT, "output_dropout": 0.5}).train()
     ids = words(3, 6)
-    with held_masks(model):
+    with held_masks(shared_masks(model)):
         assert not torch.isclose(model(ids).logits, model(ids).logits).all()
 
 

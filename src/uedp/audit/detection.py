@@ -14,7 +14,7 @@ from uedp.accounting.calibrate import noise_for
 from uedp.accounting.missed import missed_epsilon
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import epsilon as proven_epsilon
-from uedp.entities.coverage import Errors, with_unions
+from uedp.entities.coverage import DetectionErrors, with_unions
 from uedp.incidence import Incidence
 from uedp.mechanism.sampling import supply_of
 from uedp.methods import PrivacySettings, method_named
@@ -34,7 +34,7 @@ def usable_share(incidence: Incidence, draws: int = 4) -> float:
     return float(supply_of(incidence, draws).sentences_per_user.sum() / incidence.sentences)
 
 
-def false_hit_costs(errors: Errors) -> dict[str, Any]:
+def false_hit_costs(errors: DetectionErrors) -> dict[str, Any]:
     """The usable share as detected and without false hits; by category, what its own take away."""
     usable = usable_share(errors.incidence)
     counts = Counter(category for _, _, category in errors.false)
@@ -52,7 +52,7 @@ def false_hit_costs(errors: Errors) -> dict[str, Any]:
 
 
 def miss_costs(
-    errors: Errors, epsilon: float = EPSILON, privacy: PrivacySettings | None = None
+    errors: DetectionErrors, epsilon: float = EPSILON, privacy: PrivacySettings | None = None
 ) -> dict[str, Any]:
     """The epsilon of the marked entities in a run, given where each was missed (Theorem 3).
 

@@ -81,7 +81,7 @@ class MentionCounts:
 
 
 @dataclass
-class Errors:
+class DetectionErrors:
     """Where a detection and the marks disagree, by sentence and user: for what errors cost."""
 
     incidence: Incidence
@@ -111,7 +111,7 @@ class Comparison:
     """What `coverage` reports, and the errors themselves."""
 
     result: dict[str, Any]
-    errors: Errors
+    errors: DetectionErrors
 
 
 def require_marks(corpus: Corpus) -> None:
@@ -142,7 +142,7 @@ def compare(corpus: Corpus, progress: Progress = SILENT) -> Comparison:
     by_category: dict[str, MarkCounts] = {}
     by_label: dict[str, MarkCounts] = {}
     precision: dict[str, MentionCounts] = {}
-    errors = Errors(corpus.incidence, protected)
+    errors = DetectionErrors(corpus.incidence, protected)
     entities = _MarkedEntities()
     mentions = extra = unjudged = 0
     with progress.stage("comparing", len(corpus), "sentences") as meter:

@@ -12,6 +12,7 @@ from torch import Tensor
 from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.mechanism.clip import Allowances, ClippedSum, Engine
+from uedp.mechanism.fixed.fixed_pass import FixedPass, FlatSum, Sentences
 from uedp.mechanism.lending import Mask
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing
@@ -81,6 +82,14 @@ def _mean(values: Floats | Mask) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
+@dataclass(frozen=True, eq=False)
+class FixedPasses:
+    """Passes of one shape, and the tokens of sentences: their ids end to end, and lengths."""
+
+    one: FixedPass
+    tokens: Callable[[Ints], tuple[Ints, Ints]]
+
+
 def release(
     engine: Engine,
     participants: Participants,
@@ -91,6 +100,7 @@ def release(
     multiplier: float,
     max_tokens: int | None = None,
     packing: Packing = ONE_PER_ROW,
+    fixed: FixedPasses | None = None,
     before_noise: Callable[[], None] = lambda: None,
     batch_done: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Tensor], ClipStats]:
@@ -101,6 +111,7 @@ def release(
         lengths: tokens of the participants' sentences.
         max_tokens: about how many tokens are computed at once, padding included unless `packing`
             shares rows; fewer where the device runs out of memory.
+        fixed: used for users whose sentences fit in one pass.
         before_noise: called once, when the sum is complete; if it raises, nothing is released.
         batch_done: called with the batches done and their number, first with none done.
 
@@ -116,7 +127,9 @@ def release(
     """
     device = engine.parameters[0].device
     max_tokens = max_tokens or max_tokens_on(device)
-    sums = [torch.zeros(p.shape, dtype=torch.float32, device=device) for p in engine.parameters]
+    flat = torch.zeros(sum(p.numel() for p in engine.parameters), device=device)
+    parts = flat.split([p.numel() for p in engine.parameters])
+    sums = [part.view(p.shape) for part, p in zip(parts, engine.parameters, strict=True)]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
     owners = participants.sentences.row_of_value()
     sentence_norms = np.zeros(len(ids))
@@ -173,14 +186,42 @@ def release(
             add(rows[first], max_tokens)
             add(rows[~first], max_tokens)
 
+    def add_fixed(
+        fixed: FixedPasses, chunks: Sequence[Ints], done: Callable[[int], None]
+    ) -> list[Ints]:
+        """Adds the chunks; returns those with a gradient that is not finite, which it leaves."""
+        results: list[tuple[Ints, Ints, FlatSum]] = []
+        total = torch.zeros_like(flat)
+        fixed.one.refresh()
+        for number, rows in enumerate(chunks, 1):
+            users, owner = np.unique(owners[rows], return_inverse=True)
+            batch = Sentences(*fixed.tokens(ids[rows]), owner, bounds[rows])
+            result = fixed.one.clipped_sum(batch, clips.update)
+            total.add_(result.total)
+            results.append((rows, users, result))
+            done(number)
+        flat.add_(fixed.one.in_order(total))
+        left = []
+        for rows, users, result in results:  # only now is the device waited for
+            if not bool(result.finite):
+                left.append(rows)
+                continue
+            sentence_norms[rows] = result.sentence_norms.cpu().numpy()
+            update_norms[users] = result.user_norms.cpu().numpy()
+        return left
+
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
-        chunks = list(chunks_of(participants, lengths, max_tokens, packing))
-        batch_done(0, len(chunks))
-        for done, rows in enumerate(chunks, 1):
+        whole = [] if fixed is None else _whole_users(participants, lengths, fixed.one)
+        chunks = list(chunks_of(participants, lengths, max_tokens, packing, whole))
+        count = len(chunks) + len(whole)
+        batch_done(0, count)
+        if fixed is not None:
+            chunks += add_fixed(fixed, whole, lambda done: batch_done(done, count))
+        for done, rows in enumerate(chunks, 1 + len(whole)):
             add(rows, max_tokens)
-            batch_done(done, len(chunks))
+            batch_done(min(done, count), count)
     before_noise()
-    add_once_(noise, sums, multiplier * clips.unit_of_noise)
+    add_once_(noise, [flat], multiplier * clips.unit_of_noise)
     return sums, ClipStats.of(sentence_norms > bounds.numpy(), update_norms / clips.update)
 
 
@@ -196,10 +237,22 @@ def max_tokens_on(device: torch.device) -> int:
 
 
 def chunks_of(
-    participants: Participants, lengths: Ints, max_tokens: int, packing: Packing
+    participants: Participants,
+    lengths: Ints,
+    max_tokens: int,
+    packing: Packing,
+    taken: Sequence[Ints] = (),
 ) -> Iterator[Ints]:
-    """Places of sentences, in chunks of whole users with longest sentences of similar length."""
-    rows = [np.arange(a, b) for a, b in pairwise(participants.sentences.offsets) if b > a]
+    """Places of sentences, in chunks of whole users with longest sentences of similar length.
+
+    Args:
+        taken: places that are left out, all of a user's or none.
+    """
+    left_out = np.zeros(len(lengths), dtype=np.bool_)
+    for places in taken:
+        left_out[places] = True
+    ends = pairwise(participants.sentences.offsets)
+    rows = [np.arange(a, b) for a, b in ends if b > a and not left_out[a]]
     rows.sort(key=lambda own: int(lengths[own].max()))
     chunk: list[Ints] = []
     for own in rows:
@@ -209,3 +262,25 @@ def chunks_of(
         chunk.append(own)
     if chunk:
         yield np.concatenate(chunk)
+
+
+def _whole_users(participants: Participants, lengths: Ints, one: FixedPass) -> list[Ints]:
+    """Places of sentences for each pass: the largest users first, each where it fits.
+
+    Without users that do not fit in one pass.
+    """
+    offsets = participants.sentences.offsets
+    before = np.concatenate([[0], np.cumsum(lengths)])
+    tokens = before[offsets[1:]] - before[offsets[:-1]]
+    passes: list[tuple[int, int, list[Ints]]] = []
+    for user in np.argsort(-tokens, kind="stable").tolist():
+        own, size = np.arange(offsets[user], offsets[user + 1]), int(tokens[user])
+        if not len(own) or not one.fits(len(own), size):
+            continue
+        for place, (used, sentences, chunk) in enumerate(passes):
+            if one.fits(sentences + len(own), used + size):
+                passes[place] = (used + size, sentences + len(own), [*chunk, own])
+                break
+        else:
+            passes.append((size, len(own), [own]))
+    return [np.sort(np.concatenate(chunk)) for _, _, chunk in passes]

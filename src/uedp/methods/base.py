@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -172,6 +172,21 @@ class SentenceTask(Protocol):
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:
         """The loss of each sentence of a batch."""
+
+
+@runtime_checkable
+class EndToEnd(Protocol):
+    """A task of next words, whose sentences can be read without padding.
+
+    Guarantees:
+      - the loss of a sentence is the mean over its tokens but the first, each predicted from those
+        before it; no sentence has more tokens than `longest`
+    """
+
+    longest: int
+
+    def tokens_of(self, sentences: Ints) -> tuple[Ints, Ints]:
+        """The ids of these sentences end to end, and the number of each one's."""
 
 
 def probe_sentences(task: SentenceTask, quantiles: Sequence[float]) -> Ints:

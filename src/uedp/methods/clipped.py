@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine, trainable_layers
+from uedp.mechanism.fixed.fixed_pass import fixed_pass
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
-from uedp.mechanism.release import release
+from uedp.mechanism.release import FixedPasses, release
 from uedp.methods.base import (
     UNATTENDED,
     Attempt,
     Draw,
+    EndToEnd,
     Gradient,
     Method,
     RoundSettings,
@@ -58,6 +60,16 @@ class ClippedMethod(Method):
                 raise
             self.packing = ONE_PER_ROW  # the clip rules of some layers need one row per sentence
             self._check()
+        self._fixed = self._fixed_passes() if self.packing.shares_rows else None
+
+    def _fixed_passes(self) -> FixedPasses | None:
+        """Passes of one shape, if they compute what the engine does."""
+        task, settings = self.task, self.settings
+        if not isinstance(task, EndToEnd):
+            return None
+        dtype = torch.bfloat16 if settings.half_precision else torch.float32
+        one = fixed_pass(self.model, settings.max_tokens, task.longest, dtype)
+        return None if one is None else FixedPasses(one, task.tokens_of)
 
     def _check(self) -> None:
         """Compare the engine with the reference on a few sentences."""
@@ -98,6 +110,7 @@ class ClippedMethod(Method):
                 settings.noise,
                 settings.max_tokens,
                 self.packing,
+                self._fixed,
                 attempt.enter,
                 attempt.batch_done,
             )

@@ -445,7 +445,8 @@ class PrivateRun:
             if ledger.begun not in (None, digest_of(secret)):
                 raise UserError(f"{self.out / FILE}: not as this run left it; resume the run")
             ledger.begin(digest_of(secret))
-        self.model.train()
+        if not self.model.training:  # a model of many modules takes milliseconds to change
+            self.model.train()
         with set_up_for_training(self.model, self.plan.config.task.kind):
             try:
                 self.abandonable = method.abandonable

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from uedp.corpus.records import listed, quoted
 from uedp.errors import UserError
 from uedp.incidence import Ints
+from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 from uedp.mechanism.packing import (
     ONE_PER_ROW,
     PackedLosses,
@@ -24,11 +25,9 @@ from uedp.mechanism.packing import (
 from uedp.methods import Autocast, SentenceTask
 from uedp.progress import SILENT, Progress
 from uedp.training import evaluation
-from uedp.training.token_losses import cross_entropy
 from uedp.training.token_store import Ids, TokenStore, Truncation, count_ids, tokenised
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
-IGNORED = -100  # the label that cross entropy ignores
 
 
 class Task(SentenceTask, Protocol):
@@ -77,6 +76,7 @@ class NextWord:
         if start is None:
             raise UserError("the tokenizer has neither a start nor an end token; add one to it")
         self._first, self._words, self.truncation = start, 0, Truncation()
+        self.longest = max_tokens
 
         def between_start_and_end(text: str, ids: list[int]) -> list[int]:
             # nothing is learned from an empty text, not even the end token; some tokenizers make
@@ -113,6 +113,10 @@ class NextWord:
             "labels": _padded([ids[1:] for ids in chosen], width - 1, IGNORED),
         }
 
+    def tokens_of(self, sentences: Ints) -> tuple[Ints, Ints]:
+        """The ids of these sentences end to end, and the number of each one's."""
+        return self._ids.end_to_end(sentences)
+
     def losses(
         self, model: nn.Module, sentences: Ints, packing: Packing = ONE_PER_ROW
     ) -> Tensor | PackedLosses:
@@ -135,7 +139,7 @@ class NextWord:
         by_sentence = layout.by_sentence(labels.device)
         # kept nowhere else: with a large vocabulary, logits need more memory than anything
         logits = packed_logits(model, batch["ids"], batch["positions"])
-        by_token = cross_entropy(logits.flatten(0, 1), labels, IGNORED)
+        by_token = token_losses(logits.flatten(0, 1), labels)
         counted = (labels != IGNORED)[by_sentence.places] & by_sentence.real
         summed = (by_token[by_sentence.places] * counted).sum(1)
         losses = summed / counted.sum(1).clamp(min=1)

@@ -73,6 +73,14 @@ class TokenStore:
     def __getitem__(self, row: int) -> Ids:
         return self._ids[self._offsets[row] : self._offsets[row + 1]]
 
+    def end_to_end(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The ids of several rows, one after the other, and the number of each one's."""
+        starts = self._offsets[rows]
+        lengths = self._offsets[rows + 1] - starts
+        ends = np.cumsum(lengths)
+        places = np.repeat(starts - ends + lengths, lengths) + np.arange(lengths.sum())
+        return np.asarray(self._ids[places], dtype=np.int64), lengths
+
     @property
     def lengths(self) -> Ints:
         return np.diff(self._offsets)

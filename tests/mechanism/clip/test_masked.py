@@ -94,7 +94,7 @@ def agree(
     model: nn.Module, losses: Losses, owners: Sequence[int], *clips: float, tolerance: float = 1e-5
 ) -> ClippedSum:
     """As for other models, within a round."""
-    with held_masks(model):
+    with held_masks(shared_masks(model)):
         losses(model, [0])  # draws the masks, so that the oracle's copy of the model has them too
         return agree_with_oracle(model, losses, owners, *clips, tolerance)
 
@@ -179,7 +179,7 @@ def close(found: ClippedSum, expected: ClippedSum) -> None:
 def test_longer_padding_changes_no_gradient(masks, head):
     model = head(small(0.3)).train()
     losses = functools.partial(next_words if head is AwdLstmForCausalLM else classes, masks)
-    with held_masks(model):
+    with held_masks(shared_masks(model)):
         close(clipped(model, functools.partial(losses, padding=5)), clipped(model, losses))
 
 
@@ -193,7 +193,7 @@ def test_a_sentence_that_is_not_finite_contributes_nothing(masks):
 
         return scaled
 
-    with held_masks(model):
+    with held_masks(shared_masks(model)):
         close(clipped(model, losses(float("nan"))), clipped(model, losses(0.0)))
 
 
@@ -230,7 +230,7 @@ def test_bfloat16_autocast():
         with torch.autocast("cpu", torch.bfloat16):
             return next_words(Masks(), net, order)
 
-    with held_masks(model):
+    with held_masks(shared_masks(model)):
         half = clipped(model, losses)
         full = clipped(model, functools.partial(next_words, Masks()))
     torch.testing.assert_close(half.sentence_norms, full.sentence_norms, rtol=0.03, atol=0.01)
@@ -360,7 +360,7 @@ def test_on_an_accelerator_as_elsewhere(tied):
 
         return next_words(Masks(), lambda **t: Logits(call(**t).logits.cpu()), order)
 
-    with held_masks(model), held_masks(there):
+    with held_masks(shared_masks(model)), held_masks(there):
         expected = clipped(model, functools.partial(next_words, Masks()))
         for ours, theirs in zip(shared_masks(there), shared_masks(model), strict=True):
             ours.kept = theirs.kept

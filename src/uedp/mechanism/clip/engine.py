@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
+from uedp.mechanism.clip.clipping import Allowances
 from uedp.mechanism.clip.combine import combined
 from uedp.mechanism.clip.deterministic import (
     FixedRandomness,
@@ -24,7 +25,7 @@ from uedp.mechanism.clip.deterministic import (
     refuse_layer_drop,
     state_error,
 )
-from uedp.mechanism.clip.layout import Allowances, Grams, Layout
+from uedp.mechanism.clip.layout import Grams, Layout
 from uedp.mechanism.clip.recording import OverwrittenError, Recording, recording
 from uedp.mechanism.clip.records import Record
 from uedp.mechanism.clip.registry import trainable_layers
@@ -52,7 +53,6 @@ Losses = Callable[[Sequence[int]], Tensor | PackedLosses]
 
 _HALVES = (torch.bfloat16, torch.float16)
 _CROWD = 16  # times as many sentences as a trial has are also computed together
-_DOWN = 1 - 2.0**-22  # casting weights to float32 must not round them up
 
 
 class Engine:
@@ -77,7 +77,7 @@ class Engine:
 
     def one_round(self) -> AbstractContextManager[None]:
         """Inside, chunks belong to one round: masks that sentences share are drawn once."""
-        return held_masks(self._model)
+        return held_masks(self._shared)
 
     def clipped_sum(
         self, losses: Losses, owners: Sequence[int], sentence_clips: Tensor, update_clip: float
@@ -115,14 +115,12 @@ class Engine:
             for rule in rules:
                 rule.add_products(grams)
             sentence_squares = grams.sentence_squares()
-            factors = _factors(grams.sentence_bounds(sentence_squares), bounds)
+            factors = grams.sentence_factors(sentence_squares, bounds)
             squares = grams.user_squares(factors)
             for rule in rules:
                 rule.add_user_squares(squares, layout, factors.float())
             squares.clamp_(min=0)
-            allowances = grams.user_allowances(factors)
-            shares = _factors(allowances.bound(squares), update_clip)
-            weights = (factors * shares[owner]).mul_(_DOWN).float()
+            weights, allowances = grams.weights(squares, factors, update_clip)
             total: dict[nn.Parameter, Tensor] = {}
             for rule in rules:
                 total.update(rule.weighted(weights))
@@ -276,12 +274,6 @@ class Engine:
             return self._pass(losses, layout)
         self._refuse_changes(before)
         return recorded
-
-
-def _factors(norms: Tensor, clips: Tensor | float) -> Tensor:
-    """Projection onto a ball: `min(1, clip / norm)`; zero where the norm is not finite."""
-    factors = (clips / norms.clamp(min=1e-300)).clamp(max=1.0)
-    return torch.where(torch.isfinite(norms), factors, 0.0)
 
 
 def _leaves(loss: Tensor) -> set[Tensor]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from uedp.mechanism.clip.clipping import Errors
 from uedp.mechanism.clip.rounding import block_sums
 
 
@@ -109,28 +110,7 @@ def _binned(sizes: Mapping[int, int]) -> list[list[int]]:
     return bins
 
 
-@dataclass(frozen=True)
-class Allowances:
-    """How much rounding may have taken off norms: off their squares (its root), and directly."""
-
-    squares: Tensor
-    norms: Tensor
-
-    def bound(self, squared_norms: Tensor) -> Tensor:
-        """Upper bounds of the norms, from their squares as computed."""
-        return (squared_norms + self.squares.square()).sqrt_().add_(self.norms)
-
-    def __add__(self, other: "Allowances") -> "Allowances":
-        """Of the sum of two updates."""
-        return Allowances(
-            self.squares + other.squares.to(self.squares), self.norms + other.norms.to(self.norms)
-        )
-
-    def __getitem__(self, users: Tensor) -> "Allowances":
-        return Allowances(self.squares[users], self.norms[users])
-
-
-class Grams:
+class Grams(Errors):
     """For each bin of a layout, the inner products between the gradients of its sentences.
 
     The diagonal holds the squared norms of sentences; with clip factors `f` on both sides a
@@ -138,24 +118,15 @@ class Grams:
     (`tokens`) or sentence by sentence (`sentences`); both are summed up once, when norms are asked
     for. A rule that computes its part of the users' norms in another way adds only to the diagonal,
     `squares`. Each states how far its numbers may be from the truth (`allow`).
-
-    Guarantees:
-      - if every rule allows for its rounding, `sentence_bounds`, and `user_allowances` with the
-        squared norms, are upper bounds of the norms of what is added to the sum, whatever cancels
     """
 
     def __init__(self, layout: Layout, owner: Tensor, layers: int) -> None:
+        super().__init__(owner, len(layout.users))
         self.layout = layout
         self.layers = layers  # that may add up in one place
-        self._owner = owner
         self._by_sentence: list[Tensor] | None = None
         self._by_token: dict[int, list[Tensor]] = {}
         self.squares = self._numbers(layout.sentences)
-        self._square_errors = self._numbers(layout.sentences)
-        self._errors = self._numbers(layout.sentences)  # squared
-
-    def _numbers(self, *shape: int) -> Tensor:
-        return torch.zeros(*shape, device=self._owner.device, dtype=torch.float64)
 
     def sentences(self) -> Iterator[tuple[Bucket, Tensor]]:
         """Each bucket with its (bins, sentences, sentences) to add to, in place."""
@@ -175,21 +146,6 @@ class Grams:
             ]
         yield from zip(self.layout.buckets, self._by_token[each], strict=True)
 
-    def allow(
-        self, rows: slice, masses: Tensor, *, squares: float = 0.0, norms: float | Tensor = 0.0
-    ) -> None:
-        """Allow for rounding of these rows: `masses` is (rows,), or (layers, rows) of layers alike.
-
-        `squares` of the squared mass may be wrong with a squared norm, `norms` of the mass with
-        the norm itself.
-        """
-        squared = masses.double().square_()
-        errors = norms**2 * squared
-        if squared.dim() == 2:
-            squared, errors = squared.sum(0), errors.sum(0)
-        self._square_errors[rows] += squares * squared
-        self._errors[rows] += errors
-
     def _settle(self) -> None:
         for each in list(self._by_token):
             by_token = self._by_token.pop(each)
@@ -201,10 +157,6 @@ class Grams:
         self._settle()
         diagonals = [torch.diagonal(gram, dim1=1, dim2=2).flatten() for _, gram in self.sentences()]
         return torch.cat(diagonals).add_(self.squares).clamp_(min=0)
-
-    def sentence_bounds(self, squares: Tensor) -> Tensor:
-        """No sentence's gradient, as it is added, is longer."""
-        return Allowances(self._square_errors.sqrt(), self._errors.sqrt()).bound(squares)
 
     def user_squares(self, factors: Tensor) -> Tensor:
         """Squared norms of the users' sums of their sentences' gradients, each times its factor.
@@ -220,22 +172,6 @@ class Grams:
             result.index_add_(0, owner.flatten(), rows.flatten())
         return result
 
-    def user_allowances(self, factors: Tensor) -> "Allowances":
-        """For users' sums: errors of sentences add up at worst."""
-
-        def added_up(errors: Tensor) -> Tensor:
-            totals = self._numbers(len(self.layout.users))
-            # nothing of a sentence that is left out: zero times infinity is not zero
-            kept = torch.where(factors > 0, factors * errors.sqrt(), 0.0)
-            return totals.index_add_(0, self._owner, kept)
-
-        return Allowances(added_up(self._square_errors), added_up(self._errors))
-
     def owners(self) -> list[Tensor]:
         """For each bucket, (bins, sentences): the place of each sentence's user."""
         return [bucket.split(self._owner) for bucket in self.layout.buckets]
-
-    def user_totals(self, values: Tensor) -> Tensor:
-        """For each of (..., sentences), the sum of the values of its user's sentences."""
-        totals = self._numbers(*values.shape[:-1], len(self.layout.users))
-        return totals.index_add_(-1, self._owner, values.double())[..., self._owner]

@@ -57,14 +57,13 @@ def shared_masks(model: nn.Module) -> list[SharedMask]:
 
 
 @contextmanager
-def held_masks(model: nn.Module) -> Iterator[None]:
+def held_masks(masks: Sequence[SharedMask]) -> Iterator[None]:
     """Hold the masks that sentences share, from their first draw on.
 
     Guarantees:
       - inside, all passes use the same shared masks; afterwards, fresh ones are drawn
       - masks of single sentences are always fresh
     """
-    masks = shared_masks(model)
     for mask in masks:
         mask.held, mask.kept = True, None
     try:
