@@ -877,6 +877,8 @@ class Measured:
                 continue
             pairs = zip(other["each_seconds"], ours["each_seconds"], strict=True)
             ratios[f"ours/{name}"] = statistics.median(theirs / own for theirs, own in pairs)
+            pairs = zip(other["each_process_seconds"], ours["each_process_seconds"], strict=True)
+            ratios[f"CPU time {name}/ours"] = statistics.median(a / b for a, b in pairs)
             if other.get("peak_gib"):
                 ratios[f"memory ours/{name}"] = ours["peak_gib"] / other["peak_gib"]
         return ratios
