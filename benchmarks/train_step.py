@@ -851,6 +851,8 @@ class Measured:
         if isinstance(contender, Plain):
             measures["sentences_per_batch"] = contender.size
         self.found[name] = measures | {"each_seconds": [], "each_process_seconds": []}
+        times = {key: round(measures[key], 2) for key in ("build_seconds", "first_seconds")}
+        print(f"{self._setting.case.name}, {name}: {times}", file=sys.stderr, flush=True)
         return contender
 
     def _time(self, name: str, contender: Any, numbers: range) -> None:
