@@ -166,7 +166,7 @@ def test_nonsense_is_refused_by_name(words, bad):
 def test_a_small_rate_takes_few_evaluations_and_little_time(
     target, delta, rounds, share, coin, monkeypatch
 ):
-    """At most 3 s, the target; about 0.5 s here. Equidistant losses took 8 s, with a coin 44."""
+    """At most 3 s is the target; it takes about 0.5 s. Equidistant losses took up to 23 s."""
     evaluations = []
 
     def counted(profile: Profile, rounds: int, delta: float) -> float:

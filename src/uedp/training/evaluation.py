@@ -42,6 +42,7 @@ class Costs:
 
 
 _COSTS = {"cuda": Costs(1 << 16, 1 << 28, 1 << 14, 1 << 10), "cpu": Costs(1 << 12, 1 << 24, 48, 8)}
+_WHOLE_LOGITS = 1 << 29  # at a time, of a model that gives them all at once
 _SHARED = 1.15  # the cost of a token in a shared row, where attention takes a mask
 _SHARED_WIDTH = 256  # of a shared row, unless a sentence is longer; as in training
 
@@ -288,7 +289,7 @@ def loss_sums(
     vocabulary = int(getattr(getattr(model, "config", None), "vocab_size", 1 << 16))
     at_once = max_tokens or costs.max_tokens
     if parts.whole:
-        at_once = min(at_once, max(1, costs.logits // vocabulary))
+        at_once = min(at_once, max(1, _WHOLE_LOGITS // vocabulary))
     plan = plan_batches(lengths[wanted], at_once, costs, _is_serial(model), may_share)
     sums = torch.zeros(len(lengths), dtype=_double(device), device=device)
 
