@@ -851,6 +851,8 @@ class Measured:
         if isinstance(contender, Plain):
             measures["sentences_per_batch"] = contender.size
         self.found[name] = measures | {"each_seconds": [], "each_process_seconds": []}
+        times = {key: round(measures[key], 2) for key in ("build_seconds", "first_seconds")}
+        print(f"{self._setting.case.name}, {name}: {times}", file=sys.stderr, flush=True)
         return contender
 
     def _time(self, name: str, contender: Any, numbers: range) -> None:
@@ -877,6 +879,8 @@ class Measured:
                 continue
             pairs = zip(other["each_seconds"], ours["each_seconds"], strict=True)
             ratios[f"ours/{name}"] = statistics.median(theirs / own for theirs, own in pairs)
+            pairs = zip(other["each_process_seconds"], ours["each_process_seconds"], strict=True)
+            ratios[f"CPU time {name}/ours"] = statistics.median(a / b for a, b in pairs)
             if other.get("peak_gib"):
                 ratios[f"memory ours/{name}"] = ours["peak_gib"] / other["peak_gib"]
         return ratios

@@ -6,6 +6,7 @@ from types import FrameType
 import typer
 
 from uedp.cli import audit, data, entities, privacy, train
+from uedp.cli.processor import set_up_threads
 from uedp.cli.terminal import plain, with_flags
 from uedp.errors import UserError
 from uedp.signals import handled_by
@@ -29,6 +30,7 @@ app.add_typer(audit.audit, name="audit")
 
 
 def main(arguments: list[str] | None = None) -> None:
+    set_up_threads()
     run_app(app, arguments)
 
 

@@ -192,6 +192,8 @@ def release(
         """Adds the chunks; returns those with a gradient that is not finite, which it leaves."""
         results: list[tuple[Ints, Ints, FlatSum]] = []
         total = torch.zeros_like(flat)
+        if any(a is not b for a, b in zip(fixed.one.parameters, engine.parameters, strict=True)):
+            raise ValueError("passes of one shape for other parameters than the engine's")
         fixed.one.refresh()
         for number, rows in enumerate(chunks, 1):
             users, owner = np.unique(owners[rows], return_inverse=True)
@@ -269,17 +271,14 @@ def _whole_users(participants: Participants, lengths: Ints, one: FixedPass) -> l
 
     Without users that do not fit in one pass.
     """
-    offsets = participants.sentences.offsets
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = before[offsets[1:]] - before[offsets[:-1]]
-    passes: list[tuple[int, int, list[Ints]]] = []
-    for user in np.argsort(-tokens, kind="stable").tolist():
-        own, size = np.arange(offsets[user], offsets[user + 1]), int(tokens[user])
-        if not len(own) or not one.fits(len(own), size):
-            continue
-        for place, (used, sentences, chunk) in enumerate(passes):
-            if one.fits(sentences + len(own), used + size):
-                passes[place] = (used + size, sentences + len(own), [*chunk, own])
+    users = [np.arange(a, b) for a, b in pairwise(participants.sentences.offsets) if b > a]
+    fitting = [own for own in users if one.fits(lengths[own])]
+    passes: list[tuple[int, int, list[Ints]]] = []  # tokens, sentences, and whose
+    for own in sorted(fitting, key=lambda own: -int(lengths[own].sum())):
+        size = int(lengths[own].sum())
+        for place, (tokens, sentences, chunk) in enumerate(passes):
+            if tokens + size <= one.tokens and sentences + len(own) <= one.sentences:
+                passes[place] = (tokens + size, sentences + len(own), [*chunk, own])
                 break
         else:
             passes.append((size, len(own), [own]))

@@ -6,12 +6,14 @@ import torch
 
 from tests.mechanism.fixed.small import (
     LONGEST,
+    POISON,
     TOKENS,
     UPDATE_CLIP,
     WORDS,
     adapted,
     agrees,
     oracle,
+    poisoned,
     randomised,
     rows,
     some,
@@ -109,15 +111,15 @@ def test_nothing_is_added_above_its_clip(clips):
 
 
 def test_a_gradient_that_is_not_finite_makes_the_sum_zero():
-    model = adapted()
-    one = FixedPass(model, TOKENS, LONGEST)
-    with torch.no_grad():
-        model.get_base_model().lm_head.weight[WORDS - 1] = torch.inf
-    one.refresh()
+    one = FixedPass(poisoned(), TOKENS, LONGEST)
     batch = some()
-    batch.ids[batch.ids == WORDS - 1] = 0
-    assert not bool(one.clipped_sum(batch, UPDATE_CLIP).finite)
-    assert not one.clipped_sum(batch, UPDATE_CLIP).total.any()
+    assert bool(one.clipped_sum(batch, UPDATE_CLIP).finite)
+    batch.ids[7] = POISON
+    found = one.clipped_sum(batch, UPDATE_CLIP)
+    assert not bool(found.finite)
+    assert not found.total.any()
+    batch.ids[7] = 0
+    assert one.clipped_sum(batch, UPDATE_CLIP).total.any()
 
 
 def test_half_precision_is_near_the_oracle():
