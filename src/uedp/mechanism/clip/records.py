@@ -74,7 +74,7 @@ class PackedRecord(Record):
     @property
     def stays_packed(self) -> bool:
         """Whether its rules need not unpack it: there are kernels, and a row for each token."""
-        return has_kernels(self.grads) and self.grads.dim() == 2
+        return has_kernels(self.grads) and self.grads.dim() == 2 and self.runs.in_order
 
     def shape(self, in_pieces: bool = False) -> tuple[int, int]:
         count, tokens = self._rows(in_pieces).places.shape

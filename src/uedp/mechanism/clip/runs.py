@@ -63,12 +63,18 @@ class Pairs:
 
 
 class Runs:
-    """Where the sentences of a chunk lie among all places: side by side, in the chunk's order."""
+    """Where the sentences of a chunk lie among all places."""
 
     def __init__(self, starts: Ints, lengths: Ints, end: int, device: torch.device) -> None:
         self._starts, self._lengths, self._end, self._device = starts, lengths, end, device
         self._users: tuple[tuple[int, ...], Pairs] | None = None
         self._spread: tuple[Tensor, Tensor] | None = None
+
+    @cached_property
+    def in_order(self) -> bool:
+        """Whether sentences come one after the other: then a user's lie side by side."""
+        ends = self._starts + self._lengths
+        return bool((self._starts[1:] >= ends[:-1]).all())
 
     @cached_property
     def bounds(self) -> Tensor:
@@ -86,7 +92,11 @@ class Runs:
         return Pairs.of(self._starts, ends, _OF_SENTENCES, self._device)
 
     def users(self, counts: tuple[int, ...]) -> Pairs:
-        """The same for users of so many sentences each. Places between sentences count nothing."""
+        """The same for users of so many sentences each; sentences must be `in_order`.
+
+        Places between sentences count nothing: factors are zero there (`spread`).
+        """
+        assert self.in_order
         if self._users is None or self._users[0] != counts:
             last = np.cumsum(counts) - 1
             ends = (self._starts + self._lengths)[last]
