@@ -9,6 +9,7 @@ their bounds (`thin`).
 One shape also means that a sentence is computed alike in every pass, whoever else was drawn.
 """
 
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -32,7 +33,7 @@ from uedp.mechanism.fixed.frozen import find_frozen
 from uedp.mechanism.fixed.thin import BLOCK, MOST, SentenceRows, ThinProduct, ThinTable
 from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 
-_WAVES = 3  # in which the gradients of a pass are formed
+_WAVES = 6  # in which the gradients of a pass are formed
 _TRIED_WORDS = 97  # or fewer, if the model knows fewer
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
 _one_at_a_time = RLock()  # precisions and parts of Transformers are set for the whole process
@@ -181,6 +182,8 @@ class FixedPass:
             logits = self._logits()
         inputs = self._inputs
         (token_losses(logits, inputs.labels) * inputs.weights).sum().backward()
+        for wave in self._waves:
+            wave.groups[0].after = lambda: None  # nothing that points back keeps this alive
 
     def _form(self, wave: "_Wave") -> None:
         inputs = self._inputs
@@ -547,6 +550,7 @@ def _largest(
             if tokens == _TOKENS[-1]:
                 return trial
             del trial
+            gc.collect()  # its graph has memory of its own
             torch.cuda.empty_cache()
             return FixedPass(model, tokens, longest, dtype)
     return None
