@@ -24,7 +24,7 @@ def formed(shapes, dtype, device, poison=None) -> tuple[SentenceRows, torch.Tens
         products.append(ThinProduct(left, right, 1.0 + place, start))
         start += thin * wide
     bounds = torch.tensor(BOUNDS, dtype=torch.int32, device=device)
-    table = ThinTable(shapes, start, torch.device(device))
+    table = ThinTable(shapes, torch.device(device))
     rows = table.formed(products, bounds, torch.tensor(COUNT, device=device))
     expected = torch.stack(
         [
@@ -50,7 +50,7 @@ def test_rows_squares_and_sums_are_those_of_each_sentence(shapes, dtype, device)
     users = torch.tensor(USERS, dtype=torch.int32, device=device)
     factors = torch.tensor([0.5, 1.0, 0.3, 0.0, 0.7, 9.0, 9.0], device=device)
     close = {"rtol": 1e-4, "atol": 1e-4}
-    torch.testing.assert_close(rows.rows[:COUNT].double(), expected, **close)
+    torch.testing.assert_close(torch.cat(list(rows.rows), 1)[:COUNT].double(), expected, **close)
     torch.testing.assert_close(rows.squares[:COUNT], expected.square().sum(1), **close)
     assert not rows.squares[COUNT:].any()
     weighted = factors[:COUNT, None].double() * expected
@@ -70,6 +70,6 @@ def test_a_sentence_that_is_left_out_may_be_anything(device):
     factors = torch.tensor([0.0, 0, 0, 0, 0, 0, 0], device=device)
     users = torch.tensor(USERS, dtype=torch.int32, device=device)
     assert not rows.user_squares(users, torch.tensor(USER_COUNT, device=device), factors).any()
-    total = torch.ones(rows.rows.shape[1], device=device)
+    total = torch.ones(rows.rows[0].shape[1], device=device)
     rows.weighted_sum(factors, total)
     assert not total.any()

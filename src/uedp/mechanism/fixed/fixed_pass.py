@@ -239,6 +239,7 @@ class FixedPass:
                 self._outputs = self._clip()
             for wave in self._waves:
                 wave.table.send()
+            torch.cuda.empty_cache()  # what trials took
 
     def _tried(self) -> tuple[Tensor, Tensor]:
         """The sum and the norms of sentences."""
@@ -467,7 +468,7 @@ class _Wave:
                         self._starts[parameter] = self.size
                         self.size += parameter.numel()
                         shapes += [(part.stop - part.start, width) for part in _slices(ranks)]
-        self.table = ThinTable(shapes, self.size, device)
+        self.table = ThinTable(shapes, device)
 
     def places(self) -> dict[nn.Parameter, Tensor]:
         """Where the entries of each parameter, flattened, lie in this part of the sum."""
