@@ -271,15 +271,25 @@ def _whole_users(participants: Participants, lengths: Ints, one: FixedPass) -> l
 
     Without users that do not fit in one pass.
     """
-    users = [np.arange(a, b) for a, b in pairwise(participants.sentences.offsets) if b > a]
-    fitting = [own for own in users if one.fits(lengths[own])]
+    offsets = participants.sentences.offsets
+    users = np.flatnonzero(np.diff(offsets))
+    if not len(users):
+        return []
+    starts, counts = offsets[users], np.diff(offsets)[users]
+    sizes = np.add.reduceat(lengths, starts)
+    longest = np.maximum.reduceat(lengths, starts)
+    fits = (sizes <= one.tokens) & (counts <= one.sentences) & (longest <= one.longest)
     passes: list[tuple[int, int, list[Ints]]] = []  # tokens, sentences, and whose
-    for own in sorted(fitting, key=lambda own: -int(lengths[own].sum())):
-        size = int(lengths[own].sum())
+    for user in np.argsort(-sizes, kind="stable"):
+        if not fits[user]:
+            continue
+        size, count = int(sizes[user]), int(counts[user])
+        own = np.arange(starts[user], starts[user] + count)
         for place, (tokens, sentences, chunk) in enumerate(passes):
-            if tokens + size <= one.tokens and sentences + len(own) <= one.sentences:
-                passes[place] = (tokens + size, sentences + len(own), [*chunk, own])
+            if tokens + size <= one.tokens and sentences + count <= one.sentences:
+                chunk.append(own)
+                passes[place] = (tokens + size, sentences + count, chunk)
                 break
         else:
-            passes.append((size, len(own), [own]))
+            passes.append((size, count, [own]))
     return [np.sort(np.concatenate(chunk)) for _, _, chunk in passes]

@@ -117,7 +117,8 @@ class ClippedMethod(Method):
     def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         settings, device = self.settings, self.parameters[0].device
         if self._fixed is not None and not self._fixed.one.is_current():
-            self._fixed = self._fixed_passes()  # the model was changed since
+            self._fixed = None  # its memory is needed
+            self._fixed = self._fixed_passes()
         randomness = Randomness(settings.seed, attempt.take_key())
         with randomness.of_round(number, device) as (uniforms, key, noise):
             drawn = self._draw(number, uniforms, key)

@@ -1,6 +1,8 @@
 """A pass that was recorded for a model as it was must not be used for another one in silence."""
 
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -166,6 +168,18 @@ def test_a_pass_that_fails_leaves_the_model_as_it_was(monkeypatch):
     assert not any("forward" in part.__dict__ for part in model.modules())
     assert torch.equal(model(input_ids=torch.arange(9)[None]).logits, expected)
     agrees(one, model, some(), 0.03)
+
+
+def test_the_memory_of_a_pass_goes_with_it():
+    one = FixedPass(adapted(), TOKENS, LONGEST)
+    one.clipped_sum(some(), UPDATE_CLIP)
+    gone = weakref.ref(one)
+    gc.disable()
+    try:
+        del one
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_forward_that_was_set_by_hand_stays():

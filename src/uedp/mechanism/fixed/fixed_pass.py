@@ -178,12 +178,14 @@ class FixedPass:
         for wave in self._waves:
             # the backward pass comes to the first group last
             wave.groups[0].after = partial(self._form, wave)
-        with fused(self._groups, self._anchor):
-            logits = self._logits()
         inputs = self._inputs
-        (token_losses(logits, inputs.labels) * inputs.weights).sum().backward()
-        for wave in self._waves:
-            wave.groups[0].after = lambda: None  # nothing that points back keeps this alive
+        try:
+            with fused(self._groups, self._anchor):
+                logits = self._logits()
+            (token_losses(logits, inputs.labels) * inputs.weights).sum().backward()
+        finally:
+            for wave in self._waves:  # nothing refers to this pass: its memory goes with it
+                wave.groups[0].after = _nothing
 
     def _form(self, wave: "_Wave") -> None:
         inputs = self._inputs
@@ -294,6 +296,10 @@ class FixedPass:
         """Whether sentences of these lengths can be computed in one pass."""
         few = len(lengths) <= self.sentences and int(lengths.sum()) <= self.tokens
         return few and int(lengths.max(initial=0)) <= self.longest
+
+
+def _nothing() -> None:
+    pass
 
 
 class _Snapshot:
