@@ -90,6 +90,9 @@ class FixedPasses:
     tokens: Callable[[Ints], tuple[Ints, Ints]]
 
 
+_NONE = np.zeros(0, dtype=np.int64)
+
+
 def release(
     engine: Engine,
     participants: Participants,
@@ -190,26 +193,43 @@ def release(
         fixed: FixedPasses, chunks: Sequence[Ints], done: Callable[[int], None]
     ) -> list[Ints]:
         """Adds the chunks; returns those with a gradient that is not finite, which it leaves."""
-        results: list[tuple[Ints, Ints, FlatSum]] = []
+        results: list[tuple[Ints, FlatSum]] = []
         total = torch.zeros_like(flat)
         if any(a is not b for a, b in zip(fixed.one.parameters, engine.parameters, strict=True)):
             raise ValueError("passes of one shape for other parameters than the engine's")
         fixed.one.refresh()
+
+        def computed(rows: Ints, without: Ints = _NONE) -> FlatSum:
+            owner = np.unique(owners[rows], return_inverse=True)[1]
+            tokens, own = fixed.tokens(ids[rows])
+            empty = np.isin(rows, without)
+            tokens = tokens[np.repeat(~empty, own)]
+            batch = Sentences(tokens, np.where(empty, 0, own), owner, bounds[rows])
+            return fixed.one.clipped_sum(batch, clips.update)
+
+        def computed_again(rows: Ints, result: FlatSum) -> FlatSum:
+            """Without sentences that are not finite; the others exactly as without them."""
+            # beside such a sentence others come out wrong: each has to be seen alone
+            suspect = rows[~torch.isfinite(result.sentence_norms).cpu().numpy()]
+            broken = [row for row in suspect if not bool(computed(np.array([row])).finite)]
+            return computed(rows, np.array(broken, dtype=np.int64))
+
         for number, rows in enumerate(chunks, 1):
-            users, owner = np.unique(owners[rows], return_inverse=True)
-            batch = Sentences(*fixed.tokens(ids[rows]), owner, bounds[rows])
-            result = fixed.one.clipped_sum(batch, clips.update)
+            result = computed(rows)
             total.add_(result.total)
-            results.append((rows, users, result))
+            results.append((rows, result))
             done(number)
-        flat.add_(fixed.one.in_order(total))
         left = []
-        for rows, users, result in results:  # only now is the device waited for
+        for rows, result in results:  # only now is the device waited for
             if not bool(result.finite):
-                left.append(rows)
-                continue
+                result = computed_again(rows, result)
+                if not bool(result.finite):
+                    left.append(rows)
+                    continue
+                total.add_(result.total)
             sentence_norms[rows] = result.sentence_norms.cpu().numpy()
-            update_norms[users] = result.user_norms.cpu().numpy()
+            update_norms[np.unique(owners[rows])] = result.user_norms.cpu().numpy()
+        flat.add_(fixed.one.in_order(total))
         return left
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
