@@ -206,7 +206,6 @@ class FixedPass:
         by_user = torch.stack([rows.user_squares(*users, used) for rows in formed]).sum(0)
         by_user = nn.functional.pad(by_user, (0, 1))  # of nobody, whose the missing sentences are
         weights, _ = errors.weights(by_user, factors, inputs.update_clip)
-        # a tile has several sentences, of which one could spoil the others
         finite = torch.isfinite(squares).all()
         weights = torch.where(finite, weights, 0.0)
         totals = self._total.split([wave.size for wave in self._waves])

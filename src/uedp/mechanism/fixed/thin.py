@@ -19,7 +19,7 @@ try:
 except ImportError:  # a CPU build
     triton = None
 
-_HIGH = 32  # rows that are multiplied at once, of several sentences
+_THIN = 16  # the least that tensor cores multiply
 _WIDE = 128
 _DEEP = 32  # tokens read at a time
 _TURNS = 32  # programs that share the sentences of a tile
@@ -79,7 +79,7 @@ class ThinTable:
         self._rows = torch.zeros(len(shapes), _COLUMNS, dtype=torch.int64, device=device)
         self._scales = torch.zeros(len(shapes), device=device)
         self._aligned = all(features % 8 == 0 for shape in shapes for features in shape)
-        self._each = 1 << (max(thin for thin, _ in shapes) - 1).bit_length()
+        self._thin = max(_THIN, 1 << (max(thin for thin, _ in shapes) - 1).bit_length())
         self._noted: list[list[int]] = []
         self._noted_scales: list[float] = []
 
@@ -120,12 +120,11 @@ class ThinTable:
         self.note(products, rows)
         if not torch.cuda.is_current_stream_capturing():
             self.send()
-        partial = torch.zeros(sentences, tiles * self._each, device=bounds.device)
+        partial = torch.zeros(sentences, tiles * self._thin, device=bounds.device)
         _form[(min(_TURNS, sentences), tiles)](
             self._rows, self._scales, self._tiles, bounds, count, partial, tiles,
             kind=tl.bfloat16 if products[0].thin.dtype == torch.bfloat16 else tl.float32,
-            aligned=self._aligned, each=self._each, high=max(_HIGH, self._each), across=_WIDE,
-            deep=_DEEP,
+            aligned=self._aligned, thin=self._thin, across=_WIDE, deep=_DEEP,
         )  # fmt: skip
         squares = partial.sum(1, dtype=torch.float64)
         return SentenceRows(rows, squares, count, self._rows, self._blocks)
@@ -211,10 +210,9 @@ if triton is not None:
     @triton.jit  # type: ignore[untyped-decorator]
     def _form(  # type: ignore[no-untyped-def]
         table, scales, tiles, bounds, count, partial, number, kind: tl.constexpr,
-        aligned: tl.constexpr, each: tl.constexpr, high: tl.constexpr, across: tl.constexpr,
-        deep: tl.constexpr,
+        aligned: tl.constexpr, thin: tl.constexpr, across: tl.constexpr, deep: tl.constexpr,
     ) -> Any:  # fmt: skip
-        """A tile of several sentences' gradients, one below the other, `each` rows for each."""
+        """A tile of sentences' gradients, each added up from its own first token on."""
         # programs of one tile come together: what they read lies together
         tile = tl.program_id(1)
         entry = tl.load(tiles + 2 * tile)
@@ -241,34 +239,29 @@ if triton is not None:
         wide_at = wide_address.to(tl.pointer_type(kind))
         rows = rows_address.to(tl.pointer_type(tl.float32))
         scale = tl.load(scales + entry)
-        row = tl.arange(0, high)
-        feature = row % each
+        feature = tl.arange(0, thin)
         known = feature < thin_width
         inside = column < wide_width
+        place = (feature * wide_width)[:, None] + column
         last = tl.load(count).to(tl.int32)
-        many: tl.constexpr = high // each
-        for group in range(tl.program_id(0) * many, last, tl.num_programs(0) * many):
-            sentence = tl.minimum(group + row // each, last)
-            begin = tl.load(bounds + sentence)[None, :]
-            end = tl.load(bounds + tl.minimum(sentence + 1, last))[None, :]
-            first_token = tl.load(bounds + group)
-            last_token = tl.load(bounds + tl.minimum(group + many, last))
-            total = tl.zeros((high, across), dtype=tl.float32)
-            for first in range(first_token, last_token, deep):
+        for sentence in range(tl.program_id(0), last, tl.num_programs(0)):
+            end = tl.load(bounds + sentence + 1)
+            total = tl.zeros((thin, across), dtype=tl.float32)
+            for first in range(tl.load(bounds + sentence), end, deep):
                 token = (first + tl.arange(0, deep))[:, None]
-                own = (token >= begin) & (token < end) & known[None, :]
                 left = tl.load(
-                    thin_at + token * thin_stride + feature[None, :], mask=own, other=0.0
+                    thin_at + token * thin_stride + feature[None, :],
+                    mask=(token < end) & known[None, :],
+                    other=0.0,
                 )
-                there = (token < last_token) & inside
-                right = tl.load(wide_at + token * wide_stride + column, mask=there, other=0.0)
+                right = tl.load(
+                    wide_at + token * wide_stride + column, mask=(token < end) & inside, other=0.0
+                )
                 total = tl.dot(tl.trans(left), right, total, input_precision="ieee")
             total *= scale
-            place = sentence * size + feature * wide_width
-            real = (sentence < last) & known
-            tl.store(rows + place[:, None] + column, total, mask=real[:, None] & inside)
+            tl.store(rows + sentence * size + place, total, mask=known[:, None] & inside)
             squares = tl.sum(total * total, 1)
-            tl.store(partial + (sentence * number + tile) * each + feature, squares, mask=real)
+            tl.store(partial + (sentence * number + tile) * thin + feature, squares, mask=known)
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _block(table, blocks, block: tl.constexpr):  # type: ignore[no-untyped-def]
