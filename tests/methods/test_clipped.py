@@ -1,3 +1,5 @@
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -5,12 +7,15 @@ import torch
 from tests.methods.rounds import CPU, flat, gpt2, method_on, plan, projected, sentence_gradient
 from tests.models import tiny
 from tests.training import worlds
+from uedp.mechanism.fixed.fixed_pass import FixedPass
 from uedp.mechanism.lending import lend
 from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.sampling import draw, draw_whole
+from uedp.methods import clipped
 from uedp.methods.randomness import Randomness
 from uedp.methods.rotation import LendingSchedule
 from uedp.models.load import load_model
+from uedp.models.trainable import make_trainable
 from uedp.training.build import build_method
 from uedp.training.plan import build_plan
 from uedp.training.tasks import NextWord
@@ -77,3 +82,57 @@ def test_recomputed_losses_use_the_same_precision(monkeypatch, tmp_path):
     seen.clear()
     output.recompute()
     assert seen == ["in"]
+
+
+def method_in_passes(tmp_path, monkeypatch, spoil=lambda one: None):
+    """A method whose rounds are computed in passes of one shape, as on an accelerator."""
+
+    def on_cpu(model, tokens, longest, dtype):
+        one = FixedPass(model, 1024, longest, dtype)
+        spoil(one)
+        return one
+
+    monkeypatch.setattr(clipped, "fixed_pass", on_cpu)
+    config = worlds.config("m", privacy__seed=1, privacy__noise=0.0)
+    material = worlds.training_data(tmp_path / "corpus")
+    loaded = load_model(worlds.model(tmp_path, "llama"))
+    model = make_trainable(loaded.model, "lora", rank=4)
+    task = NextWord(material.train.texts, loaded.tokenizer, 32)
+    plan = build_plan(config, material.incidence)
+    return build_method(plan, material.incidence, model, task, nullcontext)
+
+
+def test_rounds_in_passes_of_one_shape_are_the_engines(tmp_path, monkeypatch):
+    method = method_in_passes(tmp_path, monkeypatch)
+    assert method._fixed is not None
+    used = []
+    real = method._fixed.one.clipped_sum
+    monkeypatch.setattr(
+        method._fixed.one, "clipped_sum", lambda *given: used.append(1) or real(*given)
+    )
+    found = flat(method.round(2).values)
+    assert used
+    method._fixed = None
+    expected = flat(method.round(2).values)
+    assert float((found - expected).norm()) <= 2e-3 * float(expected.norm())
+
+
+def test_passes_that_differ_from_the_engine_are_not_used(tmp_path, monkeypatch, caplog):
+    method = method_in_passes(tmp_path, monkeypatch, lambda one: one._groups[0].weight.mul_(4.0))
+    assert method._fixed is None
+    assert "not computed in passes of one shape" in caplog.text
+    method.round(1)
+
+
+def test_passes_are_built_anew_for_a_model_that_was_changed(tmp_path, monkeypatch):
+    method = method_in_passes(tmp_path, monkeypatch)
+    before = method._fixed
+    method.round(1)
+    assert method._fixed is before
+    with torch.no_grad():
+        method.model.get_input_embeddings().weight.mul_(2)
+    found = flat(method.round(2).values)
+    assert method._fixed is not before
+    method._fixed = None
+    expected = flat(method.round(2).values)
+    assert float((found - expected).norm()) <= 2e-3 * float(expected.norm())

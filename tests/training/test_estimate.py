@@ -12,10 +12,11 @@ from uedp.accounting.certificate import load_certificate
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Rows
+from uedp.mechanism.fixed.fixed_pass import FixedPass
 from uedp.mechanism.packing import ONE_PER_ROW, SHARED_ROWS
 from uedp.mechanism.release import chunks_of
 from uedp.mechanism.sampling import Participants
-from uedp.methods import ClippedMethod
+from uedp.methods import ClippedMethod, clipped
 from uedp.training import api, build, loop
 from uedp.training.datasets import Texts, TrainingData
 from uedp.training.estimate import Pace, estimate, measure_pace, sentences_per_round
@@ -46,6 +47,26 @@ def test_measuring_leaves_everything_as_it_was(method, data, saved, tmp_path):
     assert pace.evaluated > 0
     assert pace.tokens_per_sentence == pytest.approx(ready.task.lengths.mean())
     assert pace.held_out_tokens == ready.held_out.lengths.sum()
+
+
+def test_passes_of_one_shape_are_timed_if_rounds_have_them(data, saved, monkeypatch):
+    built, used = [], []
+
+    def on_a_cpu(model, tokens, longest, dtype):
+        built.append(FixedPass(model, 256, longest, dtype))
+        return built[-1]
+
+    original = FixedPass.clipped_sum
+    monkeypatch.setattr(clipped, "fixed_pass", on_a_cpu)
+    monkeypatch.setattr(
+        FixedPass,
+        "clipped_sum",
+        lambda self, *arguments: (used.append(self), original(self, *arguments))[1],
+    )
+    pace = measure_pace(build.prepare(worlds.config(saved(), model__train="lora"), data))
+    assert len(built) == 1  # for all rounds that are timed
+    assert set(used) == set(built)
+    assert pace.batch == 256
 
 
 def test_the_sentences_of_a_round_are_those_that_are_drawn(data, saved, tmp_path):

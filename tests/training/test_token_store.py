@@ -83,3 +83,12 @@ def test_the_warning_in_words():
 def test_every_id_of_a_tokenizer_fits():
     tokenizer = tiny.tokenizer()
     assert count_ids(tokenizer) > max(tokenizer.get_vocab().values())
+
+
+@pytest.mark.parametrize("rows", [[], [0], [2, 0, 0, 3], [1, 1]])
+def test_rows_end_to_end(rows):
+    kept = [[5, 6, 7], [], [1], [8, 9]]
+    ids, lengths = TokenStore([kept], 10).end_to_end(np.array(rows, dtype=np.int64))
+    assert ids.tolist() == [one for row in rows for one in kept[row]]
+    assert lengths.tolist() == [len(kept[row]) for row in rows]
+    assert ids.dtype == np.int64

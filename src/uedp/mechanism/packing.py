@@ -77,13 +77,16 @@ class PackedLosses:
 
     `sentences` has a row per sentence. `pieces` has narrower rows: the first piece of every
     sentence, in order, then the remaining pieces of longer ones. No sentence may see another's
-    tokens (`keeps_apart`). `recompute` gives the same losses, one row each.
+    tokens (`keeps_apart`). `recompute` gives the same losses, one row each. `starts` and `lengths`
+    say on the host where each sentence lies.
     """
 
     losses: Tensor
     sentences: TokenRows
     pieces: TokenRows
     recompute: Callable[[], Tensor]
+    starts: Ints
+    lengths: Ints
 
 
 def loss_values(losses: Tensor | PackedLosses) -> Tensor:

@@ -90,6 +90,9 @@ class FixedPasses:
     tokens: Callable[[Ints], tuple[Ints, Ints]]
 
 
+_NONE = np.zeros(0, dtype=np.int64)
+
+
 def release(
     engine: Engine,
     participants: Participants,
@@ -190,24 +193,43 @@ def release(
         fixed: FixedPasses, chunks: Sequence[Ints], done: Callable[[int], None]
     ) -> list[Ints]:
         """Adds the chunks; returns those with a gradient that is not finite, which it leaves."""
-        results: list[tuple[Ints, Ints, FlatSum]] = []
+        results: list[tuple[Ints, FlatSum]] = []
         total = torch.zeros_like(flat)
+        if any(a is not b for a, b in zip(fixed.one.parameters, engine.parameters, strict=True)):
+            raise ValueError("passes of one shape for other parameters than the engine's")
         fixed.one.refresh()
+
+        def computed(rows: Ints, without: Ints = _NONE) -> FlatSum:
+            owner = np.unique(owners[rows], return_inverse=True)[1]
+            tokens, own = fixed.tokens(ids[rows])
+            empty = np.isin(rows, without)
+            tokens = tokens[np.repeat(~empty, own)]
+            batch = Sentences(tokens, np.where(empty, 0, own), owner, bounds[rows])
+            return fixed.one.clipped_sum(batch, clips.update)
+
+        def computed_again(rows: Ints, result: FlatSum) -> FlatSum:
+            """Without sentences that are not finite; the others exactly as without them."""
+            # beside such a sentence others come out wrong: each has to be seen alone
+            suspect = rows[~torch.isfinite(result.sentence_norms).cpu().numpy()]
+            broken = [row for row in suspect if not bool(computed(np.array([row])).finite)]
+            return computed(rows, np.array(broken, dtype=np.int64))
+
         for number, rows in enumerate(chunks, 1):
-            users, owner = np.unique(owners[rows], return_inverse=True)
-            batch = Sentences(*fixed.tokens(ids[rows]), owner, bounds[rows])
-            result = fixed.one.clipped_sum(batch, clips.update)
+            result = computed(rows)
             total.add_(result.total)
-            results.append((rows, users, result))
+            results.append((rows, result))
             done(number)
-        flat.add_(fixed.one.in_order(total))
         left = []
-        for rows, users, result in results:  # only now is the device waited for
+        for rows, result in results:  # only now is the device waited for
             if not bool(result.finite):
-                left.append(rows)
-                continue
+                result = computed_again(rows, result)
+                if not bool(result.finite):
+                    left.append(rows)
+                    continue
+                total.add_(result.total)
             sentence_norms[rows] = result.sentence_norms.cpu().numpy()
-            update_norms[users] = result.user_norms.cpu().numpy()
+            update_norms[np.unique(owners[rows])] = result.user_norms.cpu().numpy()
+        flat.add_(fixed.one.in_order(total))
         return left
 
     with engine.one_round():  # or who else was drawn would decide which masks a user meets
@@ -270,17 +292,24 @@ def _whole_users(participants: Participants, lengths: Ints, one: FixedPass) -> l
     Without users that do not fit in one pass.
     """
     offsets = participants.sentences.offsets
-    before = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = before[offsets[1:]] - before[offsets[:-1]]
-    passes: list[tuple[int, int, list[Ints]]] = []
-    for user in np.argsort(-tokens, kind="stable").tolist():
-        own, size = np.arange(offsets[user], offsets[user + 1]), int(tokens[user])
-        if not len(own) or not one.fits(len(own), size):
+    users = np.flatnonzero(np.diff(offsets))
+    if not len(users):
+        return []
+    starts, counts = offsets[users], np.diff(offsets)[users]
+    sizes = np.add.reduceat(lengths, starts)
+    longest = np.maximum.reduceat(lengths, starts)
+    fits = (sizes <= one.tokens) & (counts <= one.sentences) & (longest <= one.longest)
+    passes: list[tuple[int, int, list[Ints]]] = []  # tokens, sentences, and whose
+    for user in np.argsort(-sizes, kind="stable"):
+        if not fits[user]:
             continue
-        for place, (used, sentences, chunk) in enumerate(passes):
-            if one.fits(sentences + len(own), used + size):
-                passes[place] = (used + size, sentences + len(own), [*chunk, own])
+        size, count = int(sizes[user]), int(counts[user])
+        own = np.arange(starts[user], starts[user] + count)
+        for place, (tokens, sentences, chunk) in enumerate(passes):
+            if tokens + size <= one.tokens and sentences + count <= one.sentences:
+                chunk.append(own)
+                passes[place] = (tokens + size, sentences + count, chunk)
                 break
         else:
-            passes.append((size, len(own), [own]))
+            passes.append((size, count, [own]))
     return [np.sort(np.concatenate(chunk)) for _, _, chunk in passes]

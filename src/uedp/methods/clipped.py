@@ -1,16 +1,20 @@
 """The round of methods that clip each drawn user's update and add noise to the sum."""
 
+import logging
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine, trainable_layers
-from uedp.mechanism.fixed.fixed_pass import fixed_pass
+from uedp.mechanism.clip.engine import Losses
+from uedp.mechanism.fixed.fixed_pass import Sentences, fixed_pass
+from uedp.mechanism.fixed.trial import refuse_difference
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.release import FixedPasses, release
 from uedp.methods.base import (
@@ -25,6 +29,7 @@ from uedp.methods.base import (
 )
 from uedp.methods.randomness import Randomness
 
+_log = logging.getLogger(__name__)
 _PROBED_LENGTHS = (0.1, 0.4, 0.7, 1.0)  # quantiles: short and long, so that some are padded
 
 
@@ -69,16 +74,30 @@ class ClippedMethod(Method):
             return None
         dtype = torch.bfloat16 if settings.half_precision else torch.float32
         one = fixed_pass(self.model, settings.max_tokens, task.longest, dtype)
-        return None if one is None else FixedPasses(one, task.tokens_of)
+        if one is None:
+            return None
+        probed, losses = self._probed()
+        ids, lengths = task.tokens_of(probed)
+        owners = np.arange(len(probed)) // 2
+        batch = Sentences(ids, lengths, owners, torch.ones(len(probed)))
+        try:
+            if not one.fits(lengths):
+                raise UserError("they are too small")
+            refuse_difference(one, self._engine, losses, batch, settings.half_precision)
+        except UserError as error:
+            _log.warning("rounds are not computed in passes of one shape: %s", error)
+            return None
+        return FixedPasses(one, task.tokens_of)
 
     def _check(self) -> None:
         """Compare the engine with the reference on a few sentences."""
-        probed = probe_sentences(self.task, _PROBED_LENGTHS)
-
-        def losses(which: Sequence[int]) -> Tensor | PackedLosses:
-            return self._losses(probed[list(which)])
-
+        probed, losses = self._probed()
         self._engine.check(losses, len(probed), self.settings.half_precision)
+
+    def _probed(self) -> tuple[Ints, Losses]:
+        """A few sentences, and their losses by their places among them."""
+        probed = probe_sentences(self.task, _PROBED_LENGTHS)
+        return probed, lambda which: self._losses(probed[list(which)])
 
     def _losses(self, sentences: Ints) -> Tensor | PackedLosses:
         with self.autocast():
@@ -97,6 +116,9 @@ class ClippedMethod(Method):
 
     def round(self, number: int, attempt: Attempt = UNATTENDED) -> Gradient:
         settings, device = self.settings, self.parameters[0].device
+        if self._fixed is not None and not self._fixed.one.is_current():
+            self._fixed = None  # its memory is needed
+            self._fixed = self._fixed_passes()
         randomness = Randomness(settings.seed, attempt.take_key())
         with randomness.of_round(number, device) as (uniforms, key, noise):
             drawn = self._draw(number, uniforms, key)

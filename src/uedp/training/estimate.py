@@ -22,9 +22,10 @@ from uedp.errors import UserError
 from uedp.files import write_atomically
 from uedp.incidence import Incidence, Ints, Rows
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing
-from uedp.mechanism.release import chunks_of, max_tokens_on
+from uedp.mechanism.release import FixedPasses, chunks_of, max_tokens_on
 from uedp.mechanism.sampling import Participants, Sampling, supply_of
 from uedp.methods import ClippedMethod, Method, RoundSettings, SentenceTask, method_named
+from uedp.methods.base import EndToEnd
 from uedp.methods.randomness import Randomness
 from uedp.progress import SILENT, Progress
 from uedp.training import optimise
@@ -36,6 +37,7 @@ _ENOUGH_SECONDS = 2.0  # a round that takes so long is measured well
 _REPEATS = 3  # of a shorter one; the shortest counts, since others were disturbed
 _SAMPLED = 4096  # sentences, for the mean length and the batches
 _USER_TOKENS = 512  # of each user that is timed
+_PASSES = 3  # of one shape, at least, in the longest round that is timed
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,18 @@ class _Subset:
         return self._task.losses(model, self._sentences[sentences], packing)
 
 
+class _EndToEndSubset(_Subset):
+    """The same of a task whose sentences can lie end to end."""
+
+    def __init__(self, task: Any, sentences: Ints) -> None:
+        super().__init__(task, sentences)
+        self.longest, self._end_to_end = task.longest, task
+
+    def tokens_of(self, sentences: Ints) -> tuple[Ints, Ints]:
+        ids, lengths = self._end_to_end.tokens_of(self._sentences[sentences])
+        return ids, lengths
+
+
 def measure_pace(ready: Prepared, progress: Progress = SILENT) -> Pace:
     """Time rounds of a few users, on the path that the rounds of a run take.
 
@@ -121,26 +135,30 @@ def measure_pace(ready: Prepared, progress: Progress = SILENT) -> Pace:
         progress.stage("measuring the speed of a round", None, "rounds") as meter,
     ):
         ready.model.train()
-        packing: Packing | None = None
+        earlier: Method | None = None
         measured = [_Timing(0, 0.0, _peak_memory(device))]  # some methods have no empty round
         for count in _sizes(users, task.lengths):
             try:
-                method = _unchecked(ready, users[:count], packing)
+                method = _unchecked(ready, users[:count], earlier)
             except UserError:
                 if count:
                     raise
                 continue
             if count:
-                packing = method.packing
+                earlier = method
+                batch = _pass_tokens(method) or batch
             if not count or device.type == "cuda":
                 method.round(0)  # the first one sets things up
             seconds = _timed(partial(method.round, 1), device)
             meter.advance(1)
-            tokens = _computed(users[:count], task.lengths, batch, packing or ONE_PER_ROW)
+            packing = method.packing if count else ONE_PER_ROW
+            tokens = _computed(users[:count], task.lengths, batch, packing)
             timing = _Timing(tokens, seconds, _peak_memory(device))
             measured = [timing] if not count else [*measured, timing]
             long = seconds >= _ENOUGH_SECONDS and len(measured) > 2
-            if count and (tokens >= batch or long):
+            # passes of one shape cost the same however full they are: several are needed
+            enough = batch if _pass_tokens(method) is None else _PASSES * batch
+            if count and (tokens >= enough or long):
                 break
         step = _timed(_optimiser_step(ready, method.parameters), device)
         draw = _timed(_draw(ready), device) + _timed(_bookkeeping(ready), device)
@@ -161,7 +179,7 @@ def measure_pace(ready: Prepared, progress: Progress = SILENT) -> Pace:
         measured_tokens=many.tokens,
         batch=batch,
         held_out_tokens=0 if ready.held_out is None else int(ready.held_out.lengths.sum()),
-        padding=_padding(users, task.lengths, batch, packing or ONE_PER_ROW),
+        padding=_padding(users, task.lengths, batch, packing),
     )
 
 
@@ -241,15 +259,24 @@ def _padding(
     return tuple(sorted(found.items()))
 
 
-def _unchecked(ready: Prepared, users: Sequence[Ints], packing: Packing | None) -> Method:
+def _pass_tokens(method: Method) -> int | None:
+    """The tokens of a pass, where all passes have one shape."""
+    fixed = getattr(method, "_fixed", None)
+    return None if fixed is None else int(fixed.one.tokens)
+
+
+def _unchecked(ready: Prepared, users: Sequence[Ints], earlier: Method | None) -> Method:
     """The method on some users' sentences without entities, all of them drawn.
 
     Without the comparison with the reference, which takes longer than what is measured: nothing is
-    learned here. `packing` is that of an earlier one; without it, a round is tried.
+    learned here. Packing and passes are those of an earlier one; without it, a round is tried.
     """
     config = ready.config
     named = method_named(config.privacy.method)
-    kind: Any = type(named.__name__, (named,), {"_check": lambda self: None})
+    changed: dict[str, Any] = {"_check": lambda self: None}
+    if earlier is not None or not users:
+        changed["_fixed_passes"] = lambda self: _passes_of(earlier, self.task)
+    kind: Any = type(named.__name__, (named,), changed)
     none = np.zeros(0, dtype=np.int64)
     owners = np.repeat(np.arange(len(users)), [len(own) for own in users])
     count = max(1, len(users))
@@ -264,10 +291,11 @@ def _unchecked(ready: Prepared, users: Sequence[Ints], packing: Packing | None) 
         options=config.method_options,
     )
     sentences = np.concatenate([none, *users])
-    task: Any = _Subset(ready.task, sentences)
+    whole = ready.task
+    task: Any = (_EndToEndSubset if isinstance(whole, EndToEnd) else _Subset)(whole, sentences)
     method: Method = kind(settings, everyone, ready.model, task, ready.autocast)
-    if packing is not None:
-        method.packing = packing
+    if earlier is not None:
+        method.packing = earlier.packing
     elif len(sentences):
         try:
             method.round(0)
@@ -277,6 +305,11 @@ def _unchecked(ready: Prepared, users: Sequence[Ints], packing: Packing | None) 
             method.packing = ONE_PER_ROW  # as the comparison would have found
             method.round(0)
     return method
+
+
+def _passes_of(earlier: Method | None, task: Any) -> FixedPasses | None:
+    fixed = getattr(earlier, "_fixed", None)
+    return None if fixed is None else FixedPasses(fixed.one, task.tokens_of)
 
 
 def _timed(work: Callable[[], Any], device: torch.device) -> float:

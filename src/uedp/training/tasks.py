@@ -147,7 +147,9 @@ class NextWord:
         def recompute() -> Tensor:
             return self.sentence_losses(model, _to_device(self.batch(sentences), model))
 
-        return PackedLosses(losses, by_sentence, layout.by_piece(labels.device), recompute)
+        pieces = layout.by_piece(labels.device)
+        where = layout.starts, layout.lengths
+        return PackedLosses(losses, by_sentence, pieces, recompute, *where)
 
     @staticmethod
     def sentence_losses(model: Callable[..., Any], batch: Mapping[str, Tensor]) -> Tensor:

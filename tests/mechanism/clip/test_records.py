@@ -81,7 +81,7 @@ def test_a_layer_that_does_not_see_every_token_is_refused_by_name():
     def losses(order):
         out = layer(inputs[:, :2]).sum((1, 2))  # half of each row
         rows = cut_up(np.array([0, 4]), np.array([4, 4]), 4, 8)
-        return PackedLosses(out, rows, rows, lambda: out)
+        return PackedLosses(out, rows, rows, lambda: out, np.array([0, 4]), np.array([4, 4]))
 
     with pytest.raises(UserError, match="cannot share rows"):
         Engine(layer).clipped_sum(losses, [0, 1], torch.ones(2), 1.0)

@@ -8,6 +8,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from tests.mechanism.clip.test_engine import token_losses
 from uedp.incidence import Ints
 from uedp.mechanism.clip.reference import clipped_sum
 from uedp.mechanism.fixed.fixed_pass import FixedPass, FlatSum, Sentences
@@ -38,6 +39,16 @@ def bare(kind: str, **options: object) -> nn.Module:
 
 def adapted(kind: str = "llama", how: str = "lora", rank: int = 4, **options: object) -> nn.Module:
     return randomised(make_trainable(bare(kind, **options), how, rank=rank).train())
+
+
+POISON = 110  # a word whose gradients are not finite; no trial reads it
+
+
+def poisoned() -> nn.Module:
+    model = adapted(vocab_size=120, tie_word_embeddings=False)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[POISON] = torch.inf
+    return model
 
 
 def randomised(model: nn.Module, seed: int = 1) -> nn.Module:
@@ -77,6 +88,18 @@ def losses(model: nn.Module, sentences: Sequence[Ints]) -> Tensor:
         logits = model(input_ids=ids, use_cache=False).logits[0, :-1]
         values.append(nn.functional.cross_entropy(logits, ids[0, 1:]))
     return torch.stack(values)
+
+
+def padded_losses(model: nn.Module, sentences: Sequence[Ints]) -> Tensor:
+    """All in one batch, as the engine wants them."""
+    device = next(model.parameters()).device
+    ids = torch.zeros(len(sentences), max(2, *map(len, sentences)), dtype=torch.long)
+    labels = torch.full_like(ids, -100)
+    for row, label, sentence in zip(ids, labels, sentences, strict=True):
+        row[: len(sentence)] = torch.tensor(sentence)
+        label[: max(0, len(sentence) - 1)] = torch.tensor(sentence)[1:]
+    logits = model(input_ids=ids.to(device), use_cache=False).logits
+    return token_losses(logits, labels.to(device))
 
 
 def oracle(

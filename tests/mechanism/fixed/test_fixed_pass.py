@@ -4,19 +4,23 @@ import numpy as np
 import pytest
 import torch
 
+from tests.mechanism.clip.test_rounding import SIZES
 from tests.mechanism.fixed.small import (
     LONGEST,
+    POISON,
     TOKENS,
     UPDATE_CLIP,
     WORDS,
     adapted,
     agrees,
     oracle,
+    poisoned,
     randomised,
     rows,
     some,
 )
 from uedp.errors import UserError
+from uedp.mechanism.fixed.adapters import Adapted
 from uedp.mechanism.fixed.fixed_pass import FixedPass, Sentences
 
 KINDS = [
@@ -109,15 +113,15 @@ def test_nothing_is_added_above_its_clip(clips):
 
 
 def test_a_gradient_that_is_not_finite_makes_the_sum_zero():
-    model = adapted()
-    one = FixedPass(model, TOKENS, LONGEST)
-    with torch.no_grad():
-        model.get_base_model().lm_head.weight[WORDS - 1] = torch.inf
-    one.refresh()
+    one = FixedPass(poisoned(), TOKENS, LONGEST)
     batch = some()
-    batch.ids[batch.ids == WORDS - 1] = 0
-    assert not bool(one.clipped_sum(batch, UPDATE_CLIP).finite)
-    assert not one.clipped_sum(batch, UPDATE_CLIP).total.any()
+    assert bool(one.clipped_sum(batch, UPDATE_CLIP).finite)
+    batch.ids[7] = POISON
+    found = one.clipped_sum(batch, UPDATE_CLIP)
+    assert not bool(found.finite)
+    assert not found.total.any()
+    batch.ids[7] = 0
+    assert one.clipped_sum(batch, UPDATE_CLIP).total.any()
 
 
 def test_half_precision_is_near_the_oracle():
@@ -149,3 +153,46 @@ def test_models_that_are_refused():
     merged = adapted()
     merged.merge_adapter()
     refused(merged, "something else")
+
+
+def cancelling(one: FixedPass, dtype: torch.dtype, size: float, apart: float) -> None:
+    """Let every layer see pairs of tokens whose gradients cancel but for a part `apart`."""
+    half, device = one.tokens // 2, one.parameters[0].device
+
+    def pairs(width: int, sign: float, moved: float, scale: float = 1.0) -> torch.Tensor:
+        first = scale * torch.randn(half, 1, width)
+        second = sign * first * (1 + moved * torch.randn(half, 1, width))
+        return torch.cat([first, second], 1).flatten(0, 1).to(device, dtype)
+
+    def pass_() -> None:
+        one._formed = []
+        for wave in reversed(one._waves):
+            for group in wave.groups:
+                thin = group.down.shape[0]
+                group.record = Adapted(
+                    pairs(group.weight.shape[1], 1, apart, size),
+                    pairs(thin, 1, apart, size),
+                    pairs(len(group.weight), -1, 0),
+                    pairs(thin, -1, 0),
+                )
+            one._form(wave)
+
+    one._graphs, one._pass = [], pass_
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_nothing_is_added_above_its_clip_whatever_cancels(dtype, device):
+    """An adversary chooses what every layer sees, as in the engine's `test_rounding`."""
+    one, clip, worst = FixedPass(adapted().to(device), 2 * TOKENS, LONGEST, dtype), 1e-3, 0.0
+    torch.manual_seed(0)
+    for size, apart in SIZES:
+        cancelling(one, dtype, size, apart)
+        for lengths, sentence, update in (([LONGEST], clip, 1.0), ([LONGEST] * 7, 1.0, clip)):
+            batch = some(lengths, [0] * len(lengths))
+            each = torch.full((len(lengths),), sentence)
+            batch = Sentences(batch.ids, batch.lengths, batch.owners, each)
+            found = one.clipped_sum(batch, update)
+            assert bool(found.finite)
+            worst = max(worst, float(found.total.double().norm()) / clip)
+    assert 0.9 < worst <= 1 + 1e-6

@@ -48,7 +48,12 @@ class Errors:
         return torch.zeros(*shape, device=self._owner.device, dtype=torch.float64)
 
     def allow(
-        self, rows: slice, masses: Tensor, *, squares: float = 0.0, norms: float | Tensor = 0.0
+        self,
+        rows: slice,
+        masses: Tensor,
+        *,
+        squares: float | Tensor = 0.0,
+        norms: float | Tensor = 0.0,
     ) -> None:
         """Allow for rounding of these rows: `masses` is (rows,), or (layers, rows) of layers alike.
 
@@ -56,10 +61,10 @@ class Errors:
         the norm itself.
         """
         squared = masses.double().square_()
-        errors = norms**2 * squared
+        errors, square_errors = norms**2 * squared, squares * squared
         if squared.dim() == 2:
-            squared, errors = squared.sum(0), errors.sum(0)
-        self._square_errors[rows] += squares * squared
+            square_errors, errors = square_errors.sum(0), errors.sum(0)
+        self._square_errors[rows] += square_errors
         self._errors[rows] += errors
 
     def user_totals(self, values: Tensor) -> Tensor:

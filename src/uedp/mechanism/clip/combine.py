@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from uedp.mechanism.clip.layout import Layout
+from uedp.mechanism.clip.records import PackedRecord
 from uedp.mechanism.clip.rules import (
     ClipRule,
     Contribution,
@@ -16,6 +17,8 @@ from uedp.mechanism.clip.rules import (
     MatrixProducts,
     MatrixWeight,
     OutputGradients,
+    PackedLookup,
+    PackedProducts,
     ProductsByUser,
     SentenceGradients,
     TiedLookup,
@@ -45,6 +48,7 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
     explicit = Explicit()
     weights: dict[nn.Parameter, MatrixWeight] = {}
     lookups: dict[nn.Parameter, Lookup] = {}
+    packed_lookups: list[PackedLookup] = []
     for part in contributions:
         if isinstance(part, SentenceGradients):
             explicit.add(part.parameter, part.gradients)
@@ -52,8 +56,11 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
             weights[part.parameter] = part
         elif isinstance(part, Lookup):
             lookups[part.parameter] = part
+        elif isinstance(part, PackedLookup):
+            packed_lookups.append(part)
         else:
             rules.append(part)
+    rules += _packed(weights, packed_lookups)
     for parameter, lookup in lookups.items():
         head = weights.pop(parameter, None)
         rules.append(lookup if head is None else TiedLookup(lookup, _products([[head]])))
@@ -77,6 +84,31 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
                 rule = ProductsByUser if way == "by user" else MatrixProducts
                 rules.append(_products(stack, rule))
     return [*rules, explicit]
+
+
+def _packed(
+    weights: dict[nn.Parameter, MatrixWeight], lookups: Sequence[PackedLookup]
+) -> list[ClipRule]:
+    """A rule for large weights whose records stay packed; these are taken out of `weights`."""
+    large = [
+        weight
+        for weight in weights.values()
+        if weight.record.stays_packed and weight.parameter.numel() > _FORMED
+    ]
+    records = [weight.record for weight in large] + [lookup.record for lookup in lookups]
+    rules = {}
+    for record in records:
+        assert isinstance(record, PackedRecord)
+        rules[record.runs] = PackedProducts(record.runs)
+    if not rules:
+        return []
+    (rule,) = rules.values()
+    for lookup in lookups:
+        rule.add_lookup(lookup, weights.pop(lookup.parameter, None))
+    for weight in large:
+        if weights.pop(weight.parameter, None) is not None:
+            rule.add(weight)
+    return [rule]
 
 
 def _signature(group: Readers) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
@@ -258,7 +259,8 @@ class Engine:
         try:
             hooks = recording(self._layers, self.parameters, layout.sentences, self._hooked)
             with hooks as recorded:
-                with exact_float32():  # coarser products differ more from batch to batch
+                # coarser products differ more from batch to batch
+                with exact_float32(), _attention_without_plans():
                     result = losses(layout.order)
                 per_sentence = loss_values(result)
                 recorded.packed = result if isinstance(result, PackedLosses) else None
@@ -274,6 +276,13 @@ class Engine:
             return self._pass(losses, layout)
         self._refuse_changes(before)
         return recorded
+
+
+def _attention_without_plans() -> AbstractContextManager[None]:
+    """cuDNN's attention plans anew for every shape, which takes longer than computing it."""
+    others = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+    manager: AbstractContextManager[None] = sdpa_kernel(list(others))
+    return manager
 
 
 def _leaves(loss: Tensor) -> set[Tensor]:

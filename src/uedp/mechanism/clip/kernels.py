@@ -43,8 +43,6 @@ def norm_gradients(x: Tensor, grads: Tensor, epsilon: float | None, centred: boo
 
     `centred` for a layer norm, else an RMS norm; (sentences, features) in float32.
     """
-    if epsilon is None:
-        epsilon = torch.finfo(x.dtype).eps
     if _fused(x) and x.shape[2] <= _WIDEST:
         sentences, tokens, width = x.shape
         result = torch.empty(sentences, width, device=x.device, dtype=torch.float32)
@@ -54,17 +52,20 @@ def norm_gradients(x: Tensor, grads: Tensor, epsilon: float | None, centred: boo
             result,
             tokens,
             width,
-            epsilon,
+            torch.finfo(x.dtype).eps if epsilon is None else epsilon,
             centred=centred,
             block=triton.next_power_of_2(width),
         )
         return result
-    shape = x.shape[-1:]
-    if centred:
-        normalised = nn.functional.layer_norm(x.float(), shape, eps=epsilon)
-    else:
-        normalised = nn.functional.rms_norm(x.float(), shape, eps=epsilon)
-    return normalised.mul_(grads).sum(1)
+    return normalised(x, epsilon, centred).mul_(grads).sum(1)
+
+
+def normalised(x: Tensor, epsilon: float | None, centred: bool) -> Tensor:
+    """What a norm multiplies by its scale, in float32."""
+    shape, epsilon = x.shape[-1:], torch.finfo(x.dtype).eps if epsilon is None else epsilon
+    norm: Any = nn.functional.layer_norm if centred else nn.functional.rms_norm
+    result: Tensor = norm(x.float(), shape, eps=epsilon)
+    return result
 
 
 _BLOCK = 4096

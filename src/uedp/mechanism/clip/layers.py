@@ -6,11 +6,18 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from uedp.mechanism.clip.kernels import norm_gradients
+from uedp.mechanism.clip.kernels import norm_gradients, normalised
 from uedp.mechanism.clip.masked import MaskedProduct
-from uedp.mechanism.clip.records import Record
+from uedp.mechanism.clip.records import PackedRecord, Record
 from uedp.mechanism.clip.registry import clip_rule
-from uedp.mechanism.clip.rules import Contribution, Lookup, MatrixWeight, SentenceGradients
+from uedp.mechanism.clip.rules import (
+    Contribution,
+    Lookup,
+    MatrixWeight,
+    PackedLookup,
+    SentenceGradients,
+)
+from uedp.mechanism.clip.runs import sentence_sums
 from uedp.mechanism.clip.shared import SharedMask
 
 
@@ -20,9 +27,13 @@ def _trains(parameter: Any) -> TypeGuard[nn.Parameter]:
 
 def _bias(layer: nn.Module, record: Record) -> Iterator[Contribution]:
     bias = getattr(layer, "bias", None)
-    if _trains(bias):
-        grads = record.unpacked(with_inputs=False).grads
-        yield SentenceGradients(bias, grads.sum(1, dtype=torch.float32))
+    if not _trains(bias):
+        return
+    if isinstance(record, PackedRecord) and record.stays_packed:
+        yield SentenceGradients(bias, sentence_sums(record.grads, record.runs))
+        return
+    grads = record.unpacked(with_inputs=False).grads
+    yield SentenceGradients(bias, grads.sum(1, dtype=torch.float32))
 
 
 @clip_rule(nn.Linear, casts_input=True)
@@ -34,15 +45,23 @@ def linear(layer: nn.Module, record: Record, inputs_first: bool = False) -> Iter
 
 @clip_rule(nn.Embedding)
 def embedding(layer: nn.Embedding, record: Record) -> Iterator[Contribution]:
-    unpacked = record.unpacked()
     assert isinstance(layer.weight, nn.Parameter)
+    if isinstance(record, PackedRecord) and record.stays_packed:
+        yield PackedLookup(layer.weight, record)
+        return
+    unpacked = record.unpacked()
     yield Lookup(layer.weight, unpacked.inputs, unpacked.grads)
 
 
 @clip_rule(nn.LayerNorm)
 def layer_norm(layer: nn.Module, record: Record, centred: bool = True) -> Iterator[Contribution]:
     yield from _bias(layer, record)
-    if _trains(layer.weight):
+    if not _trains(layer.weight):
+        return
+    if isinstance(record, PackedRecord) and record.stays_packed:
+        products = normalised(record.inputs, _epsilon(layer), centred).mul_(record.grads)
+        yield SentenceGradients(layer.weight, sentence_sums(products, record.runs))
+    else:
         unpacked = record.unpacked()
         gradients = norm_gradients(unpacked.inputs, unpacked.grads, _epsilon(layer), centred)
         yield SentenceGradients(layer.weight, gradients)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from uedp.errors import UserError
 from uedp.mechanism.clip.records import Record, joined, packed_record
 from uedp.mechanism.clip.registry import ClippedLayer
+from uedp.mechanism.clip.runs import Runs
 from uedp.mechanism.packing import PackedLosses
 
 
@@ -66,18 +67,24 @@ def recording(
         if changed:
             raise OverwrittenError(changed)
         packed = recorded.packed
+        runs = None if packed is None else _runs(packed)
         for name, watch in watches.items():
             if calls := watch.finished():
                 recorded.records[name] = (
                     joined(name, calls, sentences)
-                    if packed is None
-                    else packed_record(name, calls, packed)
+                    if packed is None or runs is None
+                    else packed_record(name, calls, packed, runs)
                 )
     finally:
         for parameter in trainable:
             parameter.requires_grad_(True)
         for handle in handles:
             handle.remove()
+
+
+def _runs(packed: PackedLosses) -> Runs:
+    end, device = packed.sentences.end, packed.losses.device
+    return Runs(packed.starts, packed.lengths, end, device)
 
 
 _Casts = deque[tuple[Tensor, Tensor]]  # tensors, each with its cast

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from uedp.errors import UserError
+from uedp.mechanism.clip.runs import Runs, has_kernels
 from uedp.mechanism.packing import PackedLosses, TokenRows
 
 
@@ -25,6 +26,10 @@ class Record:
     @property
     def source(self) -> tuple[Any, ...]:
         return self.inputs.data_ptr(), *self.inputs.shape, *self.inputs.stride()
+
+    @property
+    def stays_packed(self) -> bool:
+        return False
 
     def shape(self, in_pieces: bool = False) -> tuple[int, int]:
         """Rows of `unpacked`, and tokens of each."""
@@ -64,6 +69,12 @@ class PackedRecord(Record):
     """
 
     packed: PackedLosses
+    runs: Runs
+
+    @property
+    def stays_packed(self) -> bool:
+        """Whether its rules need not unpack it: there are kernels, and a row for each token."""
+        return has_kernels(self.grads) and self.grads.dim() == 2 and self.runs.in_order
 
     def shape(self, in_pieces: bool = False) -> tuple[int, int]:
         count, tokens = self._rows(in_pieces).places.shape
@@ -112,7 +123,7 @@ def joined(name: str, calls: Sequence[tuple[Tensor, Tensor]], sentences: int) ->
 
 
 def packed_record(
-    name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: PackedLosses
+    name: str, calls: Sequence[tuple[Tensor, Tensor]], packed: PackedLosses, runs: Runs
 ) -> PackedRecord:
     """The one call of a layer whose sentences share rows."""
     (x, grad), tokens = calls[0], packed.sentences.end
@@ -124,4 +135,4 @@ def packed_record(
         )
     times = (tokens, rows // tokens) if rows > tokens else (-1,)
     inputs = x.reshape(*times, *x.shape[grad.dim() - 1 :])
-    return PackedRecord(inputs, grad.reshape(*times, grad.shape[-1]), packed)
+    return PackedRecord(inputs, grad.reshape(*times, grad.shape[-1]), packed, runs)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from uedp.mechanism.clip.kernels import scaled_rows
 from uedp.mechanism.clip.layout import Grams, Layout
-from uedp.mechanism.clip.records import Record
+from uedp.mechanism.clip.records import PackedRecord, Record
 from uedp.mechanism.clip.rounding import (
     SCALING_ERROR,
     SLICE,
@@ -21,6 +21,7 @@ from uedp.mechanism.clip.rounding import (
     squared_norms,
     sum_error,
 )
+from uedp.mechanism.clip.runs import PAIRED, Bilinear, Runs, add_overlap, add_pairs
 
 Gradients = Mapping[nn.Parameter, Tensor]
 
@@ -59,7 +60,14 @@ class MatrixWeight(NamedTuple):
         return self.record.inputs.shape[-1], self.record.grads.shape[-1]
 
 
-Contribution = ClipRule | SentenceGradients | MatrixWeight
+class PackedLookup(NamedTuple):
+    """An embedding's weight, and its layer's record: sentences share rows."""
+
+    parameter: nn.Parameter
+    record: PackedRecord
+
+
+Contribution = ClipRule | SentenceGradients | MatrixWeight | PackedLookup
 
 
 class Explicit(ClipRule):
@@ -244,6 +252,78 @@ class ProductsByUser(MatrixProducts):
             for weight in self.weights:
                 formed = _formed(weight.grads[0, rows], inputs, rows)
                 squares[user] += squared_norms(formed.flatten())
+
+
+class PackedProducts(ClipRule):
+    """All large weights of a model whose sentences share rows: linear layers and embeddings.
+
+    Inner products as in `MatrixProducts`, but of the tokens where they lie: sentences' norms from
+    pairs of tokens of a sentence, then users' from pairs of tokens of a user with the factors of
+    their sentences.
+    """
+
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._linear: list[tuple[MatrixWeight, Bilinear]] = []
+        self._lookups: list[tuple[PackedLookup, Bilinear]] = []
+        self._parts: list[tuple[Bilinear, int]] = []  # and how often their error counts
+        self._overlaps: list[tuple[Bilinear, Bilinear]] = []
+
+    def add(self, weight: MatrixWeight, tied: bool = False) -> Bilinear:
+        part = Bilinear(weight.record.inputs, weight.record.grads)
+        self._linear.append((weight, part))
+        self._parts.append((part, 1 + tied))
+        return part
+
+    def add_lookup(self, lookup: PackedLookup, head: MatrixWeight | None) -> None:
+        part = Bilinear(lookup.record.inputs.flatten(), lookup.record.grads)
+        self._lookups.append((lookup, part))
+        self._parts.append((part, 1 if head is None else 2))
+        if head is not None:
+            self._overlaps.append((part, self.add(head, tied=True)))
+
+    def add_products(self, grams: Grams) -> None:
+        pairs = self._runs.sentences
+        total = pairs.zeros()
+        masses = torch.zeros(len(self._parts), len(total), device=total.device)
+        for (part, _), own in zip(self._parts, masses, strict=True):
+            add_pairs(total, part, pairs, masses=own)
+        for overlap in self._overlaps:
+            add_overlap(total, *overlap, pairs)
+        grams.squares.add_(pairs.by_run(total))
+        features = masses.new_tensor([[part.features] for part, _ in self._parts])
+        times = masses.new_tensor([[times] for _, times in self._parts]).double()
+        added_up = grams.user_totals(self._runs.lengths) + 2 * _AT_ONCE
+        grams.allow(
+            slice(None),
+            pairs.by_run(masses),
+            squares=times * sum_error(features.double() + PAIRED + grams.layers),
+            norms=times * (SCALING_ERROR + sum_error(added_up)),
+        )
+
+    def add_user_squares(self, squares: Tensor, layout: Layout, factors: Tensor) -> None:
+        pairs, by_token = self._runs.users(layout.counts), self._runs.spread(factors)
+        total = pairs.zeros()
+        for part, _ in self._parts:
+            add_pairs(total, part, pairs, by_token)
+        for overlap in self._overlaps:
+            add_overlap(total, *overlap, pairs, by_token)
+        squares.add_(pairs.by_run(total))
+
+    def weighted(self, weights: Tensor) -> Gradients:
+        by_token = self._runs.spread(weights)
+        total: dict[nn.Parameter, Tensor] = {}
+        for weight, part in self._linear:
+            inputs = [scaled.squeeze(1) for scaled in scaled_rows(part.left[:, None], by_token)]
+            formed = summed_product(part.right.t(), inputs)
+            total[weight.parameter] = formed.t() if weight.inputs_first else formed
+        for lookup, part in self._lookups:
+            sum_ = total.get(lookup.parameter)
+            if sum_ is None:
+                sum_ = torch.zeros(lookup.parameter.shape, device=weights.device)
+            scaled = part.right.float() * by_token[:, None]
+            total[lookup.parameter] = sum_.index_add_(0, part.left, scaled)
+        return total
 
 
 class Lookup(ClipRule):

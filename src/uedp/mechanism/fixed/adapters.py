@@ -6,7 +6,7 @@ gate and up) are one layer with one adapter. What clip rules need (`Adapted`) is
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +30,16 @@ class Adapter:
 
     @property
     def weight(self) -> Tensor:
-        """The base layer's, (outputs, inputs)."""
+        """The base layer's, (outputs, inputs); a Conv1D has it the other way round."""
         weight = self.base.weight
         assert isinstance(weight, Tensor)
         return weight if isinstance(self.base, nn.Linear) else weight.t()
+
+    def state(self) -> tuple[Any, ...]:
+        """Equal to what it was, unless somebody made something else of the adapter."""
+        own: Any = self.module.__dict__
+        scaling = tuple(own["scaling"].values())
+        return own["_active_adapter"], own["_disable_adapters"], *own["merged_adapters"], *scaling
 
 
 def find_adapters(model: nn.Module) -> list[Adapter] | None:
@@ -44,12 +50,14 @@ def find_adapters(model: nn.Module) -> list[Adapter] | None:
     known = [adapter for adapter in adapters if adapter is not None]
     trained = {id(p) for p in model.parameters() if p.requires_grad}
     both = {id(p) for adapter in known for p in (adapter.down, adapter.up)}
-    return known if trained and trained <= both else None
+    shared = len(both) < 2 * len(known)
+    return known if trained and trained <= both and not shared else None
 
 
 def _adapter(module: Any) -> Adapter | None:
     """An adapter of the plain kind: no dropout, no magnitudes, no second adapter, not merged."""
     from peft.tuners.lora.layer import Linear
+    from transformers.pytorch_utils import Conv1D
 
     if type(module) is not Linear or module.merged or module.disable_adapters:
         return None
@@ -60,7 +68,7 @@ def _adapter(module: Any) -> Adapter | None:
     down: Any = module.lora_A[name]
     up: Any = module.lora_B[name]
     plain = isinstance(module.lora_dropout[name], nn.Identity) and (
-        isinstance(base, nn.Linear) or type(base).__name__ == "Conv1D"
+        type(base).forward in (nn.Linear.forward, Conv1D.forward)
     )
     biased = down.bias is not None or up.bias is not None
     if not plain or biased or any(p.requires_grad for p in base.parameters()):
@@ -170,16 +178,25 @@ def fused(groups: Sequence[Group], anchor: Tensor) -> Iterator[None]:
 
     `anchor` is any tensor that requires a gradient: it makes the outputs require one.
     """
-    modules = [member.module for group in groups for member in group.members]
-    try:
+    with ExitStack() as stack:
         for group in groups:
             shared = _Shared(group, anchor)
             for place, member in enumerate(group.members):
-                member.module.forward = shared.output_of(place)
+                stack.enter_context(forward_set(member.module, shared.output_of(place)))
+        yield
+
+
+@contextmanager
+def forward_set(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
+    """Inside, a module computes something else."""
+    before = module.__dict__.get("forward")
+    module.forward = forward
+    try:
         yield
     finally:
-        for module in modules:
-            module.__dict__.pop("forward", None)
+        del module.__dict__["forward"]
+        if before is not None:
+            module.forward = before
 
 
 class _Shared:

@@ -7,6 +7,7 @@ compute a sentence alike wherever it lies.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ _HARMLESS = frozenset(
     ("position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states")
 )
 
-_sentences: "_Sentences | None" = None  # that the model reads now
+_sentences: "ContextVar[_Sentences]" = ContextVar("sentences")  # that this thread's model reads
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,19 +48,18 @@ def end_to_end(model: nn.Module, bounds: Tensor, count: Tensor, longest: int) ->
     Raises:
         UserError: its attention is not of the usual kind.
     """
-    global _sentences
     config: Any = getattr(model, "config", None)
     if not hasattr(config, "_attn_implementation"):
         raise UserError(f"{type(model).__name__}: its attention cannot be replaced")
     _register()
     before = config._attn_implementation
-    _sentences = _Sentences(bounds, count, longest)
+    token = _sentences.set(_Sentences(bounds, count, longest))
     config._attn_implementation = _NAME
     try:
         yield
     finally:
         config._attn_implementation = before
-        _sentences = None
+        _sentences.reset(token)
 
 
 def _register() -> None:
@@ -81,8 +81,8 @@ def _attention(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """As Transformers calls it: (1, heads, tokens, features)."""
-    assert _sentences is not None
-    bounds, count, longest = _sentences.bounds, _sentences.count, _sentences.longest
+    own = _sentences.get()
+    bounds, count, longest = own.bounds, own.count, own.longest
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     unusual = [name for name in options if name not in _HARMLESS and _set(options[name])]
     if dropout or not causal or attention_mask is not None or query.shape[0] != 1 or unusual:

@@ -9,11 +9,13 @@ their bounds (`thin`).
 One shape also means that a sentence is computed alike in every pass, whoever else was drawn.
 """
 
+import gc
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import RLock
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +27,16 @@ from uedp.eval_mode import modes_kept
 from uedp.incidence import Ints
 from uedp.mechanism.clip.clipping import Errors
 from uedp.mechanism.clip.rounding import exact_float32, sum_error
-from uedp.mechanism.fixed.adapters import Group, find_adapters, fused, group_adapters
+from uedp.mechanism.fixed.adapters import Adapter, Group, find_adapters, fused, group_adapters
 from uedp.mechanism.fixed.attention import end_to_end
 from uedp.mechanism.fixed.frozen import find_frozen
 from uedp.mechanism.fixed.thin import BLOCK, MOST, SentenceRows, ThinProduct, ThinTable
 from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 
-_WAVES = 3  # in which the gradients of a pass are formed
+_WAVES = 6  # in which the gradients of a pass are formed
 _TRIED_WORDS = 97  # or fewer, if the model knows fewer
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
+_one_at_a_time = RLock()  # precisions and parts of Transformers are set for the whole process
 _log = logging.getLogger(__name__)
 
 
@@ -88,12 +91,17 @@ class FixedPass:
             raise UserError("something else than plain adapters is trained")
         self.tokens, self.longest = tokens, longest
         self.sentences = max(1, tokens // _SHORTEST)
+        positions = getattr(getattr(model, "config", None), "max_position_embeddings", None)
+        if isinstance(positions, int) and positions < longest:
+            raise UserError(f"the model has {positions} positions, and a text up to {longest}")
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         self._model, self._dtype = model, dtype
         self._device = adapters[0].up.device
+        of_adapters = {p for adapter in adapters for p in (adapter.down, adapter.up)}
         self._half = {
             p: p.detach().to(dtype)
             for p in model.parameters()
-            if p.is_floating_point() and not p.requires_grad and dtype != p.dtype
+            if p.is_floating_point() and p not in of_adapters and dtype != p.dtype
         }
         self._inputs = _Inputs(tokens, self.sentences, longest, self._device)
         self._anchor = torch.zeros((), device=self._device, requires_grad=True)
@@ -115,6 +123,7 @@ class FixedPass:
         self._graphs: list[torch.cuda.CUDAGraph] = []
         self._recorded: list[int] = []
         self._outputs: tuple[Tensor, ...] = ()
+        self._snapshot = _Snapshot(model, adapters)
         self._record()
 
     @contextmanager
@@ -122,6 +131,7 @@ class FixedPass:
         """Frozen weights in this precision, in training mode, without any other autocast."""
         before = {parameter: parameter.data for parameter in self._half}
         device = self._device.type
+        _one_at_a_time.acquire()
         kept = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         try:
@@ -140,6 +150,7 @@ class FixedPass:
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = kept
             for parameter, own in before.items():
                 parameter.data = own
+            _one_at_a_time.release()
 
     def _logits(self) -> Tensor:
         inputs = self._inputs
@@ -159,8 +170,7 @@ class FixedPass:
         for wave in self._waves:
             places |= {p: start + entries for p, entries in wave.places().items()}
             start += wave.size
-        trained = (p for p in self._model.parameters() if p.requires_grad)
-        return torch.cat([places[parameter] for parameter in trained]).to(self._device)
+        return torch.cat([places[parameter] for parameter in self.parameters]).to(self._device)
 
     def _pass(self) -> None:
         """Forward and backward; forms gradients wave by wave, as records become complete."""
@@ -168,10 +178,14 @@ class FixedPass:
         for wave in self._waves:
             # the backward pass comes to the first group last
             wave.groups[0].after = partial(self._form, wave)
-        with fused(self._groups, self._anchor):
-            logits = self._logits()
         inputs = self._inputs
-        (token_losses(logits, inputs.labels) * inputs.weights).sum().backward()
+        try:
+            with fused(self._groups, self._anchor):
+                logits = self._logits()
+            (token_losses(logits, inputs.labels) * inputs.weights).sum().backward()
+        finally:
+            for wave in self._waves:  # nothing refers to this pass: its memory goes with it
+                wave.groups[0].after = _nothing
 
     def _form(self, wave: "_Wave") -> None:
         inputs = self._inputs
@@ -207,16 +221,13 @@ class FixedPass:
         self._inputs.fill_with_a_trial(min(words, _TRIED_WORDS))
         with self._prepared():
             self._refresh()
-            trials = []
-            for _ in range(2):
-                versions = [(id(t), t._version) for t in self._state()]
-                self._pass()
-                self._outputs = self._clip()
-                trials.append([self._total.clone(), self._outputs[0].clone()])
-                if [(id(t), t._version) for t in self._state()] != versions:
-                    raise UserError("a pass changes a parameter or a buffer of the model")
-            if not all(torch.equal(a, b) for a, b in zip(*trials, strict=True)):
+            first, second = self._tried(), self._tried()
+            if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
                 raise UserError("a pass draws random numbers, or adds in another order each time")
+            self._inputs.fill_with_a_trial(min(words, _TRIED_WORDS), others=True)
+            kept, changed = (norms[::2] for norms in (first[1], self._tried()[1]))
+            if not torch.equal(kept, changed):
+                raise UserError("the gradient of a sentence changes with the sentences beside it")
             if self._device.type != "cuda":
                 return
             self._recorded = self._where()
@@ -229,13 +240,29 @@ class FixedPass:
                 self._outputs = self._clip()
             for wave in self._waves:
                 wave.table.send()
+            torch.cuda.empty_cache()  # what trials took
+
+    def _tried(self) -> tuple[Tensor, Tensor]:
+        """The sum and the norms of sentences."""
+        versions = [(id(t), t._version) for t in self._state()]
+        self._pass()
+        self._outputs = self._clip()
+        if [(id(t), t._version) for t in self._state()] != versions:
+            raise UserError("a pass changes a parameter or a buffer of the model")
+        return self._total.clone(), self._outputs[0].clone()
 
     def _state(self) -> Iterator[Tensor]:
         yield from self._model.parameters()
         yield from self._model.buffers()
 
+    def is_current(self) -> bool:
+        """Whether the model is the one that was read: only trained weights may have changed."""
+        return self._snapshot.is_current()
+
     def refresh(self) -> None:
         """Read the adapters as they are now; before the first pass of a round."""
+        if not self.is_current():
+            raise RuntimeError("the model was changed since it was read")
         if self._graphs and self._where() == self._recorded:
             self._graphs[0].replay()
         else:
@@ -248,6 +275,8 @@ class FixedPass:
 
     def clipped_sum(self, batch: Sentences, update_clip: float) -> FlatSum:
         """The clipped sum of sentences that fit (`fits`)."""
+        if not self.fits(batch.lengths):
+            raise ValueError("these sentences do not fit in one pass")
         self._inputs.fill(batch, update_clip)
         if self._graphs:
             self._graphs[1].replay()
@@ -263,8 +292,39 @@ class FixedPass:
         """A sum in the order of the model's trained parameters, each flattened, end to end."""
         return total[self._places]
 
-    def fits(self, sentences: int, tokens: int) -> bool:
-        return sentences <= self.sentences and tokens <= self.tokens
+    def fits(self, lengths: Ints) -> bool:
+        """Whether sentences of these lengths can be computed in one pass."""
+        few = len(lengths) <= self.sentences and int(lengths.sum()) <= self.tokens
+        return few and int(lengths.max(initial=0)) <= self.longest
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Snapshot:
+    """What of a model a pass has read once and for all: everything but the trained weights."""
+
+    def __init__(self, model: nn.Module, adapters: Sequence[Adapter]) -> None:
+        self._adapters = [(adapter, adapter.state()) for adapter in adapters]
+        self._tensors = [
+            (own, name, tensor, self._state(tensor))
+            for module in model.modules()
+            for own in (module._parameters, module._buffers)
+            for name, tensor in own.items()
+            if tensor is not None
+        ]
+
+    @staticmethod
+    def _state(tensor: Tensor) -> tuple[int, ...] | None:
+        """None for what trains: it may be written to, and moved."""
+        return None if tensor.requires_grad else (tensor._version, tensor.data_ptr())
+
+    def is_current(self) -> bool:
+        return all(
+            own.get(name) is tensor and self._state(tensor) == state
+            for own, name, tensor, state in self._tensors
+        ) and all(adapter.state() == state for adapter, state in self._adapters)
 
 
 class _Inputs:
@@ -337,18 +397,21 @@ class _Inputs:
         none = np.zeros(0, dtype=np.int64)
         self.fill(Sentences(none, none, none, torch.zeros(0)), 1.0)
 
-    def fill_with_a_trial(self, words: int) -> None:
-        """Some sentences of varying lengths, of a user each, half the row; ids below `words`."""
+    def fill_with_a_trial(self, words: int, others: bool = False) -> None:
+        """Some sentences of varying lengths, of a user each, half the row; ids below `words`.
+
+        With `others`, every second sentence is another one.
+        """
         lengths: list[int] = []
         used = 0
         while used + 2 < self._tokens // 2 and len(lengths) < self._sentences:
             length = min(self._longest, 2 + 7 * len(lengths) % 29, self._tokens // 2 - used)
             lengths.append(length)
             used += length
-        ids = np.arange(used) % words
         owners = np.arange(len(lengths))
+        ids = np.arange(used) + np.repeat(owners % 2 * others, lengths)
         clips = torch.full((len(lengths),), 0.1)
-        self.fill(Sentences(ids, np.array(lengths), owners, clips), 1.0)
+        self.fill(Sentences(ids % words, np.array(lengths), owners, clips), 1.0)
 
 
 class _Buffer:
@@ -406,7 +469,7 @@ class _Wave:
                         self._starts[parameter] = self.size
                         self.size += parameter.numel()
                         shapes += [(part.stop - part.start, width) for part in _slices(ranks)]
-        self.table = ThinTable(shapes, self.size, device)
+        self.table = ThinTable(shapes, device)
 
     def places(self) -> dict[nn.Parameter, Tensor]:
         """Where the entries of each parameter, flattened, lie in this part of the sum."""
@@ -473,7 +536,7 @@ def fixed_pass(
         if tokens is not None:
             return FixedPass(model, tokens, longest, dtype)
         return _largest(model, longest, dtype, device)
-    except (UserError, RuntimeError, TypeError, ValueError, IndexError) as error:
+    except Exception as error:  # of any kind: a model of another make
         _log.info("rounds are not computed in passes of one shape: %s", error)
         return None
 
@@ -493,6 +556,7 @@ def _largest(
             if tokens == _TOKENS[-1]:
                 return trial
             del trial
+            gc.collect()  # its graph has memory of its own
             torch.cuda.empty_cache()
             return FixedPass(model, tokens, longest, dtype)
     return None

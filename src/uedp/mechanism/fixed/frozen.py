@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uedp.mechanism.fixed.adapters import forward_set
+
 try:
     import triton
     import triton.language as tl
@@ -69,21 +71,13 @@ class Frozen:
         with ExitStack() as stack:
             for module, (scale, epsilon) in self._norms.items():
                 own = self._scales.setdefault((module, dtype), scale.to(dtype))
-                stack.enter_context(_forward_set(module, _norm_of(own, epsilon)))
+                stack.enter_context(forward_set(module, _norm_of(own, epsilon)))
             for module in self._gates:
-                stack.enter_context(_forward_set(module, _gated_of(module)))
+                stack.enter_context(forward_set(module, _gated_of(module)))
             for namespace in self._rotations.values():
-                stack.enter_context(_entry_set(namespace, _ROTATION, rotate))
+                rotation = _rotation_or(namespace[_ROTATION])
+                stack.enter_context(_entry_set(namespace, _ROTATION, rotation))
             yield
-
-
-@contextmanager
-def _forward_set(module: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
-    module.forward = forward
-    try:
-        yield
-    finally:
-        module.__dict__.pop("forward", None)
 
 
 @contextmanager
@@ -163,12 +157,19 @@ def _rotates(function: Callable[..., Any], device: torch.device) -> bool:
         return False
 
 
-def rotate(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any
-) -> tuple[Tensor, Tensor]:
+def _rotation_or(usual: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel for what it can compute: another thread may run another model meanwhile."""
+
+    def rotation(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **options: Any) -> Any:
+        if args or options or not q.is_cuda or q.shape[0] != 1 or cos.shape != (1, *q.shape[2:]):
+            return usual(q, k, cos, sin, *args, **options)
+        return rotate(q, k, cos, sin)
+
+    return rotation
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """As Transformers calls it: queries and keys are (1, heads, tokens, features)."""
-    if args or options or q.shape[0] != 1 or cos.shape != (1, *q.shape[2:]):
-        raise ValueError("another rotation")
     cos, sin = cos[0].contiguous(), sin[0].contiguous()
     turned, keys = (
         _Rotation.apply(x, cos, sin)  # type: ignore[no-untyped-call]

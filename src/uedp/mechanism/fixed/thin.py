@@ -1,9 +1,9 @@
 """Gradients of thin matrices, one for each sentence, and what clipping needs of them.
 
 The gradient of an adapter's matrix in a sentence is `sum over tokens of thin_t (x) wide_t`, with a
-few thin features. One launch forms those of all matrices of a model, by bounds of sentences: no
-sentence is padded or moved. They lie side by side in one wide row per sentence, which is then read
-twice: for the norms of users' clipped sums, and for the sum. What is measured is what is added.
+few thin features. One launch forms those of many matrices, by bounds of sentences: no sentence is
+padded or moved. Each matrix has a row per sentence, which is then read twice: for the norms of
+users' clipped sums, and for the sum. What is measured is what is added.
 """
 
 from collections.abc import Sequence
@@ -39,8 +39,13 @@ class ThinProduct:
     scale: float
     start: int
 
-    def columns(self) -> list[int]:
-        """All but the scale, as the kernel reads it."""
+    @property
+    def size(self) -> int:
+        """Entries of the matrix."""
+        return self.thin.shape[1] * self.wide.shape[1]
+
+    def columns(self, rows: Tensor) -> list[int]:
+        """All but the scale, and where the gradients go, as the kernels read it."""
         return [
             self.thin.data_ptr(),
             self.thin.stride(0),
@@ -49,47 +54,48 @@ class ThinProduct:
             self.wide.stride(0),
             self.wide.shape[1],
             self.start,
+            rows.data_ptr(),
+            self.size,
         ]
 
     @property
     def is_aligned(self) -> bool:
         """Whether eight numbers in a row can be read at once, wherever it begins to count."""
         addresses = (self.thin.data_ptr(), self.wide.data_ptr())
-        steps = (self.thin.stride(0), self.wide.stride(0), self.wide.shape[1], self.start)
+        steps = (self.thin.stride(0), self.wide.stride(0), self.wide.shape[1], self.size)
         return not any(a % 16 for a in addresses) and not any(step % 8 for step in steps)
 
 
-_COLUMNS = 7
+_COLUMNS = 9
 
 
 class ThinTable:
     """All thin products of a pass, where the kernel finds them: addresses may be set later."""
 
-    def __init__(self, shapes: Sequence[tuple[int, int]], size: int, device: torch.device) -> None:
-        """`shapes`: the thin and the wide features of every product; `size`: entries of a row."""
-        tiles = [-(-wide // _WIDE) for _, wide in shapes]
-        places = torch.arange(len(shapes)).repeat_interleave(torch.tensor(tiles))
-        starts = torch.cat([torch.arange(count) * _WIDE for count in tiles])
-        self._tiles = torch.stack([places, starts], 1).to(device, torch.int32).contiguous()
+    def __init__(self, shapes: Sequence[tuple[int, int]], device: torch.device) -> None:
+        """`shapes`: the thin and the wide features of every product."""
+        self._tiles = _cut([wide for _, wide in shapes], _WIDE, device)
+        self._blocks = _cut([thin * wide for thin, wide in shapes], BLOCK, device)
         self._rows = torch.zeros(len(shapes), _COLUMNS, dtype=torch.int64, device=device)
         self._scales = torch.zeros(len(shapes), device=device)
-        self._size = size
         self._aligned = all(features % 8 == 0 for shape in shapes for features in shape)
         self._each = 1 << (max(thin for thin, _ in shapes) - 1).bit_length()
         self._noted: list[list[int]] = []
         self._noted_scales: list[float] = []
 
-    def note(self, products: Sequence[ThinProduct]) -> None:
+    def note(self, products: Sequence[ThinProduct], rows: Sequence[Tensor]) -> None:
         """Remember where the tensors of a pass are: they may be freed, but must not move."""
         for product in products:
             assert product.thin.stride(1) == product.wide.stride(1) == 1
             assert product.wide.shape[0] * product.wide.stride(0) < 1 << 31
         assert not self._aligned or all(product.is_aligned for product in products)
-        self._noted = [product.columns() for product in products]
+        self._noted = [product.columns(own) for product, own in zip(products, rows, strict=True)]
         self._noted_scales = [product.scale for product in products]
 
     def send(self) -> None:
-        """Point the kernel to what was noted."""
+        """Point the kernels to what was noted."""
+        if not self._noted:
+            return
         self._rows.copy_(torch.tensor(self._noted))
         self._scales.copy_(torch.tensor(self._noted_scales))
 
@@ -105,44 +111,56 @@ class ThinTable:
             count: how many sentences there are, at most `len(bounds) - 1`.
         """
         sentences, tiles = len(bounds) - 1, len(self._tiles)
-        rows = torch.empty(sentences, self._size, device=bounds.device)
+        # of each product by itself: small enough to take the place of what a pass has freed
+        rows = [torch.empty(sentences, product.size, device=bounds.device) for product in products]
         if triton is None or not bounds.is_cuda:
             _form_one_by_one(rows, products, bounds, count)
-            return SentenceRows(rows, _squares(rows, int(count)), count)
-        self.note(products)
+            squares = torch.stack([_squares(own, int(count)) for own in rows]).sum(0)
+            return SentenceRows(rows, squares, count, self._rows, self._blocks)
+        self.note(products, rows)
         if not torch.cuda.is_current_stream_capturing():
             self.send()
         partial = torch.zeros(sentences, tiles * self._each, device=bounds.device)
         _form[(min(_TURNS, sentences), tiles)](
-            self._rows, self._scales, self._tiles, bounds, count, rows, partial, self._size, tiles,
+            self._rows, self._scales, self._tiles, bounds, count, partial, tiles,
             kind=tl.bfloat16 if products[0].thin.dtype == torch.bfloat16 else tl.float32,
             aligned=self._aligned, each=self._each, high=max(_HIGH, self._each), across=_WIDE,
             deep=_DEEP,
         )  # fmt: skip
-        return SentenceRows(rows, partial.sum(1, dtype=torch.float64), count)
+        squares = partial.sum(1, dtype=torch.float64)
+        return SentenceRows(rows, squares, count, self._rows, self._blocks)
+
+
+def _cut(sizes: Sequence[int], each: int, device: torch.device) -> Tensor:
+    """(pieces, 2), int32: whose piece, and where in it the piece begins."""
+    pieces = [(place, start) for place, size in enumerate(sizes) for start in range(0, size, each)]
+    return torch.tensor(pieces, dtype=torch.int32).to(device)
 
 
 def _form_one_by_one(
-    rows: Tensor, products: Sequence[ThinProduct], bounds: Tensor, count: Tensor
+    rows: Sequence[Tensor], products: Sequence[ThinProduct], bounds: Tensor, count: Tensor
 ) -> None:
     ends = bounds.tolist()
     for sentence in range(int(count)):
         tokens = slice(ends[sentence], ends[sentence + 1])
-        for p in products:
-            own = p.thin[tokens].float().t() @ p.wide[tokens].float()
-            rows[sentence, p.start : p.start + own.numel()] = own.mul_(p.scale).flatten()
+        for own, p in zip(rows, products, strict=True):
+            formed = p.thin[tokens].float().t() @ p.wide[tokens].float()
+            own[sentence] = formed.mul_(p.scale).flatten()
 
 
 @dataclass(frozen=True, eq=False)
 class SentenceRows:
-    """A row of gradients for each of `count` sentences, and their squared norms in float64.
+    """For each matrix a row of gradients per sentence, and all squared norms in float64.
 
-    Rows beyond are undefined, and their squares zero.
+    Rows beyond `count` are undefined, and their squares zero. `table` and `blocks` are those of
+    the `ThinTable`.
     """
 
-    rows: Tensor
+    rows: Sequence[Tensor]
     squares: Tensor
     count: Tensor
+    table: Tensor
+    blocks: Tensor
 
     def user_squares(self, users: Tensor, count: Tensor, factors: Tensor) -> Tensor:
         """Squared norms of users' sums of their sentences' rows, each times its factor.
@@ -151,30 +169,29 @@ class SentenceRows:
             users: int32; user `j` has sentences `users[j]` to `users[j + 1]`.
             count: how many users there are, at most `len(users) - 1`.
         """
-        most, (_, size) = len(users) - 1, self.rows.shape
-        if triton is None or not self.rows.is_cuda:
-            ends = users.tolist()
-            sums = torch.zeros(most, size)
+        most, blocks = len(users) - 1, len(self.blocks)
+        if triton is None or not users.is_cuda:
+            ends, squares = users.tolist(), torch.zeros(most, dtype=torch.float64)
             for user in range(int(count)):
                 own = slice(ends[user], ends[user + 1])
-                sums[user] = _weighted(self.rows[own], factors[own])
-            return _squares(sums, int(count))
-        blocks = triton.cdiv(size, BLOCK)
+                sums = [_weighted(rows[own], factors[own]) for rows in self.rows]
+                squares[user] = torch.cat(sums).double().square().sum()
+            return squares
         partial = torch.zeros(most, blocks, device=users.device)
         _user_squares[(blocks, min(_TURNS, most))](
-            self.rows, users, count, factors, partial, size, blocks, block=BLOCK
+            self.table, self.blocks, users, count, factors, partial, blocks, block=BLOCK
         )
         return partial.sum(1, dtype=torch.float64)
 
     def weighted_sum(self, weights: Tensor, total: Tensor) -> None:
-        """Set `total` to the sum of the rows with a weight each."""
-        if triton is None or not self.rows.is_cuda:
+        """Set `total` to the sum of the rows with a weight each, matrix after matrix."""
+        if triton is None or not total.is_cuda:
             count = int(self.count)
-            total.copy_(_weighted(self.rows[:count], weights[:count]))
+            sums = [_weighted(rows[:count], weights[:count]) for rows in self.rows]
+            total.copy_(torch.cat(sums))
             return
-        size = self.rows.shape[1]
-        _weighted_sum[(triton.cdiv(size, BLOCK // 2),)](
-            self.rows, self.count, weights, total, size, block=BLOCK // 2
+        _weighted_sum[(len(self.blocks),)](
+            self.table, self.blocks, self.count, weights, total, block=BLOCK
         )
 
 
@@ -193,7 +210,7 @@ if triton is not None:
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _form(  # type: ignore[no-untyped-def]
-        table, scales, tiles, bounds, count, rows, partial, size, number, kind: tl.constexpr,
+        table, scales, tiles, bounds, count, partial, number, kind: tl.constexpr,
         aligned: tl.constexpr, each: tl.constexpr, high: tl.constexpr, across: tl.constexpr,
         deep: tl.constexpr,
     ) -> Any:  # fmt: skip
@@ -203,23 +220,26 @@ if triton is not None:
         entry = tl.load(tiles + 2 * tile)
         first_column = tl.multiple_of(tl.load(tiles + 2 * tile + 1), across)
         column = first_column + tl.arange(0, across)[None, :]
-        at = table + entry * 7
+        at = table + entry * 9
         thin_address = tl.load(at)
         thin_stride = tl.load(at + 1).to(tl.int32)
         thin_width = tl.load(at + 2).to(tl.int32)
         wide_address = tl.load(at + 3)
         wide_stride = tl.load(at + 4).to(tl.int32)
         wide_width = tl.load(at + 5).to(tl.int32)
-        start = tl.load(at + 6)
+        rows_address = tl.load(at + 7)
+        size = tl.load(at + 8)
         if aligned:  # what the compiler cannot see: several numbers can be read at once
             thin_address = tl.multiple_of(thin_address, 16)
             thin_stride = tl.multiple_of(thin_stride, 8)
             wide_address = tl.multiple_of(wide_address, 16)
             wide_stride = tl.multiple_of(wide_stride, 8)
             wide_width = tl.multiple_of(wide_width, 8)
-            start = tl.multiple_of(start, 8)
+            rows_address = tl.multiple_of(rows_address, 16)
+            size = tl.multiple_of(size, 8)
         thin_at = thin_address.to(tl.pointer_type(kind))
         wide_at = wide_address.to(tl.pointer_type(kind))
+        rows = rows_address.to(tl.pointer_type(tl.float32))
         scale = tl.load(scales + entry)
         row = tl.arange(0, high)
         feature = row % each
@@ -244,38 +264,44 @@ if triton is not None:
                 right = tl.load(wide_at + token * wide_stride + column, mask=there, other=0.0)
                 total = tl.dot(tl.trans(left), right, total, input_precision="ieee")
             total *= scale
-            place = sentence.to(tl.int64) * size + start + feature * wide_width
+            place = sentence * size + feature * wide_width
             real = (sentence < last) & known
             tl.store(rows + place[:, None] + column, total, mask=real[:, None] & inside)
             squares = tl.sum(total * total, 1)
             tl.store(partial + (sentence * number + tile) * each + feature, squares, mask=real)
 
     @triton.jit  # type: ignore[untyped-decorator]
+    def _block(table, blocks, block: tl.constexpr):  # type: ignore[no-untyped-def]
+        """The rows of a matrix, their size, a block of their places, and the start in the sum."""
+        at = table + tl.load(blocks + 2 * tl.program_id(0)) * 9
+        first = tl.multiple_of(tl.load(blocks + 2 * tl.program_id(0) + 1), block)
+        rows = tl.multiple_of(tl.load(at + 7), 16).to(tl.pointer_type(tl.float32))
+        return rows, tl.load(at + 8), first + tl.arange(0, block), tl.load(at + 6)
+
+    @triton.jit  # type: ignore[untyped-decorator]
     def _user_squares(  # type: ignore[no-untyped-def]
-        rows, users, count, factors, partial, size, number, block: tl.constexpr
+        table, blocks, users, count, factors, partial, number, block: tl.constexpr
     ) -> Any:
-        place = tl.program_id(0) * block + tl.arange(0, block)
+        rows, size, place, _ = _block(table, blocks, block)
         inside = place < size
         for user in range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
             total = tl.zeros((block,), dtype=tl.float32)
             for sentence in range(tl.load(users + user), tl.load(users + user + 1)):
                 factor = tl.load(factors + sentence)
-                row = rows + tl.cast(sentence, tl.int64) * size
-                own = tl.load(row + place, mask=inside, other=0.0)
+                own = tl.load(rows + sentence * size + place, mask=inside, other=0.0)
                 # what is left out may not be finite
                 total += tl.where(factor > 0, factor * own, 0.0)
             tl.store(partial + user * number + tl.program_id(0), tl.sum(total * total))
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _weighted_sum(  # type: ignore[no-untyped-def]
-        rows, count, weights, result, size, block: tl.constexpr
+        table, blocks, count, weights, result, block: tl.constexpr
     ) -> Any:
-        place = tl.program_id(0) * block + tl.arange(0, block)
+        rows, size, place, start = _block(table, blocks, block)
         inside = place < size
         total = tl.zeros((block,), dtype=tl.float32)
         for sentence in range(tl.load(count).to(tl.int32)):
             weight = tl.load(weights + sentence)
-            row = rows + tl.cast(sentence, tl.int64) * size
-            own = tl.load(row + place, mask=inside, other=0.0)
+            own = tl.load(rows + sentence * size + place, mask=inside, other=0.0)
             total += tl.where(weight > 0, weight * own, 0.0)
-        tl.store(result + place, total, mask=inside)
+        tl.store(result + start + place, total, mask=inside)
