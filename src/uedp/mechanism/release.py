@@ -130,7 +130,8 @@ def release(
     """
     device = engine.parameters[0].device
     max_tokens = max_tokens or max_tokens_on(device)
-    flat = torch.zeros(sum(p.numel() for p in engine.parameters), device=device)
+    size = sum(p.numel() for p in engine.parameters)
+    flat = torch.zeros(size, dtype=torch.float32, device=device)
     parts = flat.split([p.numel() for p in engine.parameters])
     sums = [part.view(p.shape) for part, p in zip(parts, engine.parameters, strict=True)]
     ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)

@@ -556,5 +556,5 @@ def test_long_sentences_are_not_computed_many_times_over():
 
     Engine(model).check(losses, 4)
     assert seen[3] == 6  # passes in training mode
-    assert seen[1] == seen[2] == 12
-    assert seen[0] > 100
+    assert seen[2] == 12
+    assert seen[0] + seen[1] > 100

@@ -24,7 +24,7 @@ def stays_packed(monkeypatch):
     """Records stay packed, as where there are kernels: here by what the kernels must equal."""
     monkeypatch.setattr(records, "has_kernels", lambda values: True)
     monkeypatch.setattr(SharedRows, "of", lambda lengths, device=None: SharedRows.in_order(lengths))
-    monkeypatch.setattr(combine, "_FORMED", 0)
+    monkeypatch.setattr(combine, "FORMED", 0)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
@@ -161,3 +161,32 @@ def test_kernels_compute_the_same(dtype):
     for ours, expected in zip(sums("cuda", dtype), sums("cpu", dtype), strict=True):
         scale = float(expected.double().abs().max())
         assert torch.allclose(ours.cpu().double(), expected.double(), rtol=1e-4, atol=1e-5 * scale)
+
+
+def test_a_text_that_is_not_finite_does_not_change_the_factors_of_others(stays_packed):
+    """Its chunk is computed again, one sentence to a row: what is allowed for must be the same."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(40, 40, bias=False)
+    x, grads = torch.randn(30, 40), torch.randn(30, 40)
+    x[1::2], grads[1::2] = x[::2] + 0.06 * torch.randn(15, 40), -grads[::2]
+    where = np.array([0, 10, 20]), np.array([10, 10, 10])
+
+    def added(spoilt):
+        def alone():
+            out = (layer(x.view(3, 10, 40)) * grads.view(3, 10, 40)).sum((1, 2))
+            return out * torch.tensor([1.0, 1.0, spoilt])
+
+        def losses(order):
+            rows = cut_up(*where, 10, 30)
+            return PackedLosses(alone(), rows, rows, alone, *where)
+
+        clips = torch.tensor([1e-2, 1e-2, 0.0])
+        return Engine(layer).clipped_sum(losses, [0, 1, 2], clips, 1.0).gradients[layer.weight]
+
+    whole, other = added(1.0), added(float("nan"))
+    assert torch.allclose(whole, other, rtol=1e-4, atol=1e-4 * float(whole.abs().max()))
+
+
+def test_features_must_lie_one_after_the_other():
+    with pytest.raises(AssertionError):
+        Bilinear(torch.ones(4, 6)[:, ::2], torch.ones(4, 3))

@@ -20,6 +20,7 @@ from tests.mechanism.fixed.small import (
     some,
 )
 from uedp.errors import UserError
+from uedp.mechanism.fixed import fixed_pass
 from uedp.mechanism.fixed.adapters import Adapted
 from uedp.mechanism.fixed.fixed_pass import FixedPass, Sentences
 
@@ -196,3 +197,10 @@ def test_nothing_is_added_above_its_clip_whatever_cancels(dtype, device):
             assert bool(found.finite)
             worst = max(worst, float(found.total.double().norm()) / clip)
     assert 0.9 < worst <= 1 + 1e-6
+
+
+def test_adapters_of_which_the_engine_forms_no_gradients_are_refused(monkeypatch):
+    """Both would allow for different rounding, and who fits in a pass depends on texts."""
+    monkeypatch.setattr(fixed_pass, "FORMED", 10)
+    with pytest.raises(UserError, match="more than 10 entries"):
+        FixedPass(adapted(), TOKENS, LONGEST)

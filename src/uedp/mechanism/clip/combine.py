@@ -31,7 +31,7 @@ _LAUNCH = {"cuda": 5e9, "cpu": 5e5}
 
 # Entries of a weight up to which a gradient per sentence is formed. Decided by the weight alone:
 # the allowance for rounding differs, and must not change with the batch.
-_FORMED = 1 << 15
+FORMED = 1 << 15
 
 # Inputs of a layer larger than this, in bytes, keep a device busy by themselves; a stack larger
 # than that would cost too much memory.
@@ -66,7 +66,7 @@ def combined(contributions: Iterable[Contribution], layout: Layout) -> list[Clip
         rules.append(lookup if head is None else TiedLookup(lookup, _products([[head]])))
     readers: dict[tuple[Any, ...], list[MatrixWeight]] = defaultdict(list)
     for weight in weights.values():
-        readers[*weight.record.source, weight.parameter.numel() <= _FORMED].append(weight)
+        readers[*weight.record.source, weight.parameter.numel() <= FORMED].append(weight)
     alike: dict[tuple[Any, ...], list[Readers]] = defaultdict(list)
     for group in readers.values():
         alike[_signature(group)].append(group)
@@ -93,7 +93,7 @@ def _packed(
     large = [
         weight
         for weight in weights.values()
-        if weight.record.stays_packed and weight.parameter.numel() > _FORMED
+        if weight.record.stays_packed and weight.parameter.numel() > FORMED
     ]
     records = [weight.record for weight in large] + [lookup.record for lookup in lookups]
     rules = {}
@@ -138,7 +138,7 @@ def _cheapest(group: Readers, layout: Layout) -> Way:
     """How to get norms of the gradients of weights that read one input, for the average user."""
     (_, each), width = group[0].record.shape(), group[0].widths[0]
     outputs = sum(weight.widths[1] for weight in group)
-    if group[0].parameter.numel() <= _FORMED:  # like all in its group
+    if group[0].parameter.numel() <= FORMED:  # like all in its group
         return "explicit"
     tokens = layout.sentences / len(layout.users) * each
     device = group[0].record.grads.device.type

@@ -16,8 +16,7 @@ from torch import Tensor
 _UNIT = 2.0**-23  # twice that of rounding to nearest: tensor cores may cut digits off
 _SPARE = 8  # operations beside the long sums: casts, products, factors
 SLICE = 256  # terms added up in float32 where a sum may be long
-_TINY = 2.0**-100  # squared, per feature: below it products underflow
-_UP = 1.01
+TINY = 2.0**-100  # squared, per feature: below it products underflow
 
 # Relative error of a record times its sentence's weight: in float32, or in two bfloat16 of eight
 # digits each, rounded or cut off.
@@ -40,8 +39,13 @@ def masses(inputs: Tensor, outputs: Tensor, features: int) -> Tensor:
 
     Squared norms that underflowed are raised by the most that may have been lost.
     """
-    tiny = features * _TINY
-    return (inputs + tiny).sqrt_().mul_((outputs + tiny).sqrt_()).mul_(_UP)
+    tiny = features * TINY
+    return (inputs + tiny).sqrt_().mul_((outputs + tiny).sqrt_()).mul_(rounded_up(features))
+
+
+def rounded_up(features: int) -> float:
+    """A factor by which a mass is no smaller than it should be."""
+    return max(1.01, 1 + 2 * features * _UNIT)
 
 
 def squared_norms(rows: Tensor) -> Tensor:

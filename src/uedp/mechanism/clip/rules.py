@@ -21,7 +21,7 @@ from uedp.mechanism.clip.rounding import (
     squared_norms,
     sum_error,
 )
-from uedp.mechanism.clip.runs import PAIRED, Bilinear, Runs, add_overlap, add_pairs
+from uedp.mechanism.clip.runs import Bilinear, Runs, add_overlap, add_pairs
 
 Gradients = Mapping[nn.Parameter, Tensor]
 
@@ -270,13 +270,13 @@ class PackedProducts(ClipRule):
         self._overlaps: list[tuple[Bilinear, Bilinear]] = []
 
     def add(self, weight: MatrixWeight, tied: bool = False) -> Bilinear:
-        part = Bilinear(weight.record.inputs, weight.record.grads)
+        part = Bilinear(_dense(weight.record.inputs), _dense(weight.record.grads))
         self._linear.append((weight, part))
         self._parts.append((part, 1 + tied))
         return part
 
     def add_lookup(self, lookup: PackedLookup, head: MatrixWeight | None) -> None:
-        part = Bilinear(lookup.record.inputs.flatten(), lookup.record.grads)
+        part = Bilinear(lookup.record.inputs.flatten(), _dense(lookup.record.grads))
         self._lookups.append((lookup, part))
         self._parts.append((part, 1 if head is None else 2))
         if head is not None:
@@ -285,7 +285,8 @@ class PackedProducts(ClipRule):
     def add_products(self, grams: Grams) -> None:
         pairs = self._runs.sentences
         total = pairs.zeros()
-        masses = torch.zeros(len(self._parts), len(total), device=total.device)
+        size = len(self._parts), len(total)
+        masses = torch.zeros(size, dtype=torch.float32, device=total.device)
         for (part, _), own in zip(self._parts, masses, strict=True):
             add_pairs(total, part, pairs, masses=own)
         for overlap in self._overlaps:
@@ -297,7 +298,8 @@ class PackedProducts(ClipRule):
         grams.allow(
             slice(None),
             pairs.by_run(masses),
-            squares=times * sum_error(features.double() + PAIRED + grams.layers),
+            # more than is added up: as much as where a sentence has a row of its own
+            squares=times * sum_error(features.double() + 2 * SLICE + grams.layers),
             norms=times * (SCALING_ERROR + sum_error(added_up)),
         )
 
@@ -320,10 +322,16 @@ class PackedProducts(ClipRule):
         for lookup, part in self._lookups:
             sum_ = total.get(lookup.parameter)
             if sum_ is None:
-                sum_ = torch.zeros(lookup.parameter.shape, device=weights.device)
+                sum_ = torch.zeros(
+                    lookup.parameter.shape, dtype=torch.float32, device=weights.device
+                )
             scaled = part.right.float() * by_token[:, None]
             total[lookup.parameter] = sum_.index_add_(0, part.left, scaled)
         return total
+
+
+def _dense(values: Tensor) -> Tensor:
+    return values if values.stride(-1) == 1 else values.contiguous()
 
 
 class Lookup(ClipRule):

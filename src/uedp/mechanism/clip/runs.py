@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from uedp.incidence import Ints
+from uedp.mechanism.clip.rounding import TINY, rounded_up
 
 try:
     import triton
@@ -23,9 +24,6 @@ except ImportError:  # a CPU build
 
 _OF_SENTENCES, _OF_USERS = 32, 64  # tokens of a block
 _DEEP = 64  # features read at a time
-PAIRED = 2 * _OF_USERS  # terms that a sum over a block of pairs adds up in float32
-_TINY = 2.0**-100  # squared, per feature: below it products underflow
-_UP = 1.01
 
 
 def has_kernels(values: Tensor) -> bool:
@@ -132,6 +130,11 @@ class Bilinear:
     left: Tensor
     right: Tensor
 
+    def __post_init__(self) -> None:
+        # kernels read a token's features one after the other
+        assert self.right.stride(-1) == 1
+        assert self.left.dim() == 1 or self.left.stride(-1) == 1
+
     @property
     def features(self) -> int:
         return self.right.shape[1] + (self.left.shape[1] if self.left.dim() == 2 else 0)
@@ -161,7 +164,7 @@ def add_pairs(
         part.left, part.left.stride(0), 0 if ids else part.left.shape[1],
         part.right, part.right.stride(0), part.right.shape[1],
         pairs.blocks, total, total if factors is None else factors,
-        total if masses is None else masses, part.features * _TINY,
+        total if masses is None else masses, part.features * TINY, rounded_up(part.features),
         ids=ids, weighs=factors is not None, notes=masses is not None,
         size=pairs.size, deep=_DEEP, num_warps=4,
     )  # fmt: skip
@@ -196,7 +199,7 @@ def sentence_sums(values: Tensor, runs: Runs) -> Tensor:
     if not has_kernels(values):
         rows = [values[a:b].float().sum(0) for a, b in runs.bounds.tolist()]
         return torch.stack(rows)
-    result = torch.empty(sentences, width, device=values.device)
+    result = torch.empty(sentences, width, dtype=torch.float32, device=values.device)
     values = values.contiguous()
     _sums[(sentences, triton.cdiv(width, _BLOCK))](values, result, runs.bounds, width, block=_BLOCK)
     return result
@@ -214,7 +217,10 @@ def _slices(pairs: Pairs) -> Sequence[tuple[slice, slice, int]]:
 
 def _weighed(products: Tensor, a: slice, b: slice, factors: Tensor | None) -> Tensor:
     products = products.double()
-    return products if factors is None else products * factors[a, None] * factors[None, b]
+    if factors is None:
+        return products
+    both = factors[a, None] * factors[None, b]
+    return torch.where(both != 0, products * both, 0.0)  # whatever lies between sentences
 
 
 def _add_one_by_one(
@@ -229,9 +235,9 @@ def _add_one_by_one(
         outer = right[a] @ right[b].t()
         total[place] += times * _weighed(inner * outer, a, b, factors).sum()
         if masses is not None and a == b:
-            tiny = part.features * _TINY
+            tiny = part.features * TINY
             squares = (inner.diagonal() + tiny).sqrt() * (outer.diagonal() + tiny).sqrt()
-            masses[place] = squares.sum() * _UP
+            masses[place] = squares.sum() * rounded_up(part.features)
 
 
 def _overlap_one_by_one(
@@ -275,12 +281,13 @@ if triton is not None:
     def _weighted(products, factors, a_token, b_token, end):  # type: ignore[no-untyped-def]
         a_factor = tl.load(factors + a_token, mask=a_token < end, other=0.0)
         b_factor = tl.load(factors + b_token, mask=b_token < end, other=0.0)
-        return products * a_factor[:, None] * b_factor[None, :]
+        both = a_factor[:, None] * b_factor[None, :]
+        return tl.where(both != 0, products * both, 0.0)  # whatever lies between sentences
 
     @triton.jit  # type: ignore[untyped-decorator]
     def _pairs(  # type: ignore[no-untyped-def]
         left, left_stride, left_width, right, right_stride, right_width, blocks, total, factors,
-        masses, tiny, ids: tl.constexpr, weighs: tl.constexpr, notes: tl.constexpr,
+        masses, tiny, up, ids: tl.constexpr, weighs: tl.constexpr, notes: tl.constexpr,
         size: tl.constexpr, deep: tl.constexpr,
     ) -> Any:  # fmt: skip
         block = tl.program_id(0)
@@ -307,7 +314,7 @@ if triton is not None:
                 rights = tl.sum(tl.where(own, outer, 0.0), 1)
                 mass = tl.sqrt(tl.maximum(lefts, 0.0) + tiny)
                 mass *= tl.sqrt(tl.maximum(rights, 0.0) + tiny)
-                tl.store(masses + block, 1.01 * tl.sum(tl.where(a_token < end, mass, 0.0)))
+                tl.store(masses + block, up * tl.sum(tl.where(a_token < end, mass, 0.0)))
         products = inner * outer
         if weighs:
             products = _weighted(products, factors, a_token, b_token, end)

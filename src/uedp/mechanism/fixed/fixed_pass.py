@@ -26,6 +26,7 @@ from uedp.errors import UserError
 from uedp.eval_mode import modes_kept
 from uedp.incidence import Ints
 from uedp.mechanism.clip.clipping import Errors
+from uedp.mechanism.clip.combine import FORMED
 from uedp.mechanism.clip.rounding import exact_float32, sum_error
 from uedp.mechanism.fixed.adapters import Adapter, Group, find_adapters, fused, group_adapters
 from uedp.mechanism.fixed.attention import end_to_end
@@ -95,6 +96,9 @@ class FixedPass:
         if isinstance(positions, int) and positions < longest:
             raise UserError(f"the model has {positions} positions, and a text up to {longest}")
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        if any(p.numel() > FORMED for p in self.parameters):
+            # the engine would allow for more rounding: who fits in a pass would be clipped less
+            raise UserError(f"an adapter has more than {FORMED:,} entries")
         self._model, self._dtype = model, dtype
         self._device = adapters[0].up.device
         of_adapters = {p for adapter in adapters for p in (adapter.down, adapter.up)}
@@ -117,7 +121,8 @@ class FixedPass:
             _Wave(self._groups[start : start + each], self._device)
             for start in range(0, len(self._groups), each)
         ]
-        self._total = torch.zeros(sum(wave.size for wave in self._waves), device=self._device)
+        size = sum(wave.size for wave in self._waves)
+        self._total = torch.zeros(size, dtype=torch.float32, device=self._device)
         self._places = self._find_places()
         self._formed: list[SentenceRows] = []
         self._graphs: list[torch.cuda.CUDAGraph] = []
@@ -255,7 +260,10 @@ class FixedPass:
         yield from self._model.buffers()
 
     def is_current(self) -> bool:
-        """Whether the model is the one that was read: only trained weights may have changed."""
+        """Whether the model is the one that was read: only trained weights may have changed.
+
+        Frozen weights that are written through `.data` go unnoticed, as in PyTorch's own checks.
+        """
         return self._snapshot.is_current()
 
     def refresh(self) -> None:
@@ -348,7 +356,7 @@ class _Inputs:
         self.attended = torch.zeros(sentences + rest + 1, dtype=torch.int32, device=device)
         self.bounds = self.attended[: sentences + 1]
         self.users = torch.zeros(sentences + 1, dtype=torch.int32, device=device)
-        self.weights = torch.zeros(tokens, device=device)
+        self.weights = torch.zeros(tokens, dtype=torch.float32, device=device)
         self.ids, self.positions, self.labels = (
             self._whole.device[name] for name in ("ids", "positions", "labels")
         )
@@ -359,6 +367,7 @@ class _Inputs:
 
     def fill(self, batch: Sentences, update_clip: float) -> None:
         lengths, sentences = batch.lengths, len(batch.lengths)
+        assert (np.diff(batch.owners) >= 0).all()
         ends = np.cumsum(lengths)
         used = int(ends[-1]) if sentences else 0
         starts = np.repeat(ends - lengths, lengths)

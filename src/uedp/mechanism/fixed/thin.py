@@ -8,6 +8,7 @@ users' clipped sums, and for the sum. What is measured is what is added.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ class ThinTable:
         self._tiles = _cut([wide for _, wide in shapes], _WIDE, device)
         self._blocks = _cut([thin * wide for thin, wide in shapes], BLOCK, device)
         self._rows = torch.zeros(len(shapes), _COLUMNS, dtype=torch.int64, device=device)
-        self._scales = torch.zeros(len(shapes), device=device)
+        self._scales = torch.zeros(len(shapes), dtype=torch.float32, device=device)
         self._aligned = all(features % 8 == 0 for shape in shapes for features in shape)
         self._thin = max(_THIN, 1 << (max(thin for thin, _ in shapes) - 1).bit_length())
         self._noted: list[list[int]] = []
@@ -97,7 +98,7 @@ class ThinTable:
         if not self._noted:
             return
         self._rows.copy_(torch.tensor(self._noted))
-        self._scales.copy_(torch.tensor(self._noted_scales))
+        self._scales.copy_(torch.tensor(self._noted_scales, dtype=torch.float32))
 
     def formed(
         self, products: Sequence[ThinProduct], bounds: Tensor, count: Tensor
@@ -112,7 +113,8 @@ class ThinTable:
         """
         sentences, tiles = len(bounds) - 1, len(self._tiles)
         # of each product by itself: small enough to take the place of what a pass has freed
-        rows = [torch.empty(sentences, product.size, device=bounds.device) for product in products]
+        new = partial(torch.empty, dtype=torch.float32, device=bounds.device)
+        rows = [new(sentences, product.size) for product in products]
         if triton is None or not bounds.is_cuda:
             _form_one_by_one(rows, products, bounds, count)
             squares = torch.stack([_squares(own, int(count)) for own in rows]).sum(0)
@@ -120,13 +122,13 @@ class ThinTable:
         self.note(products, rows)
         if not torch.cuda.is_current_stream_capturing():
             self.send()
-        partial = torch.zeros(sentences, tiles * self._thin, device=bounds.device)
+        sums = new(sentences, tiles * self._thin).zero_()
         _form[(min(_TURNS, sentences), tiles)](
-            self._rows, self._scales, self._tiles, bounds, count, partial, tiles,
+            self._rows, self._scales, self._tiles, bounds, count, sums, tiles,
             kind=tl.bfloat16 if products[0].thin.dtype == torch.bfloat16 else tl.float32,
             aligned=self._aligned, thin=self._thin, across=_WIDE, deep=_DEEP,
         )  # fmt: skip
-        squares = partial.sum(1, dtype=torch.float64)
+        squares = sums.sum(1, dtype=torch.float64)
         return SentenceRows(rows, squares, count, self._rows, self._blocks)
 
 
@@ -176,11 +178,11 @@ class SentenceRows:
                 sums = [_weighted(rows[own], factors[own]) for rows in self.rows]
                 squares[user] = torch.cat(sums).double().square().sum()
             return squares
-        partial = torch.zeros(most, blocks, device=users.device)
+        sums = torch.zeros(most, blocks, dtype=torch.float32, device=users.device)
         _user_squares[(blocks, min(_TURNS, most))](
-            self.table, self.blocks, users, count, factors, partial, blocks, block=BLOCK
+            self.table, self.blocks, users, count, factors, sums, blocks, block=BLOCK
         )
-        return partial.sum(1, dtype=torch.float64)
+        return sums.sum(1, dtype=torch.float64)
 
     def weighted_sum(self, weights: Tensor, total: Tensor) -> None:
         """Set `total` to the sum of the rows with a weight each, matrix after matrix."""
