@@ -175,8 +175,8 @@ class SentenceRows:
             ends, squares = users.tolist(), torch.zeros(most, dtype=torch.float64)
             for user in range(int(count)):
                 own = slice(ends[user], ends[user + 1])
-                sums = [_weighted(rows[own], factors[own]) for rows in self.rows]
-                squares[user] = torch.cat(sums).double().square().sum()
+                parts = [_weighted(rows[own], factors[own]) for rows in self.rows]
+                squares[user] = torch.cat(parts).double().square().sum()
             return squares
         sums = torch.zeros(most, blocks, dtype=torch.float32, device=users.device)
         _user_squares[(blocks, min(_TURNS, most))](
