@@ -16,8 +16,7 @@ def set_up_threads(
 
     By default a thread that waits for another one spins for milliseconds. Beside any other busy
     process it takes the core from the thread it waits for, and a round several times as long. To
-    sleep at once would cost a third of the speed of idle cores, since threads wait often and
-    briefly.
+    sleep at once would slow idle cores down, since threads wait often and briefly.
 
     Guarantees:
       - what the environment sets already is left alone
