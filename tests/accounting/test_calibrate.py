@@ -19,6 +19,7 @@ targets = st.floats(0.1, 20)
 rates = st.sampled_from([0.05, 0.3, 1.0])
 shares = st.sampled_from([0.0, 0.1, 0.5, 2.0])
 FEW = settings(max_examples=4, deadline=None)
+_LITTLE_LESS = 0.995  # the bound itself is uneven: at single values it is up to 0.2% higher
 
 
 @FEW
@@ -29,7 +30,7 @@ def test_noise_meets_the_target_and_little_less_does_not(target, rate, share, ro
 
     noise = noise_for(target, DELTA, rounds, rotation)
     assert epsilon(rotation(noise), rounds, DELTA) <= target
-    assert epsilon(rotation(0.999 * noise), rounds, DELTA) > target
+    assert epsilon(rotation(_LITTLE_LESS * noise), rounds, DELTA) > target
 
 
 @FEW
@@ -50,7 +51,7 @@ def test_share_meets_the_target_and_little_more_does_not(target, rate, rounds, s
 
     share = share_for(target, DELTA, rounds, rotation)
     assert epsilon(rotation(share), rounds, DELTA) <= target
-    more = 1.001 * share + 1e-5
+    more = share / _LITTLE_LESS + 1e-5
     assert more >= 2 or epsilon(rotation(more), rounds, DELTA) > target
 
 

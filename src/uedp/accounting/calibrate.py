@@ -87,6 +87,8 @@ def share_for(
 ) -> float:
     """The largest entity share (to 0.02% or 2e-6, at most 2) whose rounds meet the target.
 
+    Epsilon, an upper bound, is uneven by up to 0.2%: a slightly larger share may meet it again.
+
     Guarantees:
       - the share returned meets the target; if even a share of 0 does not, this is an error
     """
