@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from clip import SMOLLM2
 from torch import nn
 
 from uedp.incidence import Incidence
@@ -54,15 +55,6 @@ from uedp.training.tasks import NextWord
 
 LONGEST, EACH = 128, 7  # tokens of a sentence, sentences of a user
 SEED = 0
-SMOLLM2 = {
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "vocab_size": 49152,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "num_hidden_layers": 30,
-    "tie_word_embeddings": True,
-}
 
 
 class Numbers:

@@ -55,12 +55,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from clip import NO_DROPOUT, SMOLLM2
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.clip.engine import attention_without_plans
 from uedp.mechanism.fixed.fixed_pass import FixedPass, Sentences
-from uedp.mechanism.fixed.token_loss import token_losses
+from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 from uedp.mechanism.packing import SharedRows, packed_logits
 from uedp.mechanism.release import max_tokens_on
 from uedp.methods import method_named
@@ -80,21 +81,11 @@ from uedp.training.provenance import Provenance
 Array = npt.NDArray[Any]
 
 MAX_TOKENS = 128  # of a sentence, the default of training
-IGNORED = -100
 LABELS = ("no entity", "entity")
 ROUNDS_PLANNED = 200
 ONE_OF_200: Mapping[str, Any] = {"noise": 1.0, "rounds": ROUNDS_PLANNED}
 
-SMOLLM2 = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "tie_word_embeddings": True,
-}
-GPT2 = {"vocab_size": 50257, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+GPT2 = {"vocab_size": 50257, **NO_DROPOUT}
 TINY = {
     "smollm2": {"vocab_size": 512, "hidden_size": 48, "intermediate_size": 96}
     | {"num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1},
@@ -419,8 +410,7 @@ class Tricks:
     def attention(self, device: str) -> AbstractContextManager[Any]:
         if not self.planless or device == "cpu":
             return nullcontext()
-        backends = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-        return sdpa_kernel(list(backends))
+        return attention_without_plans()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.token_loss is not None:

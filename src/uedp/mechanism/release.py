@@ -210,7 +210,7 @@ def release(
 
         def computed_again(rows: Ints, result: FlatSum) -> FlatSum:
             """Without sentences that are not finite; the others exactly as without them."""
-            # beside such a sentence others come out wrong: each has to be seen alone
+            # none may be left out because of another one: each is seen alone
             suspect = rows[~torch.isfinite(result.sentence_norms).cpu().numpy()]
             broken = [row for row in suspect if not bool(computed(np.array([row])).finite)]
             return computed(rows, np.array(broken, dtype=np.int64))

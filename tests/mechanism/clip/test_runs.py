@@ -4,16 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.mechanism.clip.test_records import check_against_the_oracle
 from tests.models import tiny
 from uedp.mechanism.clip import Engine, combine, records, runs
-from uedp.mechanism.clip.reference import clipped_sum
 from uedp.mechanism.clip.runs import Bilinear, Pairs, Runs
-from uedp.mechanism.packing import SHARED_ROWS, PackedLosses, SharedRows, cut_up
-from uedp.training.tasks import NextWord
+from uedp.mechanism.packing import PackedLosses, SharedRows, cut_up
 
-TEXTS = ["the cat sat", "", "a", "the other theory was longer by far", "on and on and on", "the"]
-OWNERS = [2, 0, 1, 0, 2, 0]
-CLIPS = torch.tensor([0.3, 1.0, 0.2, 0.5, 0.4, 9.0])
 LENGTHS = np.array([5, 40, 1, 70, 3])
 STARTS = np.array([0, 5, 45, 48, 120])  # with gaps, as at the end of rows
 END = 125
@@ -34,24 +30,8 @@ def test_the_sum_is_the_oracles(kind, stays_packed, monkeypatch):
     monkeypatch.setattr(
         "uedp.mechanism.clip.rules.add_pairs", lambda *a, **k: (used.append(1), original(*a, **k))
     )
-    model = getattr(tiny, kind)().eval()
-    task = NextWord(TEXTS, tiny.tokenizer(), 32)
-    expected, norms = clipped_sum(
-        model,
-        lambda place: task.losses(model, np.array([place]))[0],
-        OWNERS,
-        CLIPS.tolist(),
-        0.6,
-    )
-    engine = Engine(model)
-    found = engine.clipped_sum(
-        lambda order: task.losses(model, np.array(order), SHARED_ROWS), OWNERS, CLIPS, 0.6
-    )
+    check_against_the_oracle(getattr(tiny, kind)())
     assert used
-    assert torch.allclose(found.sentence_norms.double(), norms, rtol=1e-4, atol=1e-6)
-    for parameter, sum_ in zip(engine.parameters, expected, strict=True):
-        ours = found.gradients.get(parameter, torch.zeros_like(parameter))
-        assert torch.allclose(ours, sum_, atol=2e-4)  # factors divide by upper bounds
 
 
 @pytest.mark.parametrize("apart", [1e-1, 1e-3, 1e-6, 0.0])

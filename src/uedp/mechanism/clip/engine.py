@@ -261,7 +261,7 @@ class Engine:
             hooks = recording(self._layers, self.parameters, layout.sentences, self._hooked)
             with hooks as recorded:
                 # coarser products differ more from batch to batch
-                with exact_float32(), _attention_without_plans():
+                with exact_float32(), attention_without_plans():
                     result = losses(layout.order)
                 per_sentence = loss_values(result)
                 recorded.packed = result if isinstance(result, PackedLosses) else None
@@ -279,7 +279,7 @@ class Engine:
         return recorded
 
 
-def _attention_without_plans() -> AbstractContextManager[None]:
+def attention_without_plans() -> AbstractContextManager[None]:
     """cuDNN's attention plans anew for every shape, which takes longer than computing it."""
     others = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
     manager: AbstractContextManager[None] = sdpa_kernel(list(others))

@@ -278,6 +278,12 @@ if triton is not None:
         return total
 
     @triton.jit
+    def _block_at(blocks, block):  # type: ignore[no-untyped-def]
+        """Where two blocks of tokens begin, and where their run ends."""
+        at = blocks + 3 * block
+        return tl.load(at), tl.load(at + 1), tl.load(at + 2)
+
+    @triton.jit
     def _weighted(products, factors, a_token, b_token, end):  # type: ignore[no-untyped-def]
         a_factor = tl.load(factors + a_token, mask=a_token < end, other=0.0)
         b_factor = tl.load(factors + b_token, mask=b_token < end, other=0.0)
@@ -291,9 +297,7 @@ if triton is not None:
         size: tl.constexpr, deep: tl.constexpr,
     ) -> Any:  # fmt: skip
         block = tl.program_id(0)
-        a_first = tl.load(blocks + 3 * block)
-        b_first = tl.load(blocks + 3 * block + 1)
-        end = tl.load(blocks + 3 * block + 2)
+        a_first, b_first, end = _block_at(blocks, block)
         a_token = a_first + tl.arange(0, size)
         b_token = b_first + tl.arange(0, size)
         outer = _gram(
@@ -348,9 +352,7 @@ if triton is not None:
         factors, weighs: tl.constexpr, size: tl.constexpr, deep: tl.constexpr,
     ) -> Any:  # fmt: skip
         block = tl.program_id(0)
-        a_first = tl.load(blocks + 3 * block)
-        b_first = tl.load(blocks + 3 * block + 1)
-        end = tl.load(blocks + 3 * block + 2)
+        a_first, b_first, end = _block_at(blocks, block)
         a_token = a_first + tl.arange(0, size)
         b_token = b_first + tl.arange(0, size)
         added = _met(

@@ -257,14 +257,19 @@ _BLOCK = 1024
 
 if triton is not None:
 
+    @triton.jit
+    def _read(x, scale, column, inside, width, epsilon):  # type: ignore[no-untyped-def]
+        """A token's features, the inverse of their root mean square, and their factors."""
+        values = tl.load(x + column, mask=inside, other=0.0).to(tl.float32)
+        inverse = tl.rsqrt(tl.sum(values * values) / width + epsilon)
+        return values, inverse, tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+
     @triton.jit  # type: ignore[untyped-decorator]
     def _norm(x, scale, output, width, epsilon, block: tl.constexpr):  # type: ignore[no-untyped-def]
         row = tl.program_id(0).to(tl.int64) * width
         column = tl.arange(0, block)
         inside = column < width
-        values = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(values * values) / width + epsilon)
-        factors = tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+        values, inverse, factors = _read(x + row, scale, column, inside, width, epsilon)
         tl.store(output + row + column, values * inverse * factors, mask=inside)
 
     @triton.jit  # type: ignore[untyped-decorator]
@@ -274,9 +279,7 @@ if triton is not None:
         row = tl.program_id(0).to(tl.int64) * width
         column = tl.arange(0, block)
         inside = column < width
-        values = tl.load(x + row + column, mask=inside, other=0.0).to(tl.float32)
-        inverse = tl.rsqrt(tl.sum(values * values) / width + epsilon)
-        factors = tl.load(scale + column, mask=inside, other=0.0).to(tl.float32)
+        values, inverse, factors = _read(x + row, scale, column, inside, width, epsilon)
         came = tl.load(grad + row + column, mask=inside, other=0.0).to(tl.float32) * factors
         along = tl.sum(came * values) * inverse * inverse / width
         tl.store(result + row + column, inverse * (came - values * along), mask=inside)

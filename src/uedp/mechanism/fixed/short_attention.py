@@ -102,6 +102,12 @@ def _launches(q: Tensor, k: Tensor, bounds: Tensor, longest: int) -> list[Any]:
 if triton is not None:
 
     @triton.jit
+    def _head(values, row, token_stride, head, head_stride, feature, inside):  # type: ignore[no-untyped-def]
+        """One head of a sentence's tokens."""
+        place = row * token_stride + head * head_stride + feature[None, :]
+        return tl.load(values + place, mask=inside, other=0.0)
+
+    @triton.jit
     def _probabilities(q, k, token, length, scale):  # type: ignore[no-untyped-def]
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         seen = (token[None, :] <= token[:, None]) & (token[None, :] < length)
@@ -124,17 +130,11 @@ if triton is not None:
             feature = tl.arange(0, width)
             inside = (token < length)[:, None]
             row = (start + token).to(tl.int64)[:, None]
-            keys = tl.load(
-                k + row * k_token + key_head * k_head + feature[None, :], mask=inside, other=0.0
-            )
-            values = tl.load(
-                v + row * v_token + key_head * v_head + feature[None, :], mask=inside, other=0.0
-            )
+            keys = _head(k, row, k_token, key_head, k_head, feature, inside)
+            values = _head(v, row, v_token, key_head, v_head, feature, inside)
             for each in range(heads):
                 head = key_head * heads + each
-                queries = tl.load(
-                    q + row * q_token + head * q_head + feature[None, :], mask=inside, other=0.0
-                )
+                queries = _head(q, row, q_token, head, q_head, feature, inside)
                 shares = _probabilities(queries, keys, token, length, scale)
                 attended = tl.dot(shares.to(values.dtype), values, input_precision="ieee")
                 tl.store(
@@ -156,22 +156,14 @@ if triton is not None:
             feature = tl.arange(0, width)
             inside = (token < length)[:, None]
             row = (start + token).to(tl.int64)[:, None]
-            keys = tl.load(
-                k + row * k_token + key_head * k_head + feature[None, :], mask=inside, other=0.0
-            )
-            values = tl.load(
-                v + row * v_token + key_head * v_head + feature[None, :], mask=inside, other=0.0
-            )
+            keys = _head(k, row, k_token, key_head, k_head, feature, inside)
+            values = _head(v, row, v_token, key_head, v_head, feature, inside)
             key_grads = tl.zeros((block, width), dtype=tl.float32)
             value_grads = tl.zeros((block, width), dtype=tl.float32)
             for each in range(heads):
                 head = key_head * heads + each
-                queries = tl.load(
-                    q + row * q_token + head * q_head + feature[None, :], mask=inside, other=0.0
-                )
-                came = tl.load(
-                    grad + row * g_token + head * g_head + feature[None, :], mask=inside, other=0.0
-                )
+                queries = _head(q, row, q_token, head, q_head, feature, inside)
+                came = _head(grad, row, g_token, head, g_head, feature, inside)
                 shares = _probabilities(queries, keys, token, length, scale)
                 value_grads = tl.dot(
                     tl.trans(shares.to(came.dtype)), came, value_grads, input_precision="ieee"
