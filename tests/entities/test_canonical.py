@@ -25,6 +25,7 @@ SAME = [
     ("Acme™", "Acme", "Ac\u00adme"),
     ("トヨタ", "ﾄﾖﾀ"),
     ("New York", "new york.", "'New York'", "NewYork"),
+    ("ʼ", "“ʼ”, ", "'", "...", "’s"),
 ]
 DIFFERENT = [
     ("1/11", "11/1"),

@@ -27,6 +27,7 @@ _CUE = re.compile(
 _ARTICLE = re.compile(r"the\s+(?=\S)")
 _POSSESSIVE = re.compile(r"['’ʼ]s?$")
 _DASHES = dict.fromkeys((*range(0x2010, 0x2016), 0x2212, 0xFE58, 0xFE63, 0xFF0D), "-")
+_PUNCTUATION_ONLY = "."  # the form of a surface that is all outer punctuation
 _LONG_ID = 6  # from this many digits on, separators inside a number are ignored
 
 
@@ -40,7 +41,8 @@ def canonical(surface: str, region: str = "US") -> str:
         (which count only between digits, and there only if the surface has fewer than six)
       - phone numbers are equal if they dial alike in `region`, extensions aside; e-mail addresses
         if they differ only in case; account numbers whatever cue word precedes them
-      - never empty for a surface that is not blank
+      - never empty for a surface that is not blank; one form for every surface
+        that is nothing but outer punctuation
     """
     plain = _bare(fold(surface)[0].translate(_DASHES))
     plain = _ARTICLE.sub("", plain, count=1) if _ARTICLE.match(plain) else plain
@@ -54,7 +56,7 @@ def canonical(surface: str, region: str = "US") -> str:
         return _dialled(plain, region)
     parts = [word for word, _, _ in words(plain)]
     joined = "".join(parts) if digits >= _LONG_ID else _LOOSE_BLANK.sub("", " ".join(parts))
-    return joined or plain or surface.strip()
+    return joined or plain or (_PUNCTUATION_ONLY if surface.strip() else "")
 
 
 def strict_form(surface: str) -> str:
@@ -74,8 +76,8 @@ def _bare(folded: str) -> str:
             if shorter.startswith(opening) and shorter.endswith(closing):
                 shorter = shorter[1:-1]
                 break
-        if shorter == folded or not shorter:
-            return shorter or folded
+        if shorter == folded:
+            return shorter
         folded = shorter
 
 
