@@ -8,7 +8,7 @@ that mentions no detected entity is its own extended entity and needs no id of i
 import hashlib
 import json
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class Incidence:
     user_sentences: Rows
     entity_sentences: Rows
     holders: Rows
+    known: str | None = None  # its digest, where that was chained from epoch to epoch
 
     def __post_init__(self) -> None:
         tables = (self.sentence_entities, self.user_sentences, self.entity_sentences, self.holders)
@@ -106,6 +107,8 @@ class Incidence:
     @cached_property
     def digest(self) -> str:
         """A hash of the incidence: runs with the same digest share one privacy budget."""
+        if self.known is not None:
+            return self.known
         state = hashlib.sha256()
         state.update(json.dumps([self.users, self.sentences, self.entities]).encode())
         for array, width in (
@@ -158,6 +161,22 @@ class Incidence:
             ),
         )
 
+    def known_as(self, digest: str) -> "Incidence":
+        """The same incidence, whose digest is one that chains from epoch to epoch."""
+        return replace(self, known=digest)
+
+    def restricted(self, sentences: Ints) -> "Incidence":
+        """With these sentences only; their users and entities are numbered anew, in order."""
+        mentioned = self.sentence_entities.take(sentences)
+        users, owners = np.unique(self.sentence_user[sentences], return_inverse=True)
+        entities, values = np.unique(mentioned.values, return_inverse=True)
+        return self._from_maps(
+            owners.astype(np.int32),
+            Rows(mentioned.offsets, values.astype(np.int32)),
+            len(users),
+            len(entities),
+        )
+
     def save(self, folder: Path) -> None:
         """One `.npy` file per array that the digest covers; `load` derives the others from them."""
         folder.mkdir(parents=True)
@@ -172,7 +191,12 @@ class Incidence:
 
     @classmethod
     def of(cls, corpus: str | Path) -> "Incidence":
-        """The incidence of a corpus folder; nothing else in the folder is opened."""
+        """The incidence of a corpus folder; nothing else in the folder is opened.
+
+        One of several epochs is refused: open it by `Corpus`.
+        """
+        if (Path(corpus) / "epochs").is_dir():
+            raise UserError(f"{corpus}: was extended; its first epoch is not all of it")
         return cls.load(Path(corpus) / FOLDER)
 
     @classmethod

@@ -36,10 +36,10 @@ class Task:
         return token_losses(self.model(self.ids[which]), self.labels[which])
 
 
-def participants(counts: list[int], crowding: int = 1) -> Participants:
+def participants(counts: list[int], weight: float = 1.0) -> Participants:
     total = sum(counts)
     rows = Rows(np.concatenate([[0], np.cumsum(counts)]).astype(int), np.arange(total))
-    return Participants(np.arange(len(counts)), rows, np.full(total, crowding))
+    return Participants(np.arange(len(counts)), rows, np.full(total, weight))
 
 
 NO_NOISE = (SecureNoise(), 0.0)
@@ -95,7 +95,7 @@ def test_no_user_moves_the_sum_by_more_than_its_clip(max_tokens, share):
 def test_sentences_of_one_entity_stay_within_its_share():
     """Four sentences that mention it, each clipped to a quarter of the share."""
     task, clips = Task(), Clips(1.0, 0.4)
-    with_it = summed(task, participants([4], crowding=4), clips)
+    with_it = summed(task, participants([4], weight=1 / 4), clips)
     assert float(with_it.norm()) <= 0.4 * (1 + 1e-5)
     assert float(summed(task, participants([4]), clips).norm()) > 0.4
 
@@ -281,9 +281,9 @@ def others(texts: list[str], half: bool) -> torch.Tensor:
         with torch.autocast("cpu", torch.bfloat16, enabled=half):
             return task.losses(model, np.array(order), packing)
 
-    crowding = np.ones(count, int)
-    crowding[0] = 1 << 60  # clipped to nothing
-    who = Participants(np.arange(count), Rows(np.arange(count + 1), np.arange(count)), crowding)
+    weights = np.ones(count)
+    weights[0] = 2.0**-60  # clipped to nothing
+    who = Participants(np.arange(count), Rows(np.arange(count + 1), np.arange(count)), weights)
     clips = Clips(MARGIN_CLIP, 0.5)
     sums, _ = release(engine, who, losses, task.lengths, clips, *NO_NOISE, packing=packing)
     return torch.cat([part.flatten().double() for part in sums])

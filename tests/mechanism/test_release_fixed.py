@@ -36,7 +36,7 @@ class World:
     def released(self, fixed: FixedPasses | None, multiplier: float = 0.0):
         offsets = np.concatenate([[0], np.cumsum(COUNTS)])
         who = Participants(
-            np.arange(len(COUNTS)), Rows(offsets, np.arange(offsets[-1])), np.ones(offsets[-1], int)
+            np.arange(len(COUNTS)), Rows(offsets, np.arange(offsets[-1])), np.ones(offsets[-1])
         )
         self.computed, self.batches = [], []
 
@@ -57,12 +57,12 @@ class World:
         )
         return torch.cat([part.flatten() for part in sums]), stats
 
-    def fixed(self) -> FixedPasses:
+    def fixed(self, longest: int = LONGEST, for_all: bool = False) -> FixedPasses:
         def tokens(which):
             own = [self.texts[i] for i in which]
             return np.concatenate(own), np.array([len(text) for text in own])
 
-        return FixedPasses(FixedPass(self.model, TOKENS, LONGEST), tokens)
+        return FixedPasses(FixedPass(self.model, TOKENS, longest), tokens, for_all)
 
 
 @pytest.mark.parametrize("multiplier", [0.0, 1.0])
@@ -112,3 +112,46 @@ def test_passes_for_other_parameters_are_refused():
     other = World().fixed()
     with pytest.raises(ValueError, match="other parameters"):
         world.released(other)
+
+
+def test_everybody_is_computed_in_passes_if_they_are_for_all():
+    world = World()
+    expected, stats = world.released(None)
+    found, found_stats = world.released(world.fixed(longest=max(LENGTHS), for_all=True))
+    assert not world.computed
+    assert float((found - expected).norm()) <= 1e-3 * 0.05 * len(COUNTS)
+    assert found_stats.users_clipped == stats.users_clipped
+    assert found_stats.mean_update == pytest.approx(stats.mean_update, rel=1e-4)
+
+
+def test_a_user_of_several_passes_adds_no_more_than_its_clip(monkeypatch):
+    world = World()
+    fixed = world.fixed(longest=max(LENGTHS), for_all=True)
+    largest = slice(5, 13)  # the sentences of the user that does not fit
+    monkeypatch.setattr(Clips, "of_sentences", lambda self, k: torch.full((len(k),), 1e3))
+    whole, _ = world.released(fixed)
+    world.texts[largest] = [np.zeros(0, dtype=np.int64)] * 8
+    without, _ = world.released(fixed)
+    assert 0.04 < float((whole - without).double().norm()) <= 0.05 * (1 + 1e-6)
+
+
+def test_a_text_moves_nobody_else_in_passes_that_are_for_all():
+    """Other users' parts are the same, up to the sum over sentences in float32."""
+    world = World()
+    fixed = world.fixed(longest=max(LENGTHS), for_all=True)
+    world.texts[0] = world.texts[0][:1]  # no loss, no gradient: as if it were empty
+    before, _ = world.released(fixed)
+    world.texts[0] = np.full(1, WORDS - 1)
+    after, _ = world.released(fixed)
+    assert float((after - before).norm()) <= 1e-7
+
+
+def test_a_user_that_is_not_finite_adds_nothing_and_stops_nobody():
+    world = World(poisoned())
+    fixed = world.fixed(longest=max(LENGTHS), for_all=True)
+    world.texts[7] = np.full(31, POISON)
+    spoilt, _ = world.released(fixed)
+    world.texts[7] = np.zeros(0, dtype=np.int64)
+    without, _ = world.released(fixed)
+    assert torch.isfinite(spoilt).all()
+    assert float((spoilt - without).norm()) <= 1e-6

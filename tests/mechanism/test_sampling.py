@@ -11,14 +11,14 @@ from tests.mechanism.lending_suite import build, incidences
 from tests.mechanism.test_lending import plainly_lent
 from uedp.errors import UserError
 from uedp.incidence import Incidence
-from uedp.mechanism.lending import lend, random_order
-from uedp.mechanism.sampling import _SELECTION, Sampling, draw, select
+from uedp.mechanism.lending import lend
+from uedp.mechanism.sampling import Sampling, draw, select, selection_order
 
 
 def plainly(incidence: Incidence, user: int, sampling: Sampling, key: int) -> list[int]:
     """What section 5 says is selected for a user, one sentence after the other."""
     borrowers = plainly_lent(incidence, key)
-    order = random_order(np.arange(incidence.sentences), key ^ _SELECTION)
+    order = selection_order(np.arange(incidence.sentences), key)
     taken: Counter[int] = Counter()
     chosen: list[int] = []
     for sentence in sorted(incidence.user_sentences[user].tolist(), key=lambda s: int(order[s])):
@@ -76,16 +76,17 @@ def test_lending_of_another_key_may_be_used(incidence, key):
 def test_participants_are_a_table_of_drawn_users(incidence, sampling, seed):
     found = draw(incidence, sampling, np.random.default_rng(seed), seed)
     assert len(found.sentences) == len(found.users)
-    assert len(found.crowding) == len(found.sentences.values)
+    assert len(found.weights) == len(found.sentences.values)
     for position, user in enumerate(found.users.tolist()):
         assert set(incidence.sentence_user[found.sentences[position]]) <= {user}
 
 
-def test_crowding_counts_the_most_frequent_entity():
+def test_sentences_divide_the_share_of_their_most_frequent_entity():
     incidence = build([0, 0, 0, 0], [(0, 0), (1, 0), (1, 1), (2, 0)], 1, 2)
     found = draw(incidence, Sampling(1.0, per_entity=None), np.random.default_rng(0), 1)
-    crowding = dict(zip(found.sentences.values.tolist(), found.crowding.tolist(), strict=True))
-    assert crowding == {0: 3, 1: 3, 2: 3, 3: 1}
+    weights = dict(zip(found.sentences.values.tolist(), found.weights.tolist(), strict=True))
+    third = pytest.approx(1 / 3, abs=1e-9)
+    assert weights == {0: third, 1: third, 2: third, 3: 1}
 
 
 def test_nobody_drawn_is_an_ordinary_round():

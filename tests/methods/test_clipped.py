@@ -13,7 +13,7 @@ from uedp.mechanism.packing import SHARED_ROWS
 from uedp.mechanism.sampling import draw, draw_whole
 from uedp.methods import clipped
 from uedp.methods.randomness import Randomness
-from uedp.methods.rotation import LendingSchedule
+from uedp.methods.rotation import lending_schedule
 from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training.build import build_method
@@ -36,18 +36,18 @@ def test_a_clipped_round_matches_a_sum_by_hand(method):
     gradient = method_.round(3)
     with Randomness(output.config.privacy.seed).of_round(3, CPU) as (generator, key, _):
         if method == "rotation":
-            usable = LendingSchedule(lend, worlds.incidence(), 1).usable(3, key)
+            usable = lending_schedule(lend, worlds.incidence(), 1).at(3, key)
             who = draw(worlds.incidence(), output.sampling, generator, key, usable)
         else:
             who = draw_whole(worlds.incidence(), output.sampling, generator, key)
     task, model = NextWord(worlds.texts(), tiny.tokenizer(), 32), gpt2()
     share = 0.5 - 0.5 * output.clips.margin if method == "rotation" else 2.0
     total = torch.zeros(1)
-    crowding = dict(zip(who.sentences.values.tolist(), who.crowding.tolist(), strict=True))
+    weights = dict(zip(who.sentences.values.tolist(), who.weights.tolist(), strict=True))
     for place in range(len(who.users)):
         update = torch.zeros(1)
         for sentence in who.sentences[place]:
-            clip = share * 0.8 / crowding[sentence]
+            clip = share * 0.8 * weights[sentence]
             update = update + projected(sentence_gradient(model, task, sentence), clip)
         total = total + projected(update, 0.8)
     assert len(who.sentences.values)

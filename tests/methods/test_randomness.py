@@ -68,3 +68,15 @@ def test_with_a_key_all_but_the_noise_is_repeated():
     assert noise != fresh
     *turned, _ = seen(Randomness(None, bytes([1, *key[1:]])), 3)
     assert differ(turned, one)
+
+
+def test_masks_of_processes_are_independent_and_repeatable_under_a_key():
+    key = bytes(range(32))
+    keys = [
+        Randomness(None, key).mask_key(number, process) for number in (0, 1) for process in (1, 2)
+    ]
+    assert len({*keys, key}) == 5
+    assert keys[0] == Randomness(None, key).mask_key(0, 1)
+    assert Randomness(None, bytes(32)).mask_key(0, 1) != keys[0]
+    assert Randomness(None).mask_key(0, 1) != Randomness(None).mask_key(0, 1)
+    assert Randomness(3).mask_key(0, 1) == Randomness(3).mask_key(0, 1) != keys[0]

@@ -14,6 +14,7 @@ from uedp.accounting.profile import MAX_NOISE, PrivacyEvent, Profile
 from uedp.accounting.proven import (
     MAX_ROUNDS,
     Events,
+    FairSharesProfile,
     RotationProfile,
     UserLevelProfile,
     check_delta,
@@ -37,7 +38,7 @@ def noise_for(
     Guarantees:
       - `epsilon(profile(noise), rounds, delta, *beside) <= target` for the noise returned
     """
-    _check(target, delta, rounds)
+    check_target(target, delta, rounds)
 
     def spent(noise: float) -> float:
         return epsilon(profile(noise), rounds, delta, *beside)
@@ -64,7 +65,7 @@ def rounds_for(target: float, delta: float, profile: PrivacyEvent) -> int:
       - that many rounds meet the target; one more does not, or is more than ten million, or more
         than this delta can be computed for
     """
-    _check(target, delta)
+    check_target(target, delta)
 
     def spent(rounds: float) -> float:
         return epsilon(profile, int(rounds), delta)
@@ -92,7 +93,7 @@ def share_for(
     Guarantees:
       - the share returned meets the target; if even a share of 0 does not, this is an error
     """
-    _check(target, delta, rounds)
+    check_target(target, delta, rounds)
 
     def spent(share: float) -> float:
         return epsilon(profile(share), rounds, delta)
@@ -198,7 +199,7 @@ def _interpolated(
 
 @dataclass(frozen=True)
 class Calibration:
-    """A plan of rotation whose epsilon meets a target."""
+    """A plan of a method that protects entities whose epsilon meets a target."""
 
     profile: Profile
     noise: float
@@ -207,22 +208,34 @@ class Calibration:
     epsilon: float
 
 
-def rotation_profile(
+def entity_level_profile(
     noise: float,
     user_rate: float,
     entity_share: float,
     entity_rate: float = 1.0,
     extended_rate: float = 1.0,
+    method: str = RotationProfile.method,
 ) -> Profile:
-    """The profile of rotation; with an entity share of 0, that of user-level DP."""
+    """The profile of rotation or fair shares; with an entity share of 0, that of user-level DP."""
     if entity_share == 0:
         return UserLevelProfile(noise, user_rate)
+    if method == FairSharesProfile.method:
+        if entity_rate < 1:
+            raise UserError(
+                f"entity rate {entity_rate:g}: {method} uses every entity in every round; leave "
+                "out `entity_rate=...`"
+            )
+        return FairSharesProfile(noise, user_rate, entity_share, extended_rate=extended_rate)
+    if method != RotationProfile.method:
+        raise UserError(
+            f"method {method!r}: choose {RotationProfile.method} or {FairSharesProfile.method}"
+        )
     return RotationProfile(
         noise, user_rate, entity_share, entity_rate=entity_rate, extended_rate=extended_rate
     )
 
 
-def calibrate_rotation(
+def calibrate_entity_level(
     target: float,
     delta: float,
     user_rate: float,
@@ -232,6 +245,7 @@ def calibrate_rotation(
     entity_share: float | None = None,
     entity_rate: float = 1.0,
     extended_rate: float = 1.0,
+    method: str = RotationProfile.method,
 ) -> Calibration:
     """Solve for the noise, the rounds or the entity share, whichever is left out.
 
@@ -240,7 +254,7 @@ def calibrate_rotation(
     """
 
     def profile(noise: float, share: float) -> Profile:
-        return rotation_profile(noise, user_rate, share, entity_rate, extended_rate)
+        return entity_level_profile(noise, user_rate, share, entity_rate, extended_rate, method)
 
     if noise is None and rounds is not None and entity_share is not None:
         share = entity_share
@@ -263,7 +277,7 @@ def calibrate_rotation(
     return Calibration(solved, noise, rounds, entity_share, epsilon(solved, rounds, delta))
 
 
-def _check(target: float, delta: float, rounds: int = 1) -> None:
+def check_target(target: float, delta: float, rounds: int = 1) -> None:
     check_delta(delta)
     if rounds < 1:
         raise UserError(f"rounds {rounds}: must be at least 1")

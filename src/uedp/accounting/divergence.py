@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from scipy import special
+from scipy import special, stats
 
 Floats = npt.NDArray[np.float64]
 
@@ -21,6 +21,9 @@ Floats = npt.NDArray[np.float64]
 TAIL_MASS = 1e-20
 # Larger losses count as infinite: an epsilon of hundreds promises nothing.
 MAX_EPSILON = 500.0
+# Binomial outcomes rarer than this count as the largest, and so many at most are told apart.
+_RARE = 1e-18
+_MAX_OUTCOMES = 400
 
 
 class DominatingPair(Hashable, Protocol):
@@ -187,6 +190,20 @@ class PointwiseMin(_Combined):
     def _combine(self, divergences: Sequence[Floats]) -> Floats:
         smallest: Floats = np.minimum.reduce(divergences)
         return smallest
+
+
+def binomial(count: int, rate: float) -> list[tuple[int, float]]:
+    """Outcomes and probabilities; some outcomes count as larger ones, which is the safe side."""
+    mean, variance = count * rate, count * rate * (1 - rate)
+    # Bernstein's inequality: at most `_RARE` lies farther from the mean
+    distance = -np.log(_RARE) / 3 + np.sqrt(np.log(_RARE) ** 2 / 9 - 2 * np.log(_RARE) * variance)
+    low, high = max(int(mean - distance), 0), min(int(np.ceil(mean + distance)), count)
+    chances = stats.binom.pmf(np.arange(low, high + 1), count, rate)
+    stride = -(-len(chances) // _MAX_OUTCOMES)
+    grouped = np.add.reduceat(chances, np.arange(0, len(chances), stride)) / chances.sum()
+    largest = np.minimum(low + stride * np.arange(1, len(grouped) + 1) - 1, high)
+    cases = [*zip(largest.tolist(), grouped.tolist(), strict=True), (count, 2 * _RARE)]
+    return [(n, p) for n, p in cases if p > 0]
 
 
 def _outside(epsilons: Floats, low: float, high: float) -> tuple[Floats, npt.NDArray[np.bool_]]:

@@ -176,20 +176,20 @@ class _World:
         present = np.log(q) + self._log_ratio(self.moved + 1)
         return logs + self._log_ratio(self.rest), logs + np.logaddexp(absent, present)
 
-    def log_mass(self, side: float) -> tuple[Floats, Floats]:
-        """Logarithms of both laws' masses above the points (side 1) or below them (side -1)."""
+    def log_mass(self, side: float, points: Floats) -> tuple[Floats, Floats]:
+        """Logarithms of both laws' masses above some points (side 1) or below them (side -1)."""
         q, logs = self.user_rate, np.log(self.chances)[:, None]
-        absent = np.log1p(-q) + self._log_tail(self.moved, side)
-        present = np.log(q) + self._log_tail(self.moved + 1, side)
-        rest: Floats = special.logsumexp(logs + self._log_tail(self.rest, side), axis=0)
-        full: Floats = special.logsumexp(logs + np.logaddexp(absent, present), axis=0)
+        absent = np.log1p(-q) + self._log_tail(self.moved, side, points)
+        present = np.log(q) + self._log_tail(self.moved + 1, side, points)
+        rest: Floats = _log_sum(logs + self._log_tail(self.rest, side, points))
+        full: Floats = _log_sum(logs + np.logaddexp(absent, present))
         return rest, full
 
     def _log_ratio(self, means: Floats) -> Floats:
         return log_ratio(means[:, None], self.points, self.noise)
 
-    def _log_tail(self, means: Floats, side: float) -> Floats:
-        tail: Floats = special.log_ndtr(side * (means[:, None] - self.points) / self.noise)
+    def _log_tail(self, means: Floats, side: float, points: Floats) -> Floats:
+        tail: Floats = special.log_ndtr(side * (means[:, None] - points) / self.noise)
         return tail
 
     def worst_at(self, full: Floats, emptied: Floats, margin: Floats) -> npt.NDArray[np.bool_]:
@@ -209,6 +209,16 @@ class _World:
             less = -excess[~inside].sum(axis=0) > margin * size[~inside].sum(axis=0)
             holds &= more | less
         return holds
+
+
+def _log_sum(logs: Floats) -> Floats:
+    """Of each column: SciPy's takes longer to look at its arguments than to add up a few rows."""
+    largest: Floats = logs.max(axis=0)
+    if len(logs) == 1:
+        return largest
+    with np.errstate(invalid="ignore"):
+        total = largest + np.log(np.exp(logs - largest).sum(axis=0))
+    return np.where(np.isneginf(largest), -np.inf, total)
 
 
 def _up_sets(drawn: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.bool_]]:
@@ -234,24 +244,25 @@ def _worlds(holders: HiddenHolders) -> Iterator[_World]:
         yield _World(holders.noise, holders.user_rate, drawn, chances, rest, moved, upwards)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _chords(holders: HiddenHolders) -> dict[str, Chords]:
     """The divergences of the two worlds, each at the epsilons where it is the worst."""
     losses, full, emptied = [], [], []
     for world in _worlds(holders):
         rest_parts, full_parts = world.log_parts()
-        rest_total = special.logsumexp(rest_parts, axis=0)
-        full_total = special.logsumexp(full_parts, axis=0)
+        rest_total = _log_sum(rest_parts)
+        full_total = _log_sum(full_parts)
         largest = np.abs(full_parts).max(axis=0) + np.abs(rest_parts).max(axis=0)
         shares = np.exp(full_parts - full_total), np.exp(rest_parts - rest_total)
         holds = world.worst_at(*shares, margin=1e-13 * (1 + largest))
-        loss = full_total - rest_total
-        rest_above, full_above = world.log_mass(1.0)
-        rest_below, full_below = world.log_mass(-1.0)
-        losses.append(loss[holds])
+        loss = (full_total - rest_total)[holds]
+        points = world.points[holds]  # often few of them: tails take the most of the time
+        rest_above, full_above = world.log_mass(1.0, points)
+        rest_below, full_below = world.log_mass(-1.0, points)
+        losses.append(loss)
         with np.errstate(over="ignore"):
-            full.append((np.exp(full_above) - np.exp(rest_above + loss))[holds])
-            emptied.append((np.exp(rest_below) - np.exp(full_below - loss))[holds])
+            full.append(np.exp(full_above) - np.exp(rest_above + loss))
+            emptied.append(np.exp(rest_below) - np.exp(full_below - loss))
         if not len(world.drawn) > 1:
             break  # no one's draw is hidden: the two worlds are one
     loss = np.concatenate(losses)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 
 from uedp.accounting.calibrate import noise_for
-from uedp.accounting.profile import Profile
+from uedp.accounting.profile import PrivacyEvent, Profile
 from uedp.accounting.proven import epsilon
 from uedp.accounting.vocabulary import VocabularyRelease
 
@@ -23,10 +23,12 @@ def missed_epsilon(
     sentences: int | None,
     per_user: int | None = None,
     vocabulary: VocabularyRelease | None = None,
+    beside: tuple[tuple[PrivacyEvent, int], ...] = (),
 ) -> float:
     """Epsilon where an entity was missed in `sentences` of each of so many users; None: in all.
 
-    A round uses `per_user` sentences of a user; None: any number.
+    A round uses `per_user` sentences of a user; None: any number. `beside` are other releases, as
+    they are for such an entity.
 
     Guarantees:
       - saying less (no `per_user`, all sentences) never gives a smaller epsilon
@@ -35,8 +37,8 @@ def missed_epsilon(
     missed = profile.missed(users, sentences, per_user)
     if missed is None:
         return float("inf")
-    beside = () if vocabulary is None else ((vocabulary.missed(users, sentences), 1),)
-    return _epsilon(missed, rounds, delta, *beside)
+    words = () if vocabulary is None else ((vocabulary.missed(users, sentences), 1),)
+    return _epsilon(missed, rounds, delta, *words, *beside)
 
 
 # a table asks for the same rounds under several bounds, and a run asks for its table twice

@@ -94,7 +94,7 @@ BothDirections = tuple[PrivacyLossDistribution, PrivacyLossDistribution]
 Parts = Sequence[tuple[PrivacyLossDistribution, int]]
 
 
-@lru_cache(maxsize=32)  # a run asks for the same rounds again: planned, spent so far, certified
+@lru_cache(maxsize=128)  # a run asks for the same rounds again, and so does whoever moves a knob
 def discretise(pair: DominatingPair) -> BothDirections:
     """The losses of `P'` over `P` and of `P` over `P'`.
 

@@ -69,6 +69,13 @@ class Profile(ABC):
         """
         return None
 
+    def in_some_sentences(self) -> PrivacyEvent:
+        """The round where not all sentences that mention the entity are emptied.
+
+        So it is where detections differ, or a corpus grew: some sentences count as missed mentions.
+        """
+        return self
+
     def variants(self) -> Mapping[str, Self]:
         """Profiles that differ in one setting, which is the key: what else could be planned."""
         return {}

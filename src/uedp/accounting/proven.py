@@ -7,10 +7,9 @@ rate, `q_s` extended rate, `z` noise, `s` entity share, all in units of the upda
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
-from scipy import stats
 
 from uedp.accounting.divergence import (
     DominatingPair,
@@ -18,6 +17,7 @@ from uedp.accounting.divergence import (
     PointwiseMin,
     RevealedMixture,
     ShiftedGaussian,
+    binomial,
     sampled_gaussian,
 )
 from uedp.accounting.hidden_draw import hidden_draw, revealed_draw
@@ -31,12 +31,10 @@ from uedp.accounting.pld import (
     min_delta,
 )
 from uedp.accounting.profile import MIN_NOISE, PrivacyEvent, Profile, check_rates, register_profile
+from uedp.accounting.shared_parts import MissedParts, SharedParts
 from uedp.errors import UserError
 
 MAX_ROUNDS = 10_000_000  # of a run; composing more takes minutes
-# Binomial outcomes rarer than this count as the largest, and so many at most are told apart.
-_RARE = 1e-18
-_MAX_OUTCOMES = 400
 _MAX_HIDDEN = 6  # holders beside the lent one; the work grows with the cube of their number
 _TINY = 1e-20  # smaller rates and shares count as this: their squares would underflow
 
@@ -64,16 +62,13 @@ class UserLevelProfile(Profile):
         return self
 
 
-@register_profile
 @dataclass(frozen=True)
-class RotationProfile(Profile):
-    """Rotation (section 5): a user, and an entity that moves one drawn user's update by `share`.
+class EntityProfile(Profile):
+    """A user, and an entity that moves the updates of drawn users by `entity_share` together.
 
-    With one sentence per entity and round, a sentence without detected entities has the same share.
-    `reveal_draw=True` asks for Theorem 1 even where Theorem 2 applies, as a cross-check.
+    A sentence without detected entities has the same share.
     """
 
-    method = "rotation"
     unit = (
         "one user together with one sensitive entity: all text the user wrote, and all text of "
         "anyone that mentions the entity; a sentence with no detected entity counts as one"
@@ -84,40 +79,20 @@ class RotationProfile(Profile):
     )
     short_unit = "one user together with one sensitive entity"
     protects_entities = True
+    largest_share: ClassVar[float]
 
     entity_share: float
-    entity_rate: float = 1.0
-    extended_rate: float = 1.0
-    reveal_draw: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rates(entity_rate=self.entity_rate, extended_rate=self.extended_rate)
-        if not 0 <= self.entity_share <= 2:
+        if not 0 <= self.entity_share <= self.largest_share:
             raise UserError(
-                f"entity share {self.entity_share}: must lie in 0..2, in units of the update clip"
+                f"entity share {self.entity_share}: must lie in 0..{self.largest_share:g}, in "
+                "units of the update clip"
             )
-
-    def pairs(self) -> Mapping[str, DominatingPair]:
-        return {
-            "user and entity": self._pair(self.entity_rate),
-            "user and sentence": self._pair(self.extended_rate),
-        }
 
     def user_alone(self) -> UserLevelProfile:
         return UserLevelProfile(self.noise, self.user_rate)
-
-    def missed(
-        self, users: int, sentences: int | None, sentences_per_user: int | None = None
-    ) -> "MissedProfile":
-        """Where all sentences were missed and nothing bounds them, an update may turn around."""
-        if sentences is None:
-            sentences = sentences_per_user
-        elif sentences_per_user is not None:
-            sentences = min(sentences, sentences_per_user)
-        if sentences is None:
-            return MissedProfile(self, users, 1, 2.0)
-        return MissedProfile(self, users, sentences, self.entity_share)
 
     def variants(self) -> Mapping[str, Self]:
         changed = {
@@ -128,13 +103,175 @@ class RotationProfile(Profile):
             changed["twice the user rate"] = replace(self, user_rate=2 * self.user_rate)
         return changed
 
+
+@register_profile
+@dataclass(frozen=True)
+class RotationProfile(EntityProfile):
+    """Rotation (section 5): an entity moves one drawn user's update.
+
+    `reveal_draw=True` asks for Theorem 1 even where Theorem 2 applies, as a cross-check.
+    """
+
+    method = "rotation"
+    largest_share = 2.0
+
+    entity_rate: float = 1.0
+    extended_rate: float = 1.0
+    reveal_draw: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rates(entity_rate=self.entity_rate, extended_rate=self.extended_rate)
+
+    def pairs(self) -> Mapping[str, DominatingPair]:
+        return {
+            "user and entity": self._pair(self.entity_rate),
+            "user and sentence": self._pair(self.extended_rate),
+        }
+
+    def missed(
+        self, users: int, sentences: int | None, sentences_per_user: int | None = None
+    ) -> "MissedProfile":
+        sentences, share = _missed(self, sentences, sentences_per_user)
+        return MissedProfile(self, users, sentences, share)
+
+    def in_some_sentences(self) -> PrivacyEvent:
+        return self if self.entity_rate == 1 else SomeSentences(self)
+
     def _pair(self, coin: float) -> DominatingPair:
-        if self.entity_share == 0 or coin == 0:
-            return sampled_gaussian(self.noise, self.user_rate)
-        rate, share = max(self.user_rate, _TINY), max(self.entity_share, _TINY)
-        if rate < 1 and not self.reveal_draw:
-            return hidden_draw(self.noise, rate, share, coin)
-        return revealed_draw(self.noise, rate, share, coin)
+        return _one_holder(self, coin, self.reveal_draw)
+
+
+@dataclass(frozen=True)
+class SomeSentences:
+    """Rotation, where sentences that mention the entity are left as they are beside emptied ones.
+
+    These show on either side whether the coin of the entity came up: so it is revealed. And a
+    sentence may be without an entity in some rounds and have one in others: both count as either.
+    """
+
+    rotation: RotationProfile
+
+    @property
+    def noise(self) -> float:
+        return self.rotation.noise
+
+    @property
+    def user_rate(self) -> float:
+        return self.rotation.user_rate
+
+    def pairs(self) -> Mapping[str, DominatingPair]:
+        base = self.rotation
+        heads = replace(base, entity_rate=1.0).pairs()["user and entity"]
+        tails = sampled_gaussian(base.noise, base.user_rate)
+        coin = base.entity_rate
+        revealed = RevealedMixture((1 - coin, coin), (tails, heads))
+        either = PointwiseMax((revealed, base.pairs()["user and sentence"]))
+        return {"user and entity": either, "user and sentence": either}
+
+
+@register_profile
+@dataclass(frozen=True)
+class FairSharesProfile(EntityProfile):
+    """Fair shares (section 5): an entity moves any number of drawn users' updates (Theorem 7).
+
+    What it moves each of them by adds up to `entity_share`, drawn or not.
+    """
+
+    method = "fair-shares"
+    largest_share = 1.0
+
+    extended_rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rates(extended_rate=self.extended_rate)
+
+    def pairs(self) -> Mapping[str, DominatingPair]:
+        share = self.entity_share
+        one = _one_holder(self, 1.0)
+        divided = 0 < self.user_rate < 1 and share > 0
+        rate, share = max(self.user_rate, _TINY), max(share, _TINY)
+        return {
+            "user and entity": SharedParts(self.noise, rate, share) if divided else one,
+            "user and sentence": _one_holder(self, self.extended_rate),
+        }
+
+    def missed(
+        self, users: int, sentences: int | None, sentences_per_user: int | None = None
+    ) -> "FairMissedProfile":
+        sentences, share = _missed(self, sentences, sentences_per_user)
+        return FairMissedProfile(self, users, min(2.0, sentences * share))
+
+
+def _one_holder(
+    profile: RotationProfile | FairSharesProfile, coin: float, reveal_draw: bool = False
+) -> DominatingPair:
+    """The pair for an entity that moves one user."""
+    if profile.entity_share == 0 or coin == 0:
+        return sampled_gaussian(profile.noise, profile.user_rate)
+    rate, share = max(profile.user_rate, _TINY), max(profile.entity_share, _TINY)
+    if rate < 1 and not reveal_draw:
+        return hidden_draw(profile.noise, rate, share, coin)
+    return revealed_draw(profile.noise, rate, share, coin)
+
+
+def _missed(
+    profile: EntityProfile, sentences: int | None, sentences_per_user: int | None
+) -> tuple[int, float]:
+    """How many sentences of a user were missed, and by how much each moves its update.
+
+    Where all were missed and nothing bounds them, an update may turn around.
+    """
+    if sentences is None:
+        sentences = sentences_per_user
+    elif sentences_per_user is not None:
+        sentences = min(sentences, sentences_per_user)
+    return (1, 2.0) if sentences is None else (sentences, profile.entity_share)
+
+
+@dataclass(frozen=True)
+class FairMissedProfile:
+    """Fair shares for an entity that was missed in the texts of `users` more users.
+
+    Each of them, if drawn, moves by up to `moves` besides what its detected mentions move.
+
+    Guarantees:
+      - never below the epsilon of an entity of which nothing was missed
+    """
+
+    fair: FairSharesProfile
+    users: int
+    moves: float
+
+    def __post_init__(self) -> None:
+        if self.users < 0 or not 0 <= self.moves <= 2:
+            raise UserError(
+                f"missed in {self.users} users, each moves by {self.moves}: must not be negative, "
+                "and at most 2"
+            )
+
+    @property
+    def noise(self) -> float:
+        return self.fair.noise
+
+    @property
+    def user_rate(self) -> float:
+        return self.fair.user_rate
+
+    def pairs(self) -> Mapping[str, DominatingPair]:
+        return {"user and missed entity": self._pair()}
+
+    def _pair(self) -> DominatingPair:
+        nothing_missed = self.fair.pairs()["user and entity"]
+        if self.users == 0 or self.moves == 0:
+            return nothing_missed
+        rate, share = max(self.user_rate, _TINY), max(self.fair.entity_share, _TINY)
+        if rate == 1:
+            farthest = share + self.users * self.moves
+            return _with_user(self.noise, rate, ((farthest, 1.0),))
+        missed = MissedParts(self.noise, rate, share, self.users, self.moves)
+        return PointwiseMax((nothing_missed, missed))
 
 
 @dataclass(frozen=True)
@@ -199,7 +336,7 @@ class MissedProfile:
         base = self.rotation
         q, coin = base.user_rate, base.entity_rate
         weights, pairs = [], []
-        for count, chance in _binomial(others, q):
+        for count, chance in binomial(others, q):
             for drawn, probability in ((False, 1 - q), (True, q)):
                 shift = count * missed
                 shifts: Sequence[tuple[float, float]] = ((shift, 1.0),)
@@ -244,7 +381,7 @@ class UedpAlgProfile(Profile):
 
     def pairs(self) -> Mapping[str, DominatingPair]:
         scale = self.noise * (self.user_rate * self.users + 1)
-        cases = list(_binomial(self.holders, self.user_rate))
+        cases = list(binomial(self.holders, self.user_rate))
         pairs = tuple(
             _with_user(scale, self.user_rate, ((2.0 * count, 1.0),)) for count, _ in cases
         )
@@ -336,17 +473,3 @@ def _with_user(
     shifts = tuple(shift + mine for shift, _ in others for mine in (0.0, 1.0))
     chances = tuple(c * p for _, c in others for p in (1 - user_rate, user_rate))
     return ShiftedGaussian(noise, shifts, chances)
-
-
-def _binomial(count: int, rate: float) -> list[tuple[int, float]]:
-    """Outcomes and probabilities; some outcomes count as larger ones, which is the safe side."""
-    mean, variance = count * rate, count * rate * (1 - rate)
-    # Bernstein's inequality: at most `_RARE` lies farther from the mean
-    distance = -np.log(_RARE) / 3 + np.sqrt(np.log(_RARE) ** 2 / 9 - 2 * np.log(_RARE) * variance)
-    low, high = max(int(mean - distance), 0), min(int(np.ceil(mean + distance)), count)
-    chances = stats.binom.pmf(np.arange(low, high + 1), count, rate)
-    stride = -(-len(chances) // _MAX_OUTCOMES)
-    grouped = np.add.reduceat(chances, np.arange(0, len(chances), stride)) / chances.sum()
-    largest = np.minimum(low + stride * np.arange(1, len(grouped) + 1) - 1, high)
-    cases = [*zip(largest.tolist(), grouped.tolist(), strict=True), (count, 2 * _RARE)]
-    return [(n, p) for n, p in cases if p > 0]

@@ -7,7 +7,7 @@ entity take turns: the key changes from round to round, or every few rounds.
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -104,20 +104,38 @@ def check_lending_rule(
     Raises:
         UserError: names the broken guarantee and the key, the entity and the users concerned.
     """
-    results: dict[int, Mask] = {}
+    check_rule(
+        "lending", "the incidence and the key", rule, incidence, keys, draw, _refuse_two_borrowers
+    )
+
+
+_Given = TypeVar("_Given", bound=np.generic)
+
+
+def check_rule(
+    kind: str,
+    read: str,
+    rule: Callable[[Incidence, int], npt.NDArray[_Given]],
+    incidence: Incidence,
+    keys: Sequence[int],
+    draw: Callable[[], object],
+    refuse: Callable[[Incidence, npt.NDArray[_Given], int], None],
+) -> None:
+    """Raise if a rule of some kind gives what `refuse` refuses, or reads more than it may."""
+    results: dict[int, npt.NDArray[_Given]] = {}
     before = copy.deepcopy(incidence)
     for key in keys:
         draw()
         results[key] = np.array(rule(incidence, key))
-        _refuse_two_borrowers(before, results[key], key)
-    if _arrays(incidence) != _arrays(before):
-        raise UserError("the lending rule changes the incidence; it may only read it")
+        refuse(before, results[key], key)
+    if _arrays_of(incidence) != _arrays_of(before):
+        raise UserError(f"the {kind} rule changes the incidence; it may only read it")
     for key in reversed(keys):
         draw()
         if not np.array_equal(rule(before, key), results[key]):
             raise UserError(
-                f"key {key}: the lending rule gives another result when called again; it must "
-                "depend on the incidence and the key alone, never on who was drawn"
+                f"key {key}: the {kind} rule gives another result when called again; it must "
+                f"depend on {read} alone, never on who was drawn"
             )
 
 
@@ -139,7 +157,8 @@ def _refuse_two_borrowers(incidence: Incidence, usable: Mask, key: int) -> None:
         )
 
 
-def _arrays(incidence: Incidence) -> list[bytes]:
+def _arrays_of(incidence: Incidence) -> list[bytes]:
+    """All that an incidence holds, to tell whether a rule has changed it."""
     names = ("sentence_entities", "user_sentences", "entity_sentences", "holders")
     tables = [getattr(incidence, name) for name in names]
     arrays = [array for table in tables for array in (table.offsets, table.values)]

@@ -35,36 +35,19 @@ class Noise(Protocol):
         """Add independent Gaussian noise of this standard deviation to every entry, in place."""
 
 
-def add_once_(
-    noise: Noise, sums: list[torch.Tensor], deviation: float, group: dist.ProcessGroup | None = None
-) -> None:
-    """Noise the sums of a process group once, *after* they are summed over its ranks.
+def add_once_(noise: Noise, sums: list[torch.Tensor], deviation: float) -> None:
+    """Noise sums that are complete, those of all processes together.
 
-    After, because the grid of `SecureNoise` protects the last thing added: another rank's share
-    added later would bring its low bits back. Called too early, it loses the shares of the other
-    ranks, which costs training but no privacy. Without processes it is `noise.add_`.
+    Only then, because the grid of `SecureNoise` protects the last thing added: the share of another
+    process, added later, would bring its low bits back.
 
     Guarantees:
-      - only the group's first rank draws noise, and only its sums and deviation are read: reducing
-        to that rank is enough, an all-reduce is not needed
-      - every rank ends with the same bits
-      - a process outside the group is refused, rather than left with sums without noise
+      - in a process group only the first rank may: any other is refused, rather than left with the
+        noise of a second draw, or with sums that lack the shares of others
     """
-    if not (dist.is_available() and dist.is_initialized()):
-        noise.add_(sums, deviation)
-        return
-    rank = dist.get_rank(group)
-    if rank < 0:
-        raise ValueError("this process is not in the group whose sums are noised")
-    if rank == 0:
-        noise.add_(sums, deviation)
-    if dist.get_world_size(group) > 1:
-        for total in sums:
-            own = total.detach()
-            whole = own.contiguous()
-            dist.broadcast(whole, group=group, group_src=0)
-            if whole is not own:
-                own.copy_(whole)
+    if dist.is_available() and dist.is_initialized() and dist.get_rank() != 0:
+        raise ValueError("only the first process of a group adds noise")
+    noise.add_(sums, deviation)
 
 
 class SecureNoise:

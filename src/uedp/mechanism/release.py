@@ -16,6 +16,7 @@ from uedp.mechanism.fixed.fixed_pass import FixedPass, FlatSum, Sentences
 from uedp.mechanism.lending import Mask
 from uedp.mechanism.noise import Noise, add_once_
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing
+from uedp.mechanism.processes import PartialSum
 from uedp.mechanism.sampling import Floats, Participants
 
 
@@ -24,8 +25,8 @@ class Clips:
     """How far one user, and one entity within it, can move the sum.
 
     `update` bounds a user's update. `share` is how much of it one entity may move: a sentence's
-    gradient is clipped to `share * update`, divided by how many of the user's selected sentences
-    mention the same entity (its crowding), so that together they stay within the share.
+    gradient is clipped to `share * update` times its weight; the weights of all sentences that
+    mention an entity add up to at most 1, so that together they stay within the share.
 
     `margin` is for rounding that no bound covers, in units of `update`: how far one text can move
     what others add by changing the batch they are computed in. The noise is larger by it, and the
@@ -56,8 +57,12 @@ class Clips:
         """What a noise multiplier multiplies."""
         return self.update * (1 + self.margin)
 
-    def of_sentences(self, crowding: Ints) -> Tensor:
-        return torch.from_numpy(self._kept_share * self.update / crowding).float()
+    def of_sentences(self, weights: Floats) -> Tensor:
+        """The clips of sentences with these weights, rounded down."""
+        exact = self._kept_share * self.update * weights
+        nearest = exact.astype(np.float32)
+        above = nearest > exact
+        return torch.from_numpy(np.where(above, np.nextafter(nearest, np.float32(0)), nearest))
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,19 @@ def _mean(values: Floats | Mask) -> float:
 
 @dataclass(frozen=True, eq=False)
 class FixedPasses:
-    """Passes of one shape, and the tokens of sentences: their ids end to end, and lengths."""
+    """Passes of one shape, and the tokens of sentences: their ids end to end, and lengths.
+
+    `for_all`: nothing is computed outside of them, so that rounding never depends on who else was
+    drawn. A user with more text than a pass holds is then computed in several.
+    """
 
     one: FixedPass
     tokens: Callable[[Ints], tuple[Ints, Ints]]
+    for_all: bool = False
 
 
 _NONE = np.zeros(0, dtype=np.int64)
+_ROUNDED_UP = 1 + 2.0**-20  # what float64 loses of a norm, and float32 of a product, and more
 
 
 def release(
@@ -106,17 +117,14 @@ def release(
     fixed: FixedPasses | None = None,
     before_noise: Callable[[], None] = lambda: None,
     batch_done: Callable[[int, int], None] = lambda done, total: None,
+    add_up: Callable[[PartialSum], PartialSum] = lambda own: own,
 ) -> tuple[list[Tensor], ClipStats]:
     """The sum of the drawn users' clipped updates plus noise of `multiplier * clips.unit_of_noise`.
 
     Args:
-        losses: gives the loss of each sentence, by their ids.
-        lengths: tokens of the participants' sentences.
-        max_tokens: about how many tokens are computed at once, padding included unless `packing`
-            shares rows; fewer where the device runs out of memory.
-        fixed: used for users whose sentences fit in one pass.
+        losses, lengths, max_tokens, packing, fixed, batch_done: see `clipped_sum`.
         before_noise: called once, when the sum is complete; if it raises, nothing is released.
-        batch_done: called with the batches done and their number, first with none done.
+        add_up: completes the sum with what other processes computed.
 
     Returns:
         The noisy sum of each parameter, in the order of `Engine.parameters`.
@@ -126,7 +134,40 @@ def release(
         selected, and where no gradient reached the parameter
       - the sum does not depend on `max_tokens`, up to rounding
       - no user moves the sum by more than the update clip
-      - no noise is drawn, and nothing returned, unless `before_noise` returned
+      - no noise is drawn, and nothing returned, unless `before_noise` returned; it is called after
+        `add_up`
+    """
+    own = clipped_sum(
+        engine, participants, losses, lengths, clips, max_tokens, packing, fixed, batch_done
+    )
+    whole = add_up(own)
+    before_noise()
+    add_once_(noise, [whole.total], multiplier * clips.unit_of_noise)
+    parts = whole.total.split([p.numel() for p in engine.parameters])
+    sums = [part.view(p.shape) for part, p in zip(parts, engine.parameters, strict=True)]
+    return sums, ClipStats.of(whole.clipped, whole.updates)
+
+
+def clipped_sum(
+    engine: Engine,
+    participants: Participants,
+    losses: Callable[[Ints], Tensor | PackedLosses],
+    lengths: Ints,
+    clips: Clips,
+    max_tokens: int | None = None,
+    packing: Packing = ONE_PER_ROW,
+    fixed: FixedPasses | None = None,
+    batch_done: Callable[[int, int], None] = lambda done, total: None,
+) -> PartialSum:
+    """The sum of users' clipped updates, parameters end to end. It is private: without noise.
+
+    Args:
+        losses: gives the loss of each sentence, by their ids.
+        lengths: tokens of the participants' sentences.
+        max_tokens: about how many tokens are computed at once, padding included unless `packing`
+            shares rows; fewer where the device runs out of memory.
+        fixed: used for users whose sentences fit in one pass, or for all.
+        batch_done: called with the batches done and their number, first with none done.
     """
     device = engine.parameters[0].device
     max_tokens = max_tokens or max_tokens_on(device)
@@ -134,7 +175,7 @@ def release(
     flat = torch.zeros(size, dtype=torch.float32, device=device)
     parts = flat.split([p.numel() for p in engine.parameters])
     sums = [part.view(p.shape) for part, p in zip(parts, engine.parameters, strict=True)]
-    ids, bounds = participants.sentences.values, clips.of_sentences(participants.crowding)
+    ids, bounds = participants.sentences.values, clips.of_sentences(participants.weights)
     owners = participants.sentences.row_of_value()
     sentence_norms = np.zeros(len(ids))
     update_norms = np.zeros(len(participants.users))
@@ -190,6 +231,43 @@ def release(
             add(rows[first], max_tokens)
             add(rows[~first], max_tokens)
 
+    def computed(
+        fixed: FixedPasses, rows: Ints, update_clip: float, without: Ints = _NONE
+    ) -> FlatSum:
+        owner = np.unique(owners[rows], return_inverse=True)[1]
+        tokens, own = fixed.tokens(ids[rows])
+        empty = np.isin(rows, without)
+        tokens = tokens[np.repeat(~empty, own)]
+        batch = Sentences(tokens, np.where(empty, 0, own), owner, bounds[rows])
+        return fixed.one.clipped_sum(batch, update_clip)
+
+    def computed_again(
+        fixed: FixedPasses, rows: Ints, update_clip: float, result: FlatSum
+    ) -> FlatSum:
+        """Without sentences that are not finite; the others exactly as without them."""
+        # none may be left out because of another one: each is seen alone
+        suspect = rows[~torch.isfinite(result.sentence_norms).cpu().numpy()]
+        broken = [r for r in suspect if not bool(computed(fixed, np.array([r]), 1.0).finite)]
+        return computed(fixed, rows, update_clip, np.array(broken, dtype=np.int64))
+
+    def add_in_passes(fixed: FixedPasses, rows: Ints) -> None:
+        """One user in as many passes as it needs: sentences clipped and added up, then clipped.
+
+        The sum is what is added, so its own norm is all there is to bound.
+        """
+        total = torch.zeros_like(flat)
+        for piece in _pieces(rows, lengths, fixed.one):
+            result = computed(fixed, piece, math.inf)
+            if not bool(result.finite):
+                result = computed_again(fixed, piece, math.inf, result)
+            sentence_norms[piece] = result.sentence_norms.cpu().numpy()
+            if bool(result.finite):  # a user whose sum overflows is nobody else's matter
+                total.add_(result.total)
+        norm = float(total.double().norm())
+        update_norms[owners[rows[0]]] = norm
+        factor = min(1.0, clips.update / max(norm * _ROUNDED_UP, 1e-300))
+        flat.add_(fixed.one.in_order(total), alpha=factor)
+
     def add_fixed(
         fixed: FixedPasses, chunks: Sequence[Ints], done: Callable[[int], None]
     ) -> list[Ints]:
@@ -199,31 +277,15 @@ def release(
         if any(a is not b for a, b in zip(fixed.one.parameters, engine.parameters, strict=True)):
             raise ValueError("passes of one shape for other parameters than the engine's")
         fixed.one.refresh()
-
-        def computed(rows: Ints, without: Ints = _NONE) -> FlatSum:
-            owner = np.unique(owners[rows], return_inverse=True)[1]
-            tokens, own = fixed.tokens(ids[rows])
-            empty = np.isin(rows, without)
-            tokens = tokens[np.repeat(~empty, own)]
-            batch = Sentences(tokens, np.where(empty, 0, own), owner, bounds[rows])
-            return fixed.one.clipped_sum(batch, clips.update)
-
-        def computed_again(rows: Ints, result: FlatSum) -> FlatSum:
-            """Without sentences that are not finite; the others exactly as without them."""
-            # none may be left out because of another one: each is seen alone
-            suspect = rows[~torch.isfinite(result.sentence_norms).cpu().numpy()]
-            broken = [row for row in suspect if not bool(computed(np.array([row])).finite)]
-            return computed(rows, np.array(broken, dtype=np.int64))
-
         for number, rows in enumerate(chunks, 1):
-            result = computed(rows)
+            result = computed(fixed, rows, clips.update)
             total.add_(result.total)
             results.append((rows, result))
             done(number)
         left = []
         for rows, result in results:  # only now is the device waited for
             if not bool(result.finite):
-                result = computed_again(rows, result)
+                result = computed_again(fixed, rows, clips.update, result)
                 if not bool(result.finite):
                     left.append(rows)
                     continue
@@ -241,11 +303,13 @@ def release(
         if fixed is not None:
             chunks += add_fixed(fixed, whole, lambda done: batch_done(done, count))
         for done, rows in enumerate(chunks, 1 + len(whole)):
-            add(rows, max_tokens)
+            if fixed is not None and fixed.for_all:
+                for user in np.unique(owners[rows]):
+                    add_in_passes(fixed, rows[owners[rows] == user])
+            else:
+                add(rows, max_tokens)
             batch_done(min(done, count), count)
-    before_noise()
-    add_once_(noise, [flat], multiplier * clips.unit_of_noise)
-    return sums, ClipStats.of(sentence_norms > bounds.numpy(), update_norms / clips.update)
+    return PartialSum(flat, sentence_norms > bounds.numpy(), update_norms / clips.update)
 
 
 def _add(sums: Sequence[Tensor], engine: Engine, chunk: ClippedSum) -> None:
@@ -285,6 +349,19 @@ def chunks_of(
         chunk.append(own)
     if chunk:
         yield np.concatenate(chunk)
+
+
+def _pieces(rows: Ints, lengths: Ints, one: FixedPass) -> Iterator[Ints]:
+    """The sentences of a user, as many at a time as fit in a pass."""
+    piece: list[int] = []
+    tokens = 0
+    for row in rows.tolist():
+        if piece and (tokens + int(lengths[row]) > one.tokens or len(piece) == one.sentences):
+            yield np.array(piece)
+            piece, tokens = [], 0
+        piece.append(row)
+        tokens += int(lengths[row])
+    yield np.array(piece)
 
 
 def _whole_users(participants: Participants, lengths: Ints, one: FixedPass) -> list[Ints]:

@@ -31,8 +31,8 @@ class Sampling:
     """The sampling rates and limits of a round.
 
     `per_entity` is how many selected sentences of a user may mention one entity (the `m` of the
-    theorem); None lifts the limit, and each sentence's clip is divided by its `crowding` instead.
-    `per_user` is the most sentences of a user in a round.
+    theorem); None lifts the limit, and sentences of one entity divide its share instead (their
+    `weights`). `per_user` is the most sentences of a user in a round.
     """
 
     user_rate: float
@@ -53,11 +53,22 @@ class Sampling:
 
 @dataclass(frozen=True, eq=False)
 class Participants:
-    """The drawn users of a round, their sentences (a row each), and each sentence's `crowding`."""
+    """The drawn users of a round, their sentences (a row each), and each sentence's weight.
+
+    A weight, in 0..1, is the part of an entity's share that a sentence may use: its clip is so much
+    of the share.
+    """
 
     users: Ints
     sentences: Rows
-    crowding: Ints
+    weights: Floats
+
+    def part(self, places: Ints) -> "Participants":
+        """Some of the users, by their places, with all that is theirs."""
+        everything = Rows(self.sentences.offsets, np.arange(len(self.weights)))
+        rows = everything.take(places)
+        sentences = Rows(rows.offsets, self.sentences.values[rows.values])
+        return Participants(self.users[places], sentences, self.weights[rows.values])
 
 
 def draw_users(users: int, rate: float, rng: Uniforms) -> Ints:
@@ -86,9 +97,9 @@ def select(
     kept = (lend(incidence, key) if usable is None else usable)[own.values]
     place, sentences = own.row_of_value()[kept], own.values[kept]
     mentions = incidence.sentence_entities.take(sentences)
-    order = random_order(sentences, key ^ _SELECTION)
+    order = selection_order(sentences, key)
     chosen = _at_most(mentions, order, sampling.per_entity)
-    chosen = _first_of_each(place, order, chosen, sampling.per_user)
+    chosen = first_of_each(place, order, chosen, sampling.per_user)
     return place[chosen], sentences[chosen], mentions.where(chosen)
 
 
@@ -101,7 +112,14 @@ def supply_of(incidence: Incidence, draws: int = 4) -> Supply:
         usable += np.bincount(place, minlength=incidence.users)
     owners = np.asarray(incidence.sentence_user)[incidence.extended]
     extended = np.bincount(owners, minlength=incidence.users).astype(np.float64)
-    return Supply(incidence.users, usable / draws, extended)
+    return Supply(incidence.users, usable / draws, extended, incidence.sentences)
+
+
+def usable_share(incidence: Incidence, draws: int = 4) -> float:
+    """The share of sentences that a round can use: those whose entities are lent to their user."""
+    if not incidence.sentences:
+        return 1.0
+    return float(supply_of(incidence, draws).sentences_per_user.sum() / incidence.sentences)
 
 
 def draw(
@@ -116,9 +134,27 @@ def draw(
     """
     users = draw_users(incidence.users, sampling.user_rate, rng)
     place, sentences, mentions = select(incidence, users, sampling, key, usable)
-    crowded = crowding(mentions)
+    weights = rounded_down(1 / crowding(mentions))
     heads = _coins(mentions, sampling, rng)
-    return Participants(users, grouped(users, place[heads], sentences[heads]), crowded[heads])
+    return Participants(users, grouped(users, place[heads], sentences[heads]), weights[heads])
+
+
+def draw_weighted(
+    incidence: Incidence, sampling: Sampling, rng: Uniforms, weights: Floats
+) -> Participants:
+    """One round of fair shares: all sentences of the drawn users that have a weight.
+
+    Guarantees:
+      - a user is drawn with probability `user_rate`, independently of all else
+      - a sentence without an entity is left out by a coin of its own, or not at all
+    """
+    users = draw_users(incidence.users, sampling.user_rate, rng)
+    own = incidence.user_sentences.take(users)
+    kept = weights[own.values] > 0
+    place, sentences = own.row_of_value()[kept], own.values[kept]
+    heads = _coins(incidence.sentence_entities.take(sentences), sampling, rng)
+    rows = grouped(users, place[heads], sentences[heads])
+    return Participants(users, rows, weights[rows.values])
 
 
 def draw_whole(incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int) -> Participants:
@@ -131,10 +167,10 @@ def draw_whole(incidence: Incidence, sampling: Sampling, rng: Uniforms, key: int
     """
     users = draw_users(incidence.users, sampling.user_rate, rng)
     own = incidence.user_sentences.take(users)
-    place, order = own.row_of_value(), random_order(own.values, key ^ _SELECTION)
-    chosen = _first_of_each(place, order, np.ones(len(place), dtype=np.bool_), sampling.per_user)
+    place, order = own.row_of_value(), selection_order(own.values, key)
+    chosen = first_of_each(place, order, np.ones(len(place), dtype=np.bool_), sampling.per_user)
     rows = grouped(users, place[chosen], own.values[chosen])
-    return Participants(users, rows, np.ones(len(rows.values), dtype=np.int64))
+    return Participants(users, rows, np.ones(len(rows.values)))
 
 
 def crowding(mentions: Rows) -> Ints:
@@ -149,13 +185,28 @@ def crowding(mentions: Rows) -> Ints:
     return result
 
 
+def rounded_down(weights: Floats) -> Floats:
+    """Weights as multiples of 2^-32.
+
+    Guarantees:
+      - sums of up to two million of them are exact, so that those that are meant to add up to 1,
+        but for rounding, do not add up to more
+    """
+    return np.floor(weights * _GRID) / _GRID
+
+
 def grouped(users: Ints, place: Ints, sentences: Ints) -> Rows:
     """Sentences in the order of their users, as a row for each user."""
     counts = np.bincount(place.astype(np.int64), minlength=len(users))
     return Rows(np.concatenate([[0], np.cumsum(counts)]), sentences)
 
 
-_SELECTION = 0x5E1EC7  # so that selection is independent of lending by the same key
+_GRID = 2.0**32
+
+
+def selection_order(sentences: Ints, key: int) -> Words:
+    """The order in which sentences are selected; independent of lending by the same key."""
+    return random_order(sentences, key ^ 0x5E1EC7)
 
 
 def _coins(mentions: Rows, sampling: Sampling, rng: Uniforms) -> Mask:
@@ -202,7 +253,7 @@ def _count_before(flags: Mask, starts: Ints) -> Ints:
     return before - before[starts]
 
 
-def _first_of_each(place: Ints, order: Words, chosen: Mask, limit: int | None) -> Mask:
+def first_of_each(place: Ints, order: Words, chosen: Mask, limit: int | None) -> Mask:
     """Of the chosen, the first `limit` of each place in the given order."""
     if limit is None or not chosen.any():
         return chosen

@@ -1,6 +1,6 @@
 """One module per method, and their registry."""
 
-from uedp.methods import plain, rotation, uedp_alg, user_level  # importing registers them
+from uedp.methods import fair_shares, plain, rotation, uedp_alg, user_level  # registers them
 from uedp.methods.base import (
     UNATTENDED,
     Attempt,
@@ -28,6 +28,7 @@ __all__ = [
     "PrivacySettings",
     "RoundSettings",
     "SentenceTask",
+    "fair_shares",
     "method_named",
     "method_names",
     "plain",

@@ -43,7 +43,7 @@ class MethodOptions(Section):
     """Settings of one method only; most methods have none."""
 
 
-PLANNED = ("user_rate", "rounds", "entity_share", "sentences_per_user", "delta")
+PLANNED = ("user_rate", "rounds", "entity_share", "sentences_per_user", "delta", "method")
 """Fields of the privacy section that the planner chooses where a config sets none."""
 
 
@@ -56,8 +56,9 @@ class PrivacySettings(Section):
 
     method: str = Field(
         default="rotation",
-        description="What is protected and how. By default users together with entities, which is "
-        "what this package is for.",
+        description="What is protected and how. Users together with entities are protected by "
+        "`rotation` and by `fair-shares`. Chosen: the one with the better predicted "
+        "signal-to-noise ratio at the target `epsilon`.",
     )
     epsilon: Positive | None = Field(
         default=None,
@@ -213,7 +214,8 @@ class RoundSettings:
     """The part of a plan that a round depends on.
 
     `noise` is the noise multiplier, in units of the update clip (UeDP-Alg: the paper's `z`).
-    `max_tokens` bounds the tokens per batch; None: depends on the device.
+    `max_tokens` bounds the tokens per batch; None: depends on the device. With `fixed_passes`,
+    every sentence is computed alike whoever else was drawn, or the round is refused.
     """
 
     sampling: Sampling
@@ -223,6 +225,7 @@ class RoundSettings:
     seed: int | None = None
     max_tokens: int | None = None
     half_precision: bool = False
+    fixed_passes: bool = False
     options: MethodOptions = field(default_factory=MethodOptions)
 
     @property
@@ -284,6 +287,9 @@ class Method(ABC):
     """Whether it trains on texts whose entities are replaced."""
     abandonable: bool = False
     """Whether a round leaves weights and state alone until `attempt.enter`, wherever it stops."""
+    version: ClassVar[int] = 0
+    """Raised whenever rounds sample, clip or add noise by another law: what was measured before is
+    then not this method's."""
     noises_gradients: ClassVar[bool] = False
     """Whether the optimiser gets a noisy gradient, not local updates or an exact gradient."""
 

@@ -1,14 +1,24 @@
 """Baselines without a guarantee: no clipping, no noise."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from uedp.incidence import Ints
-from uedp.mechanism.packing import loss_values
+from uedp.mechanism.packing import Packing, loss_values
 from uedp.mechanism.release import ClipStats, max_tokens_on
 from uedp.mechanism.sampling import draw_whole
-from uedp.methods.base import UNATTENDED, Attempt, Gradient, Method, register_method
+from uedp.methods.base import (
+    UNATTENDED,
+    Attempt,
+    Autocast,
+    Gradient,
+    Method,
+    SentenceTask,
+    register_method,
+)
 from uedp.methods.randomness import Randomness
 
 
@@ -26,33 +36,53 @@ class Noiseless(Method):
             drawn = draw_whole(self.incidence, sampling, uniforms, key)
             sentences = drawn.sentences.values
             stats = ClipStats(len(drawn.users), len(sentences), 0.0, 0.0, 0.0)
-            means = self._mean_gradient(sentences, attempt)
+            means, _ = mean_gradient(
+                self.model,
+                self.task,
+                sentences,
+                self.packing,
+                self.autocast,
+                self.settings.max_tokens,
+                attempt.batch_done,
+            )
         attempt.enter()
         return Gradient(means, 0.0, stats)
 
-    def _mean_gradient(self, sentences: Ints, attempt: Attempt) -> list[Tensor]:
-        means = [torch.zeros_like(p) for p in self.parameters]
-        batches = self._batches(sentences)
-        for done, batch in enumerate(batches):
-            attempt.batch_done(done, len(batches))
-            with self.autocast():
-                losses = self.task.losses(self.model, batch, self.packing)
-            gradients = torch.autograd.grad(
-                loss_values(losses).sum(), self.parameters, allow_unused=True
-            )
-            for mean, gradient in zip(means, gradients, strict=True):
-                if gradient is not None:
-                    mean.add_(gradient, alpha=1 / len(sentences))
-        return means
 
-    def _batches(self, sentences: Ints) -> list[Ints]:
-        """Batches of about equal numbers of tokens, with padding unless sentences share rows."""
-        if not len(sentences):
-            return []
-        max_tokens = self.settings.max_tokens or max_tokens_on(self.parameters[0].device)
-        ordered = sentences[np.argsort(self.task.lengths[sentences], kind="stable")]
-        tokens = self.packing.tokens(self.task.lengths[ordered])
-        return np.array_split(ordered, min(len(ordered), -(-tokens // max_tokens)))
+def mean_gradient(
+    model: nn.Module,
+    task: SentenceTask,
+    sentences: Ints,
+    packing: Packing,
+    autocast: Autocast,
+    max_tokens: int | None = None,
+    batch_done: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[Tensor], float]:
+    """The mean gradient over sentences, for the parameters that train, and the mean loss."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    means = [torch.zeros_like(p) for p in parameters]
+    total = torch.zeros((), device=parameters[0].device)
+    most = max_tokens or max_tokens_on(parameters[0].device)
+    batches = _batches(sentences, task.lengths[sentences], most, packing)
+    for done, batch in enumerate(batches):
+        batch_done(done, len(batches))
+        with autocast():
+            loss = loss_values(task.losses(model, batch, packing)).sum()
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+        total += loss.detach()
+        for mean, gradient in zip(means, gradients, strict=True):
+            if gradient is not None:
+                mean.add_(gradient, alpha=1 / len(sentences))
+    return means, float(total) / max(len(sentences), 1)
+
+
+def _batches(sentences: Ints, lengths: Ints, max_tokens: int, packing: Packing) -> list[Ints]:
+    """Batches of about equal numbers of tokens, with padding unless sentences share rows."""
+    if not len(sentences):
+        return []
+    order = np.argsort(lengths, kind="stable")
+    tokens = packing.tokens(lengths[order])
+    return np.array_split(sentences[order], min(len(order), -(-tokens // max_tokens)))
 
 
 @register_method

@@ -1,5 +1,6 @@
 """The randomness of a round."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,12 +29,24 @@ class Randomness:
         masks the whole state of their generators
       - with a key, sampling, coins, lending and masks depend on the key only; the noise is fresh
         every time and independent of the key
+      - masks of several processes are independent of each other and of all else
       - with a seed, a round's randomness depends on the seed and its number only
       - the caller's random number generators are left unchanged
     """
 
     def __init__(self, seed: int | None, key: bytes | None = None) -> None:
         self._seed, self._key = seed, key
+
+    def mask_key(self, number: int, process: int) -> bytes:
+        """The key of the masks that another process draws in a round: as secret as the round's.
+
+        Masks of two processes must not be alike: which sentences met the same one would depend on
+        how long other texts are.
+        """
+        if self._seed is None and self._key is None:
+            return os.urandom(KEY_BYTES)
+        secret = f"seed {self._seed}".encode() if self._key is None else self._key
+        return hashlib.sha256(b"masks|%d|%d|" % (number, process) + secret).digest()
 
     @contextmanager
     def of_round(self, number: int, device: torch.device) -> Iterator[tuple[Uniforms, int, Noise]]:

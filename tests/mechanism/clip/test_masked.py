@@ -360,7 +360,7 @@ def test_on_an_accelerator_as_elsewhere(tied):
 
         return next_words(Masks(), lambda **t: Logits(call(**t).logits.cpu()), order)
 
-    with held_masks(shared_masks(model)), held_masks(there):
+    with held_masks(shared_masks(model)), held_masks(shared_masks(there)):
         expected = clipped(model, functools.partial(next_words, Masks()))
         for ours, theirs in zip(shared_masks(there), shared_masks(model), strict=True):
             ours.kept = theirs.kept

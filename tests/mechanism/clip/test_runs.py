@@ -73,11 +73,10 @@ def test_pairs_cover_every_pair_of_a_run_once():
 
 def parts(dtype=torch.float32, device="cpu"):
     torch.manual_seed(0)
-    x, o = torch.randn(2, END, 48, device=device).to(dtype)
-    hidden, into = torch.randn(END, 24, device=device).to(dtype), torch.randn(END, 24)
-    ids, out = torch.randint(0, 9, (END,)), torch.randn(END, 9).to(dtype)
-    lookup = Bilinear(ids.to(device), into.to(device))
-    return Bilinear(x, o), lookup, Bilinear(hidden, out.to(device))
+    x, o = torch.randn(2, END, 48).to(device, dtype)
+    hidden, out = torch.randn(END, 24).to(device, dtype), torch.randn(END, 9).to(device, dtype)
+    ids, into = torch.randint(0, 9, (END,)).to(device), torch.randn(END, 24).to(device)
+    return Bilinear(x, o), Bilinear(ids, into), Bilinear(hidden, out)
 
 
 def sums(device, dtype):

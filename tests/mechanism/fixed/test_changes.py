@@ -242,3 +242,14 @@ def test_a_checkpointed_model_agrees_or_is_refused():
     except (UserError, RuntimeError):
         return
     agrees(one, model, some())
+
+
+def test_a_model_in_which_a_sentence_changes_with_its_place_in_the_row_is_refused():
+    model = adapted()
+
+    def by_place(module, arguments, output):
+        return output * (1 + 1e-6 * torch.arange(output.shape[1])[None, :, None])
+
+    model.get_input_embeddings().register_forward_hook(by_place)
+    with pytest.raises(UserError, match="beside it"):
+        FixedPass(model.train(), TOKENS, LONGEST)

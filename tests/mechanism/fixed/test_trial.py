@@ -10,7 +10,7 @@ from uedp.mechanism.fixed.fixed_pass import FixedPass
 from uedp.mechanism.fixed.trial import refuse_difference
 
 
-def compared(model, spoil=lambda one: None, **options) -> None:
+def compared(model, spoil=lambda one: None, half=False) -> None:
     one, batch = FixedPass(model, TOKENS, LONGEST), some([4, 9, 16, 30], [0, 0, 1, 1])
     spoil(one)
     texts = rows(batch)
@@ -18,7 +18,11 @@ def compared(model, spoil=lambda one: None, **options) -> None:
     def of_engine(order):
         return padded_losses(model, [texts[i] for i in order])
 
-    refuse_difference(one, Engine(model), of_engine, batch, **options)
+    def halved(order):
+        with torch.autocast("cpu", torch.bfloat16):
+            return of_engine(order)
+
+    refuse_difference(one, Engine(model), of_engine, batch, halved if half else None)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])

@@ -34,7 +34,7 @@ from uedp.mechanism.fixed.frozen import find_frozen
 from uedp.mechanism.fixed.thin import BLOCK, MOST, SentenceRows, ThinProduct, ThinTable
 from uedp.mechanism.fixed.token_loss import IGNORED, token_losses
 
-_WAVES = 6  # in which the gradients of a pass are formed
+_WAVES = 4  # in which the gradients of a pass are formed
 _TRIED_WORDS = 97  # or fewer, if the model knows fewer
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
 _one_at_a_time = RLock()  # precisions and parts of Transformers are set for the whole process
@@ -228,10 +228,7 @@ class FixedPass:
             first, second = self._tried(), self._tried()
             if not all(torch.equal(a, b) for a, b in zip(first, second, strict=True)):
                 raise UserError("a pass draws random numbers, or adds in another order each time")
-            self._inputs.fill_with_a_trial(min(words, _TRIED_WORDS), others=True)
-            kept, changed = (norms[::2] for norms in (first[1], self._tried()[1]))
-            if not torch.equal(kept, changed):
-                raise UserError("the gradient of a sentence changes with the sentences beside it")
+            self._refuse_company(min(words, _TRIED_WORDS), first[1])
             if self._device.type != "cuda":
                 return
             self._recorded = self._where()
@@ -245,6 +242,15 @@ class FixedPass:
             for wave in self._waves:
                 wave.table.send()
             torch.cuda.empty_cache()  # what trials took
+
+    def _refuse_company(self, words: int, norms: Tensor) -> None:
+        """Raise if norms of a trial are others where other sentences lie beside, or before them."""
+        count = self._inputs.fill_with_a_trial(words, others=True)
+        beside = torch.equal(self._tried()[1][:count:2], norms[:count:2])
+        self._inputs.fill_with_a_trial(words, backwards=True)
+        elsewhere = torch.equal(self._tried()[1][:count].flip(0), norms[:count])
+        if not (beside and elsewhere):
+            raise UserError("the gradient of a sentence changes with the sentences beside it")
 
     def _tried(self) -> tuple[Tensor, Tensor]:
         """The sum and the norms of sentences."""
@@ -405,10 +411,11 @@ class _Inputs:
         none = np.zeros(0, dtype=np.int64)
         self.fill(Sentences(none, none, none, torch.zeros(0)), 1.0)
 
-    def fill_with_a_trial(self, words: int, others: bool = False) -> None:
+    def fill_with_a_trial(self, words: int, others: bool = False, backwards: bool = False) -> int:
         """Some sentences of varying lengths, of a user each, half the row; ids below `words`.
 
-        With `others`, every second sentence is another one.
+        With `others`, every second sentence is another one; `backwards`, the last comes first.
+        Returns their number.
         """
         lengths: list[int] = []
         used = 0
@@ -417,9 +424,13 @@ class _Inputs:
             lengths.append(length)
             used += length
         owners = np.arange(len(lengths))
-        ids = np.arange(used) + np.repeat(owners % 2 * others, lengths)
+        ids = (np.arange(used) + np.repeat(owners % 2 * others, lengths)) % words
+        sentences = np.split(ids, np.cumsum(lengths)[:-1])
+        if backwards:
+            sentences, lengths = sentences[::-1], lengths[::-1]
         clips = torch.full((len(lengths),), 0.1)
-        self.fill(Sentences(ids % words, np.array(lengths), owners, clips), 1.0)
+        self.fill(Sentences(np.concatenate(sentences), np.array(lengths), owners, clips), 1.0)
+        return len(lengths)
 
 
 class _Buffer:

@@ -22,7 +22,7 @@ except ImportError:  # a CPU build
 
 _THIN = 16  # the least that tensor cores multiply
 _WIDE = 128
-_DEEP = 32  # tokens read at a time
+_DEEP = 16  # tokens read at a time; of one warp, so that many sentences are under way
 _TURNS = 32  # programs that share the sentences of a tile
 BLOCK = 2048  # entries whose squares are added up in float32
 MOST = BLOCK // _WIDE  # thin features of a product
@@ -126,7 +126,7 @@ class ThinTable:
         _form[(min(_TURNS, sentences), tiles)](
             self._rows, self._scales, self._tiles, bounds, count, sums, tiles,
             kind=tl.bfloat16 if products[0].thin.dtype == torch.bfloat16 else tl.float32,
-            aligned=self._aligned, thin=self._thin, across=_WIDE, deep=_DEEP,
+            aligned=self._aligned, thin=self._thin, across=_WIDE, deep=_DEEP, num_warps=1,
         )  # fmt: skip
         squares = sums.sum(1, dtype=torch.float64)
         return SentenceRows(rows, squares, count, self._rows, self._blocks)
