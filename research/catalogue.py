@@ -47,6 +47,12 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
                 "next_word",
                 "measure_lstm",
             ),
+            _experiment("utility", "What protecting names costs, and where it falls", "utility"),
+            _experiment(
+                "released",
+                "UeDP-Alg with the noise of its released code: perplexity, bounds on epsilon",
+                "released",
+            ),
             _experiment(
                 "extended-rate",
                 "The sampling rate of sentences without entities, measured and predicted",

@@ -28,3 +28,10 @@ def epsilon(value: float | None) -> str:
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def format_measure(value: float, measure: str) -> str:
+    """An error rate in percent, a perplexity with four figures."""
+    if measure == "error rate":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"

@@ -31,6 +31,7 @@ COUNTS: dict[str, dict[str, Any]] = {
 # Settings of the mechanism.
 NOISE = {"gpt": 2.5, "bert": 2.5, "awd-lstm": 2.0}  # z, by model
 USER_RATE, ENTITY_RATE = 0.05, 0.5
+UPDATE_CLIP = 0.1  # beta
 USERS_PER_ROUND = {"conll": 50, "ag": 500, "edgar": 100}  # in the figure of epsilons
 
 # Every epsilon in the text, at z = 2: (data set, method, category, rounds).

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from research import markdown
+from research import markdown, parts
 from research.base import Result
+from research.markdown import format_measure
 from research.select_results import Row, best_setting, mean_test, names_not_run
 
 NOT_RUN = "not run"
@@ -11,7 +12,10 @@ _MOST_NAMES = 12
 _NO_CHANGE = 0.05  # a relative change of the measure that counts as none
 _WITHIN = 1.1  # of user-level DP: the target for rotation at equal epsilon
 _ORDER = ("all", "person", "org", "loc", "misc", "gpe", "pii")
+_BOTH = {"rotation": "rotation", "fair-shares": "fair shares"}  # protect users and entities
+_PROVEN = ("fair-shares", "user-level")
 _OTHERS = {
+    "fair-shares": "UeDP by fair shares: all entities",
     "user-level": "user-level DP",
     "deidentified": "de-identified",
     "noiseless": "noiseless",
@@ -19,8 +23,8 @@ _OTHERS = {
 
 
 def page(result: Result) -> str:
-    """The table and the conclusions."""
-    return "\n\n".join([main_table(result), conclusions(result)])
+    """The table, where the cost falls, and the conclusions."""
+    return "\n\n".join(filter(None, (main_table(result), parts.table(result), conclusions(result))))
 
 
 def conclusions(result: Result) -> str:
@@ -61,7 +65,7 @@ def _panel(result: Result, panel: str) -> Iterator[list[str]]:
             f"{title}, {name}",
             format_printed(paper.get(method), result["measure"]),
             "-",
-            ours if method == "user-level" or ours in (NOT_RUN, "-") else f"{ours} (no guarantee)",
+            ours if method in _PROVEN or ours in (NOT_RUN, "-") else f"{ours} (no guarantee)",
         ]
 
 
@@ -71,12 +75,6 @@ def format_printed(values: Mapping[str, float] | None, measure: str) -> str:
     return "; ".join(
         f"{format_measure(v, measure)}{f' ({at})' if at else ''}" for at, v in values.items()
     )
-
-
-def format_measure(value: float, measure: str) -> str:
-    if measure == "error rate":
-        return f"{value:.1%}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def format_repeats(rows: Sequence[Row], measure: str) -> str:
@@ -117,6 +115,11 @@ def _at_each(rows: Sequence[Row], method: str, category: str, measure: str) -> s
 
 
 def not_run_note(rows: Sequence[Row]) -> Iterator[str]:
+    if outdated := [row["name"] for row in rows if row.get("outdated")]:
+        named = ", ".join(f"`{name}`" for name in outdated[:_MOST_NAMES])
+        more = f" and {len(outdated) - _MOST_NAMES} more" if len(outdated) > _MOST_NAMES else ""
+        yield f"Left out, of a mechanism that is no longer in the code: {named}{more}."
+    rows = [row for row in rows if not row.get("outdated")]
     if not_run := names_not_run(rows):
         run_once = {row["setting"] for row in rows if row["test"] is not None}
         open_settings = dict.fromkeys(row["setting"] for row in rows if row["test"] is None)
@@ -138,33 +141,35 @@ def _claims(result: Result) -> Iterator[str]:
         yield from _as_published(own, title, result["measure"])
 
 
-def _rotations(rows: Sequence[Row]) -> Iterator[tuple[float, list[Row]]]:
-    own = [row for row in rows if row["method"] == "rotation" and row["extended_rate"] == 1.0]
-    for target in dict.fromkeys(row["target"] for row in own):
-        if best := best_setting(own, target=target, category="all"):
-            yield target, best
+def _protecting_both(rows: Sequence[Row]) -> Iterator[tuple[str, float, list[Row]]]:
+    """The best settings of methods that protect users and entities, at each epsilon."""
+    for method in _BOTH:
+        own = [row for row in rows if row["method"] == method and row["extended_rate"] == 1.0]
+        for target in dict.fromkeys(row["target"] for row in own):
+            if best := best_setting(own, target=target, category="all"):
+                yield method, target, best
 
 
 def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterator[str]:
-    for target, rotation in _rotations(rows):
+    for method, target, both in _protecting_both(rows):
         user = best_setting(rows, method="user-level", target=target)
-        ours, theirs = mean_test(rotation), mean_test(user)
+        ours, theirs = mean_test(both), mean_test(user)
         if ours is None or theirs is None:
             continue
         verdict = "within" if ours <= _WITHIN * theirs else "not within"
-        both = (("rotation", rotation), ("user-level DP", user))
-        unchanged = [name for name, own in both if _unchanged(own)]
+        compared = ((_BOTH[method], both), ("user-level DP", user))
+        unchanged = [name for name, own in compared if _unchanged(own)]
         nothing = f" But {' and '.join(unchanged)} learned almost nothing." if unchanged else ""
         open_ = names_not_run(
             row
             for row in rows
-            if row["method"] in ("rotation", "user-level")
+            if row["method"] in (method, "user-level")
             and (row["target"], row["category"], row["extended_rate"]) == (target, "all", 1.0)
             and row["name"] == row["setting"]
         )
         so_far = f" Preliminary: {', '.join(f'`{n}`' for n in open_)} not run." if open_ else ""
         yield (
-            f"{title}, proven epsilon {target:g}: rotation (users and entities) "
+            f"{title}, proven epsilon {target:g}: {_BOTH[method]} (users and entities) "
             f"{format_measure(ours, measure)}, user-level DP {format_measure(theirs, measure)}: "
             f"a factor of {ours / theirs:.2f}, {verdict} 10%."
             f"{nothing}{so_far}"
@@ -180,12 +185,13 @@ def _against_deidentified(rows: Sequence[Row], title: str, measure: str) -> Iter
     plain = mean_test(best_setting(rows, method="deidentified"))
     if plain is None:
         return
-    for target, rotation in _rotations(rows):
-        ours = mean_test(rotation)
+    for method, target, both in _protecting_both(rows):
+        ours = mean_test(both)
         assert ours is not None
         side = "below" if ours < plain else "not below"
         yield (
-            f"{title}, proven epsilon {target:g}: {format_measure(ours, measure)} is {side} "
+            f"{title}, {_BOTH[method]}, proven epsilon {target:g}: "
+            f"{format_measure(ours, measure)} is {side} "
             f"de-identification ({format_measure(plain, measure)}), which has no guarantee."
         )
 

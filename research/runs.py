@@ -1,8 +1,8 @@
 """Training runs in parallel processes, through the same loop as `uedp train`.
 
 A trial is a config on a prepared data set. Each runs in its own process and writes one JSON file; a
-trial with a result is not run again. The validation part is evaluated during training. The test
-part is evaluated once at the end and decides nothing.
+trial with a result is not run again, unless its mechanism has changed since. The validation part is
+evaluated during training. The test part is evaluated once at the end and decides nothing.
 """
 
 import json
@@ -11,17 +11,22 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from research import processes
 from research.base import source_digest
 from uedp.errors import UserError
 from uedp.progress import SILENT, Progress
 
+if TYPE_CHECKING:
+    from uedp.accounting.certificate import Certificate
+    from uedp.training.public_text import PublicText
+
 Config = Mapping[str, Mapping[str, Any]]
+SHARING = ("rotation", "fair-shares")  # methods with an entity share
 DRY_SENTENCES = 50  # evaluated in a dry run
 
 
@@ -30,12 +35,17 @@ class TrainingTrial:
     """One training run: name, data set, config, and protected category.
 
     `config` names the model by its part (`gpt`, `bert`) or kind (`awd-lstm`), and has no data.
+    `texts` is the part that is trained on: by default `train`, or `deidentified` for a method that
+    de-identifies. Of `surrogates`, training leaves the surrogates out of the loss. `public` names a
+    data set whose training part is trained on first, as public text.
     """
 
     name: str
     data: str
     config: Config
     category: str = "all"
+    texts: str | None = None
+    public: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,20 @@ def override(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
     return config
 
 
+# about two thirds of AG, in steps as large as those without noise in the other experiments
+PUBLIC_STEPS = {"public__steps": 100, "public__sentences": 700, "public__rate": 1e-3}
+
+
+def public_first(trial: TrainingTrial, public: str, **changes: Any) -> TrainingTrial:
+    """A trial that trains on another data set first, which is declared public.
+
+    The steps are those of `PUBLIC_STEPS` unless changed. Half the learning rate of the rounds may
+    be better, since less remains to be learned: `optimiser__rate=...`.
+    """
+    config = override(trial.config, **PUBLIC_STEPS | changes)
+    return replace(trial, name=f"{trial.name}-after-{public}", config=config, public=public)
+
+
 def run_trials(
     trials: Sequence[TrainingTrial],
     workspace: Workspace,
@@ -84,7 +108,7 @@ def run_trials(
     waiting = {
         trial.name: partial(_start, trial, workspace)
         for trial in trials
-        if not workspace.result(trial).exists()
+        if not has_current_result(trial, workspace)
     }
     finished = len(trials) - len(waiting)
     with progress.stage("training", len(trials), "runs") as meter:
@@ -95,6 +119,23 @@ def run_trials(
     if failed:
         raise UserError(f"{len(failed)} runs failed; {failed[0]}; the logs are in {workspace.out}")
     return processes.read_results((trial.name for trial in trials), results)
+
+
+def has_current_result(trial: TrainingTrial, workspace: Workspace) -> bool:
+    """Whether a trial has a result, and of the mechanism that is in the code."""
+    path = workspace.result(trial)
+    return path.exists() and not is_outdated(json.loads(path.read_text(encoding="utf-8")))
+
+
+def is_outdated(result: Mapping[str, Any]) -> bool:
+    """Whether a result is of a method, or of a version of one, that is no longer in the code.
+
+    Results from before versions were recorded are of version 0.
+    """
+    from uedp.methods import method_named, method_names
+
+    name = result["config"]["privacy"]["method"]
+    return name not in method_names() or result.get("version", 0) != method_named(name).version
 
 
 def _start(trial: TrainingTrial, workspace: Workspace) -> processes.Process:
@@ -118,6 +159,8 @@ def resolve_config(trial: TrainingTrial, workspace: Workspace) -> dict[str, dict
         config.setdefault("run", {})["vectors"] = str(workspace.datasets / "vectors")
     if workspace.dry_rounds:
         config["privacy"]["rounds"] = workspace.dry_rounds
+        if trial.public:
+            config.setdefault("public", {})["steps"] = workspace.dry_rounds
     config["privacy"].setdefault("entity_share", 0.3)  # or the planner would choose it
     return config
 
@@ -126,14 +169,15 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
     """Run one trial in this process. The result is written last; the weights are then removed."""
     import torch
 
-    from research.datasets import load_incidence, load_texts
+    from research.datasets import SURROGATES, load_incidence, load_texts
+    from research.surrogate_task import without_surrogates
     from uedp.files import write_atomically
     from uedp.methods import method_named
     from uedp.models.load import load_model
     from uedp.training import loop
-    from uedp.training.build import task_of_run
+    from uedp.training.build import precision_of, task_of_run
     from uedp.training.config import parse_config
-    from uedp.training.datasets import TrainingData
+    from uedp.training.datasets import Texts, TrainingData
     from uedp.training.run_dir import CONFIG
 
     start, most = time.time(), DRY_SENTENCES if workspace.dry_rounds else None
@@ -142,12 +186,14 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
     ledger = workspace.out / f"{trial.name}.corpus"  # its own: trials are not composed
     ledger.mkdir(parents=True, exist_ok=True)
     deidentified = method_named(config.privacy.method).deidentifies
-    source = "deidentified" if deidentified else "train"
+    source = trial.texts or ("deidentified" if deidentified else "train")
+    texts = load_texts(data, source)
     training_data = TrainingData(
-        load_texts(data, source),
+        Texts(texts.texts, texts.labels),
         load_incidence(data, trial.category),
         ledger,
         load_texts(data, "validation", most),
+        public=_public_text(trial, workspace, most),
     )
     outcome = loop.run(
         config,
@@ -155,7 +201,10 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
         data=training_data,
         resume=(folder / CONFIG).exists(),
         say=lambda line: print(f"{trial.name}: {line}", flush=True),
+        watch=partial(without_surrogates, texts) if source == SURROGATES else None,
     )
+    if not outcome.finished:
+        raise UserError(f"{trial.name}: stopped; run it again to resume it")
     trained = load_model(str(folder), config.task.kind)
     trained.model.to("cuda" if torch.cuda.is_available() else "cpu")
     test = task_of_run(config, trained, load_texts(data, "test", most))
@@ -166,6 +215,8 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
         "name": trial.name,
         "data": trial.data,
         "category": trial.category,
+        "texts": trial.texts,
+        "public": trial.public,
         "config": config.model_dump(
             mode="json",
             exclude={
@@ -178,8 +229,10 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
         "model": trial.config["model"]["name"],
         "epsilon": None if outcome.certificate is None else outcome.certificate.epsilon,
         "noise": None if outcome.certificate is None else outcome.certificate.parameters["noise"],
+        "certificate": None if outcome.certificate is None else _facts(outcome.certificate),
         "measure": measure,
         "before": outcome.before,
+        "after_public": outcome.public,
         "validation": outcome.after,
         "test": measured,
         "rounds": len(rows),
@@ -188,6 +241,10 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
         "curve": [[row["round"], row[measure]] for row in rows if measure in row],
         "seconds": time.time() - start,
         "mechanism": source_digest("uedp.mechanism"),
+        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
+        "version": method_named(config.privacy.method).version,
+        "precision": precision_of(config),
+        "incidence": training_data.incidence.digest,
     }
     write_atomically(workspace.result(trial), json.dumps(result, indent=2) + "\n")
     for bulky in () if keep_weights else ("model.safetensors", "checkpoints"):
@@ -195,6 +252,24 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     print(f"{trial.name}: test {measure} {measured[measure]:.4g}", flush=True)
     return result
+
+
+def _public_text(
+    trial: TrainingTrial, workspace: Workspace, most: int | None
+) -> "PublicText | None":
+    from research.datasets import load_texts
+    from uedp.training.public_text import PublicText
+
+    if trial.public is None:
+        return None
+    found = load_texts(workspace.datasets / trial.public, "train", most)
+    return PublicText(found.texts, found.labels, trial.public)
+
+
+def _facts(certificate: "Certificate") -> dict[str, Any]:
+    """What a certificate says of its guarantee."""
+    kept = ("statement", "unit", "epsilon", "delta", "private", "parameters", "caveats")
+    return {name: getattr(certificate, name) for name in kept}
 
 
 def load_results(folder: Path) -> list[dict[str, Any]]:
@@ -211,7 +286,7 @@ def results_table(results: Iterable[Mapping[str, Any]]) -> str:
     ]
     for row in results:
         privacy, measure = row["config"]["privacy"], row["measure"]
-        share = f"{privacy['entity_share']:g}" if privacy["method"] == "rotation" else "-"
+        share = f"{privacy['entity_share']:g}" if privacy["method"] in SHARING else "-"
         epsilon = f"{row['epsilon']:.3g}" if row["epsilon"] else "-"
         noise = f"{row['noise']:.3g}" if row["noise"] else "-"
         lines.append(

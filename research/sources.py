@@ -1,10 +1,14 @@
-"""The paper's three data sets: their files, their users, and the protected categories.
+"""Data sets: their files, their users, and the protected categories.
+
+`DATA_SETS` are the paper's three. `TRAINING_SETS` adds AG as single sentences, and blogs with all
+of their users or some of them.
 
 Imports neither Arrow nor detectors, which a machine that only trains may lack.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,6 +35,8 @@ class DataSet:
     marked: bool = False  # human marks are the entities
     # users are random groups: mean and standard deviation of their sizes, and the seed
     groups: tuple[float, float, int] | None = None
+    split: bool = False  # texts are split into sentences
+    most_users: int | None = None  # of the training part
 
     def file(self, part: str) -> str:
         """The path of a part, relative to the data folder."""
@@ -41,14 +47,30 @@ class DataSet:
 
         Guarantees:
           - random groups are formed in the training part only, and are the same every time
+          - of `most_users` users, each is among those of every larger number
         """
+        from uedp.corpus.normalise import Splitter
         from uedp.corpus.readers import read_sentences
         from uedp.corpus.users import assign_users, random_groups
 
         sentences = list(islice(read_sentences(data / self.file(part), self.reader), most))
         if part == "train" and self.groups is not None:
             sentences = list(assign_users(sentences, random_groups(len(sentences), *self.groups)))
+        if part == "train" and self.most_users is not None:
+            users = {sentence.user for sentence in sentences}
+            chosen = set(sorted(users, key=_by_hash)[: self.most_users])
+            sentences = [sentence for sentence in sentences if sentence.user in chosen]
+        if self.split:
+            divide = Splitter(_LANGUAGE)
+            sentences = [piece for sentence in sentences for piece in divide(sentence)]
         return sentences
+
+
+_LANGUAGE = "en"
+
+
+def _by_hash(user: str) -> str:
+    return sha256(user.encode()).hexdigest()
 
 
 DATA_SETS = {
@@ -78,4 +100,23 @@ DATA_SETS = {
         paper_categories=("org", "loc", "gpe", "pii"),
         public=("ordinary", "contracts"),
     ),
+}
+
+_BLOGS = DataSet(
+    "Blogs",
+    "blogs",
+    {
+        "train": "train.jsonl.gz",
+        "validation": "validation.jsonl.gz",
+        "test": "test.jsonl.gz",
+    },
+    "jsonl",
+    paper_categories=(),
+)
+TRAINING_SETS = {
+    **DATA_SETS,
+    "ag-sentences": replace(DATA_SETS["ag"], title="AG, sentences", split=True),
+    "blogs": _BLOGS,
+    "blogs-2000": replace(_BLOGS, title="Blogs, 2,000 users", most_users=2000),
+    "blogs-500": replace(_BLOGS, title="Blogs, 500 users", most_users=500),
 }

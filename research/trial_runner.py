@@ -4,8 +4,9 @@
 models. Each run writes one file, `OUT/trials/NAME.json`. Copy these files into the same folder here
 and run the command again: a trial with a result is not run again. With `--finished-only` nothing is
 trained, and trials without a result are reported as not run. A result whose settings differ from
-those of the trial of the same name is refused. Prepared data sets (`OUT/.work/common/datasets`) may
-be copied as well, in either direction.
+those of the trial of the same name is refused. A result of a mechanism that is no longer in the
+code counts as none: its trial is run again, or reported as outdated. Prepared data sets
+(`OUT/.work/common/datasets`) may be copied as well, in either direction.
 """
 
 import json
@@ -22,7 +23,7 @@ from research.datasets import prepare_dataset
 from research.paper import COUNTS
 from research.runs import TrainingTrial, Workspace, override
 from research.select_results import REPEAT, Row
-from research.sources import DATA_SETS
+from research.sources import TRAINING_SETS
 from uedp.accounting import published
 from uedp.accounting.published import PublishedMethod, PublishedSetting
 from uedp.errors import UserError
@@ -48,6 +49,7 @@ def measure_trials(trials: Iterable[TrainingTrial], options: Options) -> list[Re
     Guarantees:
       - a trial with a result, from this or another experiment of the same folder, is not run again
       - a result whose settings differ from the trial's is refused
+      - a result of a mechanism that is no longer in the code is not used: its trial is run again
       - with `finished_only`, nothing is trained, and trials without a result have `test` None
     """
     planned = list(trials)
@@ -72,8 +74,8 @@ def prepared_data(data: str, options: Options) -> Path:
     """The folder of a prepared data set; prepares it if need be."""
     folder = _workspace(options).datasets / data
     if not (folder / "about.json").exists():
-        for part in DATA_SETS[data].files:
-            if not (path := options.data / DATA_SETS[data].file(part)).is_file():
+        for part in TRAINING_SETS[data].files:
+            if not (path := options.data / TRAINING_SETS[data].file(part)).is_file():
                 raise UserError(f"{path}: no such file; --data must hold it")
         most = QUICK_SENTENCES if options.quick else None
         prepare_dataset(data, options.data, folder, options.models.get("ner"), most)
@@ -110,7 +112,10 @@ def _check_models(trials: Sequence[TrainingTrial], models: Mapping[str, str]) ->
 def _refuse_other_settings(trials: Sequence[TrainingTrial], workspace: Workspace) -> None:
     for trial in trials:
         path = workspace.result(trial)
-        if path.exists() and not _same(trial, _read(path), workspace):
+        if not path.exists():
+            continue
+        result = _read(path)
+        if not runs.is_outdated(result) and not _same(trial, result, workspace):
             raise UserError(
                 f"{path}: made with other settings than those of {trial.name}; remove the file to "
                 "run it again"
@@ -118,11 +123,11 @@ def _refuse_other_settings(trials: Sequence[TrainingTrial], workspace: Workspace
 
 
 def _clear_finished(trials: Sequence[TrainingTrial], workspace: Workspace) -> None:
-    """Remove finished runs whose result was deleted: without weights they cannot be resumed."""
+    """Remove finished runs without a current result: without weights they cannot be resumed."""
     for trial in trials:
         folder = workspace.out / trial.name
         if (
-            not workspace.result(trial).exists()
+            not runs.has_current_result(trial, workspace)
             and (folder / "result.json").exists()
             and not (folder / "model.safetensors").exists()
         ):
@@ -133,7 +138,11 @@ def _clear_finished(trials: Sequence[TrainingTrial], workspace: Workspace) -> No
 def _read(path: Path) -> Result:
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
-        return {key: result[key] for key in (*_FROM_RESULT, "config", "data", "category", "model")}
+        kept = (*_FROM_RESULT, "config", "data", "category", "model")
+        later = {"texts": None, "public": None, "version": 0}  # what older results do not say
+        return {key: result[key] for key in kept} | {
+            key: result.get(key, value) for key, value in later.items()
+        }
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path}: not the result of a run; remove it to run it again") from None
 
@@ -167,9 +176,8 @@ def _same(trial: TrainingTrial, result: Row, workspace: Workspace) -> bool:
         parse_config({**config, "data": no_data}, trial.name).model_dump(exclude={"run"})
         for config in (ours, theirs)
     ]
-    return both[0] == both[1] and (trial.data, trial.category) == (
-        result["data"],
-        result["category"],
+    return both[0] == both[1] and all(
+        getattr(trial, key) == result[key] for key in ("data", "category", "texts", "public")
     )
 
 
@@ -190,16 +198,38 @@ def _row(trial: TrainingTrial, result: Row | None, workspace: Workspace) -> Resu
         "rate": config["optimiser"]["rate"],
         "user_rate": privacy["user_rate"],
         "rounds": privacy["rounds"],
-        "share": privacy.get("entity_share", 0.3) if privacy["method"] == "rotation" else None,
+        "share": privacy.get("entity_share", 0.3) if privacy["method"] in runs.SHARING else None,
         "extended_rate": privacy.get("extended_rate", 1.0),
     }
-    if result is None:
-        return row | dict.fromkeys(("published", *_FROM_RESULT))
+    row["outdated"] = result is not None and runs.is_outdated(result)
+    if result is None or row["outdated"]:
+        return row | dict.fromkeys(("published", "parts", *_FROM_RESULT))
+    row["parts"] = measured_apart(result["test"])
     row |= {key: result[key] for key in _FROM_RESULT}
     if row["epsilon"] is not None and not math.isfinite(row["epsilon"]):
         row["epsilon"] = None  # no noise, no finite epsilon
     row |= {part: result[part][result["measure"]] for part in ("before", "validation", "test")}
     return row | {"published": _published(row, privacy)}
+
+
+def measured_apart(measured: Row) -> Result | None:
+    """Names and other tokens, or sentences with entities and without: measures and numbers."""
+    for names, others, part, whole in _MEASURED_APART:
+        if names in measured and others in measured:
+            counts = {"count": measured[whole], "names_count": measured[part]}
+            return {"names": measured[names], "others": measured[others], **counts}
+    return None
+
+
+_MEASURED_APART = (
+    ("perplexity on names", "perplexity on other tokens", "name tokens", "tokens"),
+    (
+        "error rate with entities",
+        "error rate without entities",
+        "sentences with entities",
+        "sentences",
+    ),
+)
 
 
 def _published(row: Row, privacy: Row) -> float | None:

@@ -30,6 +30,7 @@ from research.base import Options, Result, cached
 from research.corpora import detected_corpus, restrict_to_categories
 from research.paper import COUNTS, ENTITY_RATE, EPSILONS, USERS_PER_ROUND
 from research.sources import DATA_SETS
+from research.supply import update_norms
 from uedp.accounting import published
 from uedp.accounting.calibrate import noise_for
 from uedp.accounting.profile import Profile
@@ -254,7 +255,7 @@ def _prove(
     whole = incidences["all"]
     rate = USERS_PER_ROUND[name] / COUNTS[name]["users"]
     noise = NOISE * (rate * whole.users + 1)
-    norms = supply_of(whole).norms(SHARE)
+    norms = update_norms(supply_of(whole), SHARE)
     computed: dict[tuple[Profile, int], float] = {}
     with options.progress.stage(f"proving, {name}", None, "epsilons") as meter:
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from research import markdown, render
+from research import markdown, parts, render
 from research.base import Options, Result
 from research.paper import ERROR_WITHOUT_EXTENDED, LSTM_EXTENDED_RATE
 from research.runs import Config, TrainingTrial, override
@@ -71,9 +71,13 @@ def table(result: Result) -> str:
             without.append(
                 [title, f"{result['paper_without_extended']:.0%}", _error(alg), _error(rotation)]
             )
-    return "\n\n".join(
-        [render.main_table(result), markdown.table(header, without), render.conclusions(result)]
+    sections = (
+        render.main_table(result),
+        markdown.table(header, without),
+        parts.table(result),
+        render.conclusions(result),
     )
+    return "\n\n".join(filter(None, sections))
 
 
 def _error(rows: list[dict[str, Any]]) -> str:

@@ -20,7 +20,8 @@ from typing import Any
 from research import markdown
 from research.base import Options, Result, cached
 from research.datasets import load_incidence
-from research.render import NOT_RUN, format_measure, format_repeats, not_run_note
+from research.markdown import format_measure
+from research.render import NOT_RUN, format_repeats, not_run_note
 from research.runs import Config, TrainingTrial, override
 from research.select_results import Row, group_by_setting
 from research.settings import (
@@ -33,6 +34,7 @@ from research.settings import (
     TOPICS_PROBE,
     method_config,
 )
+from research.supply import update_norms
 from research.trial_runner import measure_trials, prepared_data, repeats
 from uedp.accounting.planning import Option, Supply
 from uedp.accounting.planning import options as planned
@@ -187,7 +189,7 @@ def _predict(supply: Supply, own: Row) -> Result:
         [own["share"]],
         [own["extended_rate"]],
     )
-    signal = supply.norms(option.entity_share, option.extended_rate) / supply.users
+    signal = update_norms(supply, option.entity_share, option.extended_rate) / supply.users
     return {"merit": option.merit, "noise": option.noise, "clip_used": signal}
 
 

@@ -4,8 +4,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from research.plots.style import BLUE, GREEN, GREY, RED, save
-from uedp.report.plots import new_figure
+from research.plots.style import (
+    BLUE,
+    GREEN,
+    GREY,
+    RED,
+    panel_legend,
+    plain_numbers,
+    save,
+    stacked_panels,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,15 +22,15 @@ _WAYS = {
     ("once", False): ("noise once per article", BLUE, "o"),
     ("once", True): ("the same after dropout", "#8fb3d9", "s"),
     ("every_visit", False): ("fresh noise at every visit", GREEN, "^"),
-    ("one_value", False): ("one value per article\n(protects nothing)", RED, "x"),
+    ("one_value", False): ("one value per article (protects nothing)", RED, "x"),
 }
 
 
 def local_dp(result: Mapping[str, Any], path: Path) -> None:
     """Error against epsilon (bottom published, top proven), and proven epsilon against visits."""
-    figure, (left, right) = new_figure(path, 1, 2)
-    _errors(left, result)
-    _visits(right, result)
+    figure, (upper, lower) = stacked_panels(path, [5.0, 3.8])
+    _errors(upper, result)
+    _visits(lower, result)
     save(figure, path)
 
 
@@ -46,7 +54,7 @@ def _errors(axes: "Axes", result: Mapping[str, Any]) -> None:
         color=GREY,
         alpha=0.25,
         linewidth=0,
-        label="impossible with\nindependent noise",
+        label="impossible with independent noise",
     )
     for row in result["rows"]:
         if row["epsilon"] is None and not row["dropout"]:
@@ -54,13 +62,13 @@ def _errors(axes: "Axes", result: Mapping[str, Any]) -> None:
             axes.axhline(sum(own) / len(own), color=GREY, linestyle="--", label="no noise")
     axes.axhline(1 - 1 / result["classes"], color=GREY, linestyle=":", label="guessing")
     axes.set_xscale("log")
-    axes.set_ylim(0, 1.25)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
+    plain_numbers(axes.xaxis, (1,))
+    axes.set_ylim(0, 1)
     axes.set_xlabel("epsilon as published (not a guarantee)")
     axes.set_ylabel("error rate")
     _proven_above(axes, result["dimensions"])
     axes.spines["right"].set_visible(False)
-    axes.legend(frameon=False, fontsize=6, loc="upper center", ncols=3)
+    axes.legend(frameon=False, fontsize=9, loc="lower center", bbox_to_anchor=(0.5, 1.15), ncols=3)
 
 
 def _proven_above(axes: "Axes", dimensions: int) -> None:
@@ -71,7 +79,8 @@ def _proven_above(axes: "Axes", dimensions: int) -> None:
         return proven / dimensions
 
     above = axes.secondary_xaxis("top", functions=(proven, published))
-    above.set_xlabel(f"epsilon as proven, {dimensions} dimensions, no dropout")
+    above.set_xlabel(f"epsilon as proven, {dimensions} dimensions, no dropout", labelpad=8)
+    plain_numbers(above.xaxis, (1,))
 
 
 def _visits(axes: "Axes", result: Mapping[str, Any]) -> None:
@@ -85,7 +94,9 @@ def _visits(axes: "Axes", result: Mapping[str, Any]) -> None:
         axes.plot(visits["visits"], values, marker="o", markersize=3, color=colour, label=label)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    plain_numbers(axes.xaxis, (1, 2, 5))
+    plain_numbers(axes.yaxis, (1,))
     axes.set_xlabel("visits of an article, each with fresh noise")
     axes.set_ylabel(f"epsilon, where {visits['published']:g} is published")
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=7)
+    panel_legend(axes)

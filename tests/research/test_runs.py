@@ -5,18 +5,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from research import processes, runs
+from research.datasets import save_texts
 from research.runs import (
     TrainingTrial,
     Workspace,
     override,
+    public_first,
     resolve_config,
     results_table,
     run_trials,
 )
+from tests.models import tiny
 from uedp.errors import UserError
+from uedp.incidence import Incidence
+from uedp.methods import method_named
 
 CONFIG: dict[str, dict[str, Any]] = {
     "privacy": {"method": "rotation", "epsilon": 8.0},
@@ -68,7 +74,9 @@ def test_a_trial_with_a_result_is_not_run_again(
 ) -> None:
     where = workspace(tmp_path)
     where.out.mkdir()
-    (where.out / "old.json").write_text(json.dumps({"name": "kept"}))
+    version = method_named("rotation").version
+    kept = {"name": "kept", "config": CONFIG, "version": version}
+    (where.out / "old.json").write_text(json.dumps(kept))
     stand_in(monkeypatch, WRITES)
     said: list[str] = []
     trials = [TrainingTrial("old", "conll", CONFIG), TrainingTrial("new", "conll", CONFIG)]
@@ -76,6 +84,31 @@ def test_a_trial_with_a_result_is_not_run_again(
     assert [results[name]["name"] for name in ("old", "new")] == ["kept", "new"]
     assert len(said) == 1
     assert "done new" in said[0]
+
+
+def test_a_result_of_an_earlier_mechanism_is_outdated() -> None:
+    def result(method: str, **recorded: Any) -> dict[str, Any]:
+        return {"config": {"privacy": {"method": method}}, **recorded}
+
+    for method in ("rotation", "user-level", "noiseless", "uedp-alg"):
+        version = method_named(method).version
+        assert not runs.is_outdated(result(method, version=version))
+        assert runs.is_outdated(result(method, version=version + 1))
+        assert runs.is_outdated(result(method)) == (version != 0)  # recorded by none
+    assert runs.is_outdated(result("rotation"))
+    assert not runs.is_outdated(result("noiseless"))
+    assert runs.is_outdated(result("abandoned", version=1))
+
+
+def test_a_trial_with_an_outdated_result_is_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = workspace(tmp_path)
+    where.out.mkdir()
+    (where.out / "old.json").write_text(json.dumps({"name": "kept", "config": CONFIG}))
+    stand_in(monkeypatch, WRITES)
+    results = run_trials([TrainingTrial("old", "conll", CONFIG)], where)
+    assert results["old"]["name"] == "old"
 
 
 def test_no_trial_starts_after_the_deadline(
@@ -118,3 +151,30 @@ def test_the_table_has_one_line_per_result() -> None:
     assert len(lines) == 3
     assert lines[1].split()[:4] == ["one", "conll", "7.99", "1.5"]
     assert lines[2].split()[:4] == ["two", "conll", "-", "-"]
+
+
+def test_a_trial_after_public_text(tmp_path: Path) -> None:
+    """The product's own path: one run, whose certificate names the other data set."""
+    for name, word in (("conll", "waits"), ("ag", "sold")):
+        folder = tmp_path / "datasets" / name
+        folder.mkdir(parents=True)
+        for part in ("train", "validation", "test"):
+            texts = [f"{part} {number} {word}" for number in range(20)]
+            save_texts(folder, part, texts, [None] * 20)
+        none = np.zeros(0, dtype=np.int64)
+        Incidence.build(np.arange(20) // 2, none, none, 10, 0).save(folder / "incidence")
+    where = Workspace(
+        tmp_path / "datasets", {"gpt": str(tiny.saved(tmp_path / "gpt", tiny.gpt2()))}, tmp_path
+    )
+    config = override(
+        CONFIG, privacy__user_rate=0.6, privacy__rounds=2, privacy__delta=1e-5, run__device="cpu"
+    )
+    steps = {"public__steps": 3, "public__sentences": 4}
+    trial = public_first(TrainingTrial("conll-rotation", "conll", config), "ag", **steps)
+    assert trial.name == "conll-rotation-after-ag"
+    assert trial.config["public"] == {"steps": 3, "sentences": 4, "rate": 1e-3}
+    result = runs.run(trial, where)
+    assert result["public"] == "ag"
+    assert result["after_public"]["perplexity"] != result["before"]["perplexity"]
+    assert any("on 'ag' (20 sentences" in text for text in result["certificate"]["caveats"])
+    assert json.loads(where.result(trial).read_text())["rounds"] == 2

@@ -1,12 +1,15 @@
 """The table of data sets, and the tables of the paper's numbers that use its keys."""
 
+import gzip
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from research import paper, settings
 from research.public import public_words
-from research.sources import DATA_SETS
+from research.sources import DATA_SETS, TRAINING_SETS
 from tests.research import trained
 from uedp.corpus.users import random_groups
 from uedp.entities.categories import expand_categories
@@ -66,3 +69,28 @@ def test_only_data_sets_without_human_marks_have_public_words() -> None:
     edgar = public_words(DATA_SETS["edgar"].public)
     assert edgar["material adverse effect"] == "contract language"
     assert "material adverse effect" not in public_words(DATA_SETS["ag"].public)
+
+
+def test_subsets_of_users_are_nested(tmp_path: Path) -> None:
+    rows = [{"user": f"author-{n % 9}", "text": f"Text {n}. Another."} for n in range(45)]
+    folder = tmp_path / "blogs"
+    folder.mkdir()
+    with gzip.open(folder / "train.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    blogs = TRAINING_SETS["blogs"]
+    users = []
+    for most in (2, 5, None):
+        read = replace(blogs, most_users=most).sentences(tmp_path, "train")
+        users.append({sentence.user for sentence in read})
+        assert len(read) == 5 * len(users[-1])  # all texts of each
+    assert [len(own) for own in users] == [2, 5, 9]
+    assert users[0] < users[1] < users[2]
+
+
+def test_ag_as_sentences_has_the_same_users(data: Path) -> None:
+    whole = DATA_SETS["ag"].sentences(data, "train")
+    pieces = TRAINING_SETS["ag-sentences"].sentences(data, "train")
+    assert {s.user for s in whole} == {s.user for s in pieces}
+    assert "".join(s.text for s in whole).replace(" ", "") == "".join(
+        s.text for s in pieces
+    ).replace(" ", "")

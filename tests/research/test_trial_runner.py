@@ -1,6 +1,7 @@
 """Running the trials of an experiment: rows, repeats, resuming, results of other machines."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from research.trial_runner import measure_trials, repeats
 from tests.conftest import Run
 from uedp.accounting import published
 from uedp.errors import UserError
+from uedp.methods import method_named
 
 GPT = "next-word-gpt"
 
@@ -99,6 +101,35 @@ def test_finished_only_trains_nothing_and_names_trials_not_run(
     refused = run(*arguments)
     assert refused.code == 2
     assert "--model gpt=PATH: missing; conll-rotation-8 needs a saved model" in refused.err
+
+
+def test_results_of_an_earlier_mechanism_are_left_out(
+    gpt_result: Result, gpt_options: Options, trial_results: Path
+) -> None:
+    """Guarantee of `measure_trials`; whatever their settings were."""
+    path = trial_results / "conll-user-8.json"
+    result = json.loads(path.read_text())
+    assert result["version"] == method_named("user-level").version
+    config = {**result["config"], "optimiser": {**result["config"]["optimiser"], "rate": 0.5}}
+    del result["version"]
+    path.write_text(json.dumps({**result, "config": config}))
+    measured = next_word.measure_gpt(replace(gpt_options, finished_only=True))
+    row = one(measured, "conll-user-8")
+    assert row["outdated"]
+    assert row["test"] is None
+    assert [other["name"] for other in measured["rows"] if other["outdated"]] == [row["name"]]
+    page = EXPERIMENTS[GPT].table(measured)
+    assert "Left out, of a mechanism that is no longer in the code: `conll-user-8`." in page
+    assert "| CoNLL-2003, user-level DP | 52.01 (0.185); 30.15 (0.2) | - | not run |" in page
+
+
+def test_every_result_tells_names_from_other_tokens(gpt_result: Result) -> None:
+    for row in gpt_result["rows"]:
+        parts = row["parts"]
+        share = parts["names_count"] / parts["count"]
+        assert 0 < share < 1
+        logs = share * math.log(parts["names"]) + (1 - share) * math.log(parts["others"])
+        assert math.exp(logs) == pytest.approx(row["test"], rel=1e-9)
 
 
 def test_results_of_other_settings_are_refused_those_of_other_machines_accepted(

@@ -16,8 +16,10 @@ from uedp.models.trainable import make_trainable
 from uedp.training import evaluation
 from uedp.training.evaluation import (
     Costs,
+    Groups,
     faster_precision,
     loss_sums,
+    loss_sums_by_group,
     padded_batches,
     plan_batches,
     shared_batches,
@@ -153,6 +155,37 @@ def test_shared_rows_give_the_same_sums(kind, monkeypatch):
     assert found == pytest.approx(one_by_one(model, ids), rel=1e-4, abs=1e-4)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "lora", "lstm"])
+def test_groups_of_tokens_are_summed_in_the_same_pass(kind, shared, monkeypatch):
+    model, ids = MODELS[kind](), sentences(40)
+    costs = Costs(1024, 1 << 16, 1 << 14, 1) if shared else COSTS
+    monkeypatch.setitem(evaluation._COSTS, "cpu", costs)
+    passes, embedding = [], next(m for m in model.modules() if isinstance(m, nn.Embedding))
+    embedding.register_forward_hook(lambda *_: passes.append(True))
+    rng = np.random.default_rng(1)
+    codes = [rng.integers(0, 3, len(own)) for own in ids]
+    settings = {"autocast": nullcontext, "may_share": lambda: True}
+    loss_sums(model, ids, 0, **settings)  # the first has a trial before it
+    passes.clear()
+    plain, needed = loss_sums(model, ids, 0, **settings), len(passes)
+    sums, by_group = loss_sums_by_group(model, ids, 0, groups=Groups(codes, 4), **settings)
+    assert len(passes) == 2 * needed > 0
+    assert np.array_equal(sums, plain)
+    expected = np.zeros(4)
+    with torch.no_grad():
+        for own, groups in zip(ids, codes, strict=True):
+            if len(own) > 1:
+                row = torch.from_numpy(own)[None]
+                logits = model(input_ids=row).logits[0, :-1]
+                losses = nn.functional.cross_entropy(logits, row[0, 1:], reduction="none")
+                np.add.at(expected, groups[1:], losses.numpy())
+    assert by_group == pytest.approx(expected, rel=1e-4)
+    assert by_group.sum() == pytest.approx(sums.sum(), rel=1e-13)
+    assert by_group[3] == 0
+    assert loss_sums_by_group(model, ids, 0, **settings)[1].size == 0
+
+
 class Capped(nn.Module):
     """A model that caps its logits, as some families do."""
 
@@ -214,8 +247,10 @@ def test_a_batch_that_does_not_fit_is_halved(limit, monkeypatch):
         return forward(input_ids=input_ids, **others)
 
     monkeypatch.setattr(model.model, "forward", short_of_memory)
-    found = loss_sums(model, ids, 0, autocast=nullcontext)
+    groups = Groups([np.ones_like(own) for own in ids], 2)
+    found, by_group = loss_sums_by_group(model, ids, 0, autocast=nullcontext, groups=groups)
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+    assert by_group == pytest.approx([0, expected.sum()], rel=1e-4)
     alone = torch.OutOfMemoryError("even one sentence")
     monkeypatch.setattr(model.model, "forward", lambda **_: (_ for _ in ()).throw(alone))
     with pytest.raises(torch.OutOfMemoryError, match="even one"):

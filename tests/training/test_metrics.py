@@ -1,6 +1,3 @@
-import sys
-import types
-
 import pytest
 
 from tests.training.runs import DEEP, metrics, refused, stopping_after
@@ -13,29 +10,6 @@ def test_resuming_drops_an_incomplete_line(train, tmp_path):
         file.write('{"round": 3, "ra')
     train(resume=True)
     assert [row["round"] for row in metrics(tmp_path / "run")] == [1, 2, 3, 4]
-
-
-def test_tensorboard_gets_the_same_values(train, monkeypatch, tmp_path):
-    scalars = []
-
-    class SummaryWriter:
-        def __init__(self, folder, purge_step):
-            scalars.append((folder, purge_step))
-
-        def add_scalar(self, name, value, step):
-            scalars.append((name, value, step))
-
-        def close(self):
-            scalars.append("closed")
-
-    installed = types.ModuleType("torch.utils.tensorboard")
-    installed.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", installed)
-    train(privacy__rounds=2)
-    rows = metrics(tmp_path / "run")
-    assert scalars[0] == (str(tmp_path / "run" / "tensorboard"), 1)
-    assert scalars[1:-1] == [(n, v, row["round"]) for row in rows for n, v in row.items()]
-    assert scalars[-1] == "closed"
 
 
 def test_values_that_are_not_finite_become_null(tmp_path):

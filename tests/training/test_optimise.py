@@ -5,7 +5,14 @@ import pytest
 import torch
 
 from uedp.training.config import OptimiserSettings as Settings
-from uedp.training.optimise import Adam, Average, Momentum, build_optimiser, learning_rate
+from uedp.training.optimise import (
+    Adam,
+    Average,
+    Momentum,
+    build_average,
+    build_optimiser,
+    learning_rate,
+)
 
 SHAPES = ((3, 2), (4,))
 RATES = (0.1, 0.05, 0.2)  # as a schedule would have it
@@ -177,3 +184,18 @@ def test_a_restored_average_continues_identically():
     other = Average([torch.zeros(3)], 0.5)
     other.restore(average.state())
     assert same(other.values, average.values)
+
+
+def test_the_average_over_the_last_rounds_is_their_mean():
+    value = [torch.zeros((), dtype=torch.float64)]
+    average = build_average(Settings(average=0.9, average_tail=0.25), value, 10)
+    for step in range(1, 11):
+        value[0].fill_(step**2)
+        average.update(step)
+        if step <= 8:  # nothing is averaged yet
+            assert float(average.values[0]) == step**2
+    assert float(average.values[0]) == pytest.approx((64 + 81 + 100) / 3)
+
+
+def test_no_average_is_kept_unless_one_is_asked_for():
+    assert build_average(Settings(), parameters(), 10) is None

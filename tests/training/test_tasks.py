@@ -9,6 +9,7 @@ from tests.models import tiny
 from uedp.errors import UserError
 from uedp.mechanism.packing import SHARED_ROWS, PackedLosses
 from uedp.models.awd_lstm import AwdLstmConfig, AwdLstmForCausalLM
+from uedp.training.mentions import Mentions
 from uedp.training.tasks import (
     Classification,
     NextWord,
@@ -232,6 +233,109 @@ def test_the_error_rate_is_over_sentences_with_text_and_label():
     assert found["sentences"] == 3
     assert found["error rate"] == pytest.approx(np.mean(guesses))
     assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+# of "the cat sat": cat; of "the other theory was longer by far": other, theory, and both together
+MENTIONS = Mentions.of_rows(
+    [(0, 4, 7, "person"), (3, 4, 9, "person"), (3, 10, 16, "org"), (3, 4, 16, "misc")]
+)
+
+
+def one_token_at_a_time(model, text, spans, max_tokens=64):
+    """The losses of name tokens and of others, by the characters that the tokens spell."""
+    tokenizer = tiny.tokenizer()
+    (ids,), _ = token_ids([text], tokenizer, max_tokens)
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    losses = torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="none")
+    place, names, others = 0, [], []
+    for token, loss in zip(ids[1:], losses.tolist(), strict=True):
+        end = place + len(tokenizer.decode([token], skip_special_tokens=True))
+        inside = any(place < stop and start < end for start, stop in spans)
+        (names if inside else others).append(loss)
+        place = end
+    return names, others
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "lstm"])
+@pytest.mark.parametrize("most", [64, 14])
+def test_perplexity_on_names_and_on_other_tokens(kind, most):
+    model = CASES[kind][0]()
+    task = NextWord(TEXTS, tiny.tokenizer(), most, mentions=MENTIONS)
+    names, others = [], []
+    for text, spans in ((0, [(4, 7)]), (2, []), (3, [(4, 16)])):
+        own = one_token_at_a_time(model, TEXTS[text], spans, most)
+        names += own[0]
+        others += own[1]
+    for room in (1, 10_000):
+        found = task.evaluate(model, contextlib.nullcontext, room)
+        assert found["name tokens"] == len(names)
+        assert found["tokens"] == len(names) + len(others)
+        assert found["perplexity on names"] == pytest.approx(math.exp(np.mean(names)), rel=1e-4)
+        on_others = found["perplexity on other tokens"]
+        assert on_others == pytest.approx(math.exp(np.mean(others)), rel=1e-4)
+
+
+def test_perplexities_on_names_and_on_the_rest_combine_to_the_whole():
+    model = tiny.gpt2()
+    task = NextWord(TEXTS, tiny.tokenizer(), 64, mentions=MENTIONS)
+    found = task.evaluate(model, contextlib.nullcontext)
+    plain = words().evaluate(model, contextlib.nullcontext)
+    assert {key: found[key] for key in plain} == plain  # to the last bit
+    assert next(iter(found)) == "perplexity"
+    names, tokens = found["name tokens"], found["tokens"]
+    total = names * math.log(found["perplexity on names"])
+    total += (tokens - names) * math.log(found["perplexity on other tokens"])
+    assert math.exp(total / tokens) == pytest.approx(found["perplexity"], rel=1e-13)
+
+
+def test_perplexity_by_category():
+    model, every = tiny.gpt2(), {}
+    for category, own in (("person", {0: (4, 7), 3: (4, 9)}), ("org", {3: (10, 16)})):
+        parts = [one_token_at_a_time(model, TEXTS[n], [span])[0] for n, span in own.items()]
+        every[category] = [loss for part in parts for loss in part]
+    task = NextWord(TEXTS, tiny.tokenizer(), 64, mentions=MENTIONS)
+    found = task.evaluate(model, contextlib.nullcontext)
+    for category, losses in every.items():
+        assert found[f"name tokens: {category}"] == len(losses)
+        expected = math.exp(np.mean(losses))
+        assert found[f"perplexity on names: {category}"] == pytest.approx(expected, rel=1e-4)
+    assert found["name tokens: misc"] < found["name tokens"]
+
+
+@pytest.mark.parametrize("rows", [[], [(1, 0, 0, "org")], [(3, 30, 33, "org")]])
+def test_without_name_tokens_only_the_whole_is_measured(rows):
+    task = NextWord(TEXTS, tiny.tokenizer(), 9, mentions=Mentions.of_rows(rows))
+    found = task.evaluate(tiny.gpt2(), contextlib.nullcontext)
+    assert list(found) == ["perplexity", "perplexity per word", "bits per token", "tokens"]
+
+
+def test_error_rates_with_and_without_entities():
+    texts, labels = ["a b", "c", "", "d e", "f", "g"], ["x", "y", "x", None, "y", "x"]
+    mentions = Mentions.of_rows(
+        [(0, 0, 1, "person"), (2, 0, 0, "loc"), (3, 0, 1, "loc"), (4, 0, 1, "org")]
+    )
+    model, tokenizer = tiny.bert(), tiny.tokenizer(pad_token="<|end|>")
+    task = Classification(texts, labels, ["x", "y"], tokenizer, 64, mentions=mentions)
+    guesses = {}
+    for place in (0, 1, 4, 5):
+        batch = task.batch(np.array([place]))
+        label = batch.pop("labels")
+        with torch.no_grad():
+            guesses[place] = float(model(**batch).logits.argmax() != label)
+    for room in (1, 100):
+        found = task.evaluate(model, contextlib.nullcontext, room)
+        assert found["error rate"] == pytest.approx(np.mean(list(guesses.values())))
+        assert found["error rate with entities"] == pytest.approx((guesses[0] + guesses[4]) / 2)
+        assert found["error rate without entities"] == pytest.approx((guesses[1] + guesses[5]) / 2)
+        assert found["sentences with entities"] == 2
+        assert found["error rate with entities: person"] == guesses[0]
+        assert found["sentences with entities: org"] == 1
+        assert "sentences with entities: loc" not in found  # without a text or a label
+    plain = Classification(texts, labels, ["x", "y"], tokenizer, 64)
+    whole = plain.evaluate(model, contextlib.nullcontext)
+    assert list(whole) == ["error rate", "loss", "sentences"]
+    assert {key: found[key] for key in whole} == pytest.approx(whole)
 
 
 def test_evaluating_nothing_is_refused():

@@ -262,8 +262,21 @@ def _is_serial(model: Any) -> bool:
 # --- losses --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The number of each token's group, for every sentence, and how many groups there are."""
+
+    codes: Sequence[Ids]
+    count: int
+
+
+def loss_sums(model: nn.Module, ids: Sequence[Ids], padding: int, **settings: Any) -> Floats:
+    """The summed loss of each sentence of token ids; `settings` are those below."""
+    return loss_sums_by_group(model, ids, padding, **settings)[0]
+
+
 @torch.no_grad()
-def loss_sums(
+def loss_sums_by_group(
     model: nn.Module,
     ids: Sequence[Ids],
     padding: int,
@@ -272,13 +285,16 @@ def loss_sums(
     max_tokens: int | None = None,
     may_share: Callable[[], bool] = lambda: False,
     progress: Progress = SILENT,
-) -> Floats:
-    """The summed loss of each sentence of token ids; every token but the first is predicted.
+    groups: Groups | None = None,
+) -> tuple[Floats, Floats]:
+    """The summed loss of each sentence of token ids, and of each group of tokens.
 
-    Not in inference mode: what a model keeps of such a pass could not be used in training.
+    Every token but the first of a sentence is predicted. Not in inference mode: what a model keeps
+    of such a pass could not be used in training.
 
     Guarantees:
       - a sentence's sum is that of the sentence by itself, up to rounding
+      - the sums of groups add up to those of sentences; without groups there are none
       - logits are computed for a limited number of tokens at a time, where the model allows it
       - waits for the device once, at the end; a batch that does not fit in memory is halved
     """
@@ -292,15 +308,20 @@ def loss_sums(
         at_once = min(at_once, max(1, _WHOLE_LOGITS // vocabulary))
     plan = plan_batches(lengths[wanted], at_once, costs, _is_serial(model), may_share)
     sums = torch.zeros(len(lengths), dtype=_double(device), device=device)
+    by_group = sums.new_zeros(groups.count if groups else 0)
+    codes = groups.codes if groups else None
 
     def add(batch: Batch) -> None:
-        owners, losses = _token_losses(parts, batch, ids, padding, device, vocabulary)
-        sums.index_add_(0, owners, losses.to(sums.dtype))
+        owners, own, losses = _token_losses(parts, batch, ids, codes, padding, device, vocabulary)
+        losses = losses.to(sums.dtype)
+        sums.index_add_(0, owners, losses)
+        if own is not None:
+            by_group.index_add_(0, own, losses)
 
     with autocast():
         _each(add, plan, wanted, lengths, progress)
-        found: Floats = sums.cpu().double().numpy()
-    return found
+        found: Floats = torch.cat([sums, by_group]).cpu().double().numpy()
+    return found[: len(lengths)], found[len(lengths) :]
 
 
 @torch.no_grad()
@@ -366,11 +387,12 @@ def _token_losses(
     parts: _Parts,
     batch: Batch,
     ids: Sequence[Ids],
+    codes: Sequence[Ids] | None,
     padding: int,
     device: torch.device,
     vocabulary: int,
-) -> tuple[Tensor, Tensor]:
-    """The sentence and the loss of every predicted token of a batch."""
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The sentence, the group and the loss of every predicted token of a batch."""
     chosen = [ids[sentence] for sentence in batch.sentences.tolist()]
     lengths = np.array([len(own) for own in chosen])
     flat = np.concatenate(chosen).astype(np.int64)
@@ -385,6 +407,10 @@ def _token_losses(
         positions = np.zeros(batch.places, dtype=np.int64)
         positions[places] = inside
         numbers.append(positions)
+    own_groups = None
+    if codes is not None:
+        own = np.concatenate([codes[sentence] for sentence in batch.sentences.tolist()])
+        own_groups = _sent(own[predicting + 1].astype(np.int64), device)
     input_ids, where, labels, owners, *position_ids = (_sent(x, device) for x in numbers)
     shape = (batch.rows, batch.width)
     inputs = {"input_ids": input_ids.view(shape)}
@@ -396,7 +422,7 @@ def _token_losses(
         nn.functional.cross_entropy(parts.head(states[at]).float(), own, reduction="none")
         for at, own in zip(where.split(each), labels.split(each), strict=True)
     ]
-    return owners, torch.cat(losses)
+    return owners, own_groups, torch.cat(losses)
 
 
 def _sent(numbers: Ints, device: torch.device) -> Tensor:

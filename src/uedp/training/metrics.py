@@ -1,6 +1,5 @@
 """Training curves. They are computed from the data without noise: for the curator only."""
 
-import contextlib
 import json
 import math
 from collections.abc import Mapping
@@ -14,37 +13,29 @@ FILE = "metrics.jsonl"
 
 
 class Metrics:
-    """One JSON line per round, flushed at once; also for TensorBoard, if it is installed.
+    """One JSON line per round, flushed at once.
 
-    Lines that a killed process wrote after the first `done` rounds are dropped.
+    Lines that a killed process wrote after the first `done` rounds are dropped; `logged` is the
+    last round that it wrote.
     """
 
     def __init__(self, out: Path, done: int) -> None:
         path = out / FILE
-        write_atomically(
-            path, "".join(f"{line}\n" for line in _lines(path) if 0 < parse_round(line) <= done)
-        )
+        rounds = [(line, parse_round(line)) for line in _lines(path)]
+        self.logged = max((number for _, number in rounds), default=0)
+        kept = (f"{line}\n" for line, number in rounds if 0 < number <= done)
+        write_atomically(path, "".join(kept))
         self._file = open(path, "a", encoding="utf-8", opener=private_opener)  # noqa: SIM115
-        self._board = None
-        with contextlib.suppress(ImportError):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(out / "tensorboard"), purge_step=done + 1)
 
     def add(self, row: Mapping[str, float]) -> None:
         self._file.write(json.dumps(finite(row)) + "\n")
         self._file.flush()
-        if self._board is not None:
-            for name, value in row.items():
-                self._board.add_scalar(name, value, row["round"])
 
     def __enter__(self) -> "Metrics":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
 
 
 def _lines(path: Path) -> list[str]:

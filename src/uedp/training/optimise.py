@@ -93,17 +93,23 @@ class Adam:
 class Average:
     """An exponential moving average of the parameters, which has less noise than the last step.
 
-    `decay` is reached gradually, so that the initial parameters are soon forgotten.
+    `decay` is reached gradually, so that the initial parameters are soon forgotten. With `after`,
+    it is instead the plain mean over the steps after so many.
     """
 
-    def __init__(self, parameters: Sequence[Tensor], decay: float) -> None:
-        self._parameters, self._decay = list(parameters), decay
+    def __init__(
+        self, parameters: Sequence[Tensor], decay: float, after: int | None = None
+    ) -> None:
+        self._parameters, self._decay, self._after = list(parameters), decay, after
         self.values = [p.detach().clone() for p in parameters]
 
     @torch.no_grad()
     def update(self, steps: int) -> None:
         """Include the parameters after `steps` steps."""
-        decay = min(self._decay, steps / (steps + 9))
+        if self._after is None:
+            decay = min(self._decay, steps / (steps + 9))
+        else:
+            decay = 1 - 1 / max(steps - self._after, 1)
         torch._foreach_lerp_(self.values, [p.detach() for p in self._parameters], 1 - decay)
 
     @contextmanager
@@ -129,6 +135,15 @@ def build_optimiser(settings: OptimiserSettings, parameters: Sequence[Tensor]) -
     if settings.name == "adam":
         return Adam(parameters, settings.momentum, settings.second_moment, settings.subtract_noise)
     return Momentum(parameters, settings.momentum if settings.name == "momentum" else 0.0)
+
+
+def build_average(
+    settings: OptimiserSettings, parameters: Sequence[Tensor], rounds: int
+) -> Average | None:
+    """The average that is evaluated and saved, if the last weights are not."""
+    if settings.average_tail:
+        return Average(parameters, 0.0, rounds - math.ceil(settings.average_tail * rounds))
+    return Average(parameters, settings.average) if settings.average else None
 
 
 def learning_rate(settings: OptimiserSettings, done: int, rounds: int) -> float:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,9 +26,12 @@ from uedp.mechanism.packing import (
 from uedp.methods import Autocast, SentenceTask
 from uedp.progress import SILENT, Progress
 from uedp.training import evaluation
+from uedp.training.mentions import Codes, Mentions, NameTokens
 from uedp.training.token_store import Ids, TokenStore, Truncation, count_ids, tokenised
 
 Encode = Callable[[Sequence[str]], npt.NDArray[np.float32]]
+_Measures = dict[str, float]
+_NO_CODES: Codes = np.zeros(0, dtype=np.uint16)
 
 
 class Task(SentenceTask, Protocol):
@@ -44,7 +48,8 @@ class Task(SentenceTask, Protocol):
     ) -> Mapping[str, float]:
         """Measures over all sentences, computed in batches of about `max_tokens`.
 
-        The model is in evaluation mode.
+        With mentions, the first of them is also measured on names and on the rest. The names of
+        measures of single categories end in `: CATEGORY`. The model is in evaluation mode.
         """
 
     def evaluate_some(self, model: nn.Module, sentences: Ints, autocast: Autocast) -> None:
@@ -70,6 +75,7 @@ class NextWord:
         tokenizer: Any,
         max_tokens: int,
         progress: Progress = SILENT,
+        mentions: Mentions | None = None,
     ) -> None:
         start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
         start = end if start is None else start
@@ -89,6 +95,9 @@ class NextWord:
             self._words += len(text.split())
             return ids
 
+        # a tokenizer that does not say where its tokens stand leaves names unmeasured
+        aligned = mentions and getattr(tokenizer, "is_fast", False)
+        names = NameTokens(mentions) if mentions and aligned else None
         rows = tokenised(
             texts,
             tokenizer,
@@ -96,10 +105,12 @@ class NextWord:
             self.truncation,
             between_start_and_end,
             progress,
+            None if names is None else names.add,
             add_special_tokens=False,
         )
         self._ids = TokenStore(rows, count_ids(tokenizer))
         self.lengths = np.maximum(self._ids.lengths, 2)
+        self._names, self._codes = names, _NO_CODES if names is None else names.codes()
 
     def packing_for(self, model: nn.Module) -> Packing:
         return packing_for(model, int(self.lengths.max(initial=0)))
@@ -110,8 +121,12 @@ class NextWord:
         width = int(self.lengths[sentences].max(initial=2))
         return {
             "input_ids": _padded(chosen, width, self._first),
-            "labels": _padded([ids[1:] for ids in chosen], width - 1, IGNORED),
+            "labels": _padded([self.labels_of(i) for i in sentences], width - 1, IGNORED),
         }
+
+    def labels_of(self, sentence: int) -> Ids:
+        """The tokens to predict, in order: all but the first."""
+        return self._ids[sentence][1:]
 
     def tokens_of(self, sentences: Ints) -> tuple[Ints, Ints]:
         """The ids of these sentences end to end, and the number of each one's."""
@@ -131,7 +146,7 @@ class NextWord:
             {
                 "ids": layout.fill(chosen, self._first),
                 "positions": layout.positions(),
-                "labels": layout.fill([own[1:] for own in chosen], IGNORED),
+                "labels": layout.fill([self.labels_of(s) for s in sentences], IGNORED),
             },
             model,
         )
@@ -167,13 +182,42 @@ class NextWord:
         if not tokens:
             raise UserError("nothing to evaluate: every sentence is empty")
         everything = np.arange(len(self._ids))
-        total = float(self.loss_sums(model, everything, autocast, max_tokens, progress).sum())
+        groups = None
+        if self._names is not None:
+            codes = [self._codes[low:high] for low, high in pairwise(self._ids.offsets)]
+            groups = evaluation.Groups(codes, len(self._names.sets))
+        sums, by_group = self._sums(model, everything, autocast, max_tokens, progress, groups)
+        total = float(sums.sum())
+        on_names, counted, detail = self._on_names(by_group)
         return {
-            "perplexity": math.exp(min(total / tokens, 700)),
-            "perplexity per word": math.exp(min(total / max(self._words, 1), 700)),
+            "perplexity": _perplexity(total, tokens),
+            **on_names,
+            "perplexity per word": _perplexity(total, self._words),
             "bits per token": total / tokens / math.log(2),
             "tokens": float(tokens),
+            **counted,
+            **detail,
         }
+
+    def _on_names(self, sums: npt.NDArray[np.float64]) -> tuple[_Measures, _Measures, _Measures]:
+        """Perplexities on names and on other tokens, the number of names, and both by category.
+
+        Args:
+            sums: the summed loss of the tokens of each set of categories.
+        """
+        counts = np.bincount(self._codes, minlength=len(sums))
+        if self._names is None or not counts[1:].any():
+            return {}, {}, {}
+        counts[0] -= int((self._ids.lengths > 0).sum())  # start tokens are not predicted
+        on = {"perplexity on names": _perplexity(sums[1:].sum(), int(counts[1:].sum()))}
+        if counts[0]:
+            on["perplexity on other tokens"] = _perplexity(sums[0], int(counts[0]))
+        detail = {}
+        for category, own in zip(self._names.categories, self._names.sets.T, strict=True):
+            if count := int(counts[own].sum()):
+                detail[f"perplexity on names: {category}"] = _perplexity(sums[own].sum(), count)
+                detail[f"name tokens: {category}"] = float(count)
+        return on, {"name tokens": float(counts[1:].sum())}, detail
 
     def evaluate_some(self, model: nn.Module, sentences: Ints, autocast: Autocast) -> None:
         self.loss_sums(model, sentences, autocast)
@@ -195,8 +239,19 @@ class NextWord:
         progress: Progress = SILENT,
     ) -> npt.NDArray[np.float64]:
         """The summed loss of each of these sentences, for evaluation: without a graph."""
+        return self._sums(model, sentences, autocast, max_tokens, progress)[0]
+
+    def _sums(
+        self,
+        model: nn.Module,
+        sentences: Ints,
+        autocast: Autocast,
+        max_tokens: int | None,
+        progress: Progress,
+        groups: evaluation.Groups | None = None,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         with without_padding_warning(model):
-            return evaluation.loss_sums(
+            return evaluation.loss_sums_by_group(
                 model,
                 [self._ids[sentence] for sentence in sentences],
                 self._first,
@@ -204,6 +259,7 @@ class NextWord:
                 max_tokens=max_tokens,
                 may_share=lambda: self.packing_for(model).shares_rows,
                 progress=progress,
+                groups=groups,
             )
 
     @property
@@ -226,8 +282,9 @@ class Classification:
         tokenizer: Any,
         max_tokens: int,
         progress: Progress = SILENT,
+        mentions: Mentions | None = None,
     ) -> None:
-        self._labels = _label_numbers(texts, labels, names)
+        self._labels, self._mentions = _label_numbers(texts, labels, names), mentions
         self._pad = tokenizer.pad_token_id
         self.truncation = Truncation()
         rows = tokenised(texts, tokenizer, max_tokens, self.truncation, progress=progress)
@@ -269,9 +326,13 @@ class Classification:
         labelled = np.flatnonzero(self._labels != IGNORED)
         if not len(labelled):
             raise UserError("nothing to evaluate: no sentence has text and a label")
-        wrong, loss = self._measured(model, labelled, autocast, max_tokens, progress)
-        count = float(len(labelled))
-        return {"error rate": wrong / count, "loss": loss / count, "sentences": count}
+        groups = self._groups()
+        measured = self._measured(model, labelled, autocast, max_tokens, progress, groups)
+        loss, wrong, *with_entities = measured
+        count, counts = float(len(labelled)), groups[labelled].sum(0).tolist()
+        on, counted, detail = _by_entities(wrong, count, with_entities, counts, self._mentions)
+        whole = {"loss": loss / count, "sentences": count}
+        return {"error rate": wrong / count, **on, **whole, **counted, **detail}
 
     def evaluate_some(self, model: nn.Module, sentences: Ints, autocast: Autocast) -> None:
         self._measured(model, sentences, autocast)
@@ -283,20 +344,30 @@ class Classification:
         autocast: Autocast,
         max_tokens: int | None = None,
         progress: Progress = SILENT,
+        groups: npt.NDArray[np.bool_] | None = None,
     ) -> list[float]:
-        """The number of wrong answers and the summed loss."""
+        """The summed loss, the number of wrong answers, and that in each group of sentences."""
+        groups = np.zeros((len(self._labels), 0), dtype=np.bool_) if groups is None else groups
 
         def measure(some: Ints) -> Tensor:
             batch = _to_device(self.batch(some), model)
             logits = _logits(model, batch)
-            wrong = (logits.argmax(1) != batch["labels"]).sum()
+            wrong = (logits.argmax(1) != batch["labels"]).to(logits.dtype)
+            own = torch.from_numpy(groups[some]).to(wrong)
             loss = nn.functional.cross_entropy(
                 logits, batch["labels"], ignore_index=IGNORED, reduction="sum"
             )
-            return torch.stack([wrong.to(loss.dtype), loss])
+            return torch.cat([loss[None], wrong.sum()[None], wrong @ own])
 
         with autocast():
             return evaluation.summed(model, measure, sentences, self.lengths, max_tokens, progress)
+
+    def _groups(self) -> npt.NDArray[np.bool_]:
+        """Sentences with entities: any, and each category; none without mentions."""
+        if not self._mentions:
+            return np.zeros((len(self._labels), 0), dtype=np.bool_)
+        by_category = self._mentions.by_sentence(len(self._labels))
+        return np.hstack([by_category.any(1, keepdims=True), by_category])
 
     def evaluation_precision(
         self, model: nn.Module, autocast: Autocast, evaluations: int = 1
@@ -314,8 +385,9 @@ class ProbeClassification(Classification):
         labels: Sequence[str | None],
         names: Sequence[str],
         vectors: npt.NDArray[np.float32],
+        mentions: Mentions | None = None,
     ) -> None:
-        self._labels = _label_numbers(texts, labels, names)
+        self._labels, self._mentions = _label_numbers(texts, labels, names), mentions
         self._vectors, self.truncation = vectors, Truncation()
         self.lengths = np.ones(len(vectors), dtype=np.int64)
 
@@ -324,6 +396,29 @@ class ProbeClassification(Classification):
             "vectors": torch.from_numpy(self._vectors[sentences]),
             "labels": torch.from_numpy(self._labels[sentences]),
         }
+
+
+def _by_entities(
+    wrong: float,
+    count: float,
+    wrong_with: Sequence[float],
+    count_with: Sequence[int],
+    mentions: Mentions | None,
+) -> tuple[_Measures, _Measures, _Measures]:
+    """Error rates with and without entities, the number with, and both by category."""
+    if not mentions or not count_with[0]:
+        return {}, {}, {}
+    on = {"error rate with entities": wrong_with[0] / count_with[0]}
+    if count > count_with[0]:
+        without = (wrong - wrong_with[0]) / (count - count_with[0])
+        on["error rate without entities"] = without
+    detail = {}
+    each = zip(mentions.categories, wrong_with[1:], count_with[1:], strict=True)
+    for category, own, number in each:
+        if number:
+            detail[f"error rate with entities: {category}"] = own / number
+            detail[f"sentences with entities: {category}"] = float(number)
+    return on, {"sentences with entities": float(count_with[0])}, detail
 
 
 def _label_numbers(
@@ -357,18 +452,24 @@ def build_task(
     max_tokens: int,
     encode: Encode | None = None,
     progress: Progress = SILENT,
+    mentions: Mentions | None = None,
 ) -> Task:
     """The task on these sentences, in their order.
 
     Args:
         names: all labels of a classification, in the order of the model's outputs.
         encode: for a model that takes vectors; every text is encoded once, here.
+        mentions: of entities in these sentences, which are then measured apart.
     """
     if kind == "next-word":
-        return NextWord(texts, tokenizer, max_tokens, progress)
+        return NextWord(texts, tokenizer, max_tokens, progress, mentions)
     if encode is not None:
-        return ProbeClassification(texts, labels, names, encode(texts))
-    return Classification(texts, labels, names, tokenizer, max_tokens, progress)
+        return ProbeClassification(texts, labels, names, encode(texts), mentions)
+    return Classification(texts, labels, names, tokenizer, max_tokens, progress, mentions)
+
+
+def _perplexity(loss: float, tokens: int) -> float:
+    return math.exp(min(float(loss) / max(tokens, 1), 700))
 
 
 def _padded(rows: Sequence[Ids], width: int, fill: int) -> Tensor:

@@ -13,6 +13,7 @@ from uedp.incidence import Ints
 from uedp.progress import SILENT, Progress
 
 Ids = npt.NDArray[np.integer[Any]]
+Seen = Callable[[Sequence[str], Any, Ints], None]
 
 AT_ONCE = 4096  # texts that are tokenised at a time
 
@@ -82,6 +83,11 @@ class TokenStore:
         return np.asarray(self._ids[places], dtype=np.int64), lengths
 
     @property
+    def offsets(self) -> Ints:
+        """Where each row begins, all end to end, and the end of the last."""
+        return self._offsets
+
+    @property
     def lengths(self) -> Ints:
         return np.diff(self._offsets)
 
@@ -93,9 +99,13 @@ def tokenised(
     truncation: Truncation,
     finish: Callable[[str, list[int]], list[int]] = lambda text, ids: ids,
     progress: Progress = SILENT,
+    seen: Seen | None = None,
     **options: bool,
 ) -> Iterator[list[list[int]]]:
-    """Batches of the ids of texts, each cut at `max_tokens` and then passed through `finish`."""
+    """Batches of the ids of texts, each cut at `max_tokens` and then passed through `finish`.
+
+    `seen` is called with the texts of a batch, what the tokenizer gave, and the final lengths.
+    """
     with progress.stage("tokenising", len(texts), "sentences") as meter:
         for start in range(0, len(texts), AT_ONCE):
             batch = list(texts[start : start + AT_ONCE])
@@ -109,7 +119,10 @@ def tokenised(
                     truncation.tokens += cut
                     truncation.of_tokens += cut
             truncation.of_sentences += len(batch)
-            yield [finish(text, ids) for text, ids in zip(batch, rows, strict=True)]
+            finished = [finish(text, ids) for text, ids in zip(batch, rows, strict=True)]
+            if seen is not None:
+                seen(batch, encoded, np.fromiter(map(len, finished), np.int64, len(finished)))
+            yield finished
             meter.advance(len(batch))
 
 

@@ -1,0 +1,238 @@
+"""What protecting names costs: the trials of `research/utility.py`, read from their results.
+
+They need an accelerator: `python -m research.utility train` runs them there. Copy the JSON files
+that it writes into `OUT/utility`; this experiment trains nothing. Every comparison is of the best
+setting by validation among those that all methods were given; the search for more signal stands
+apart.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from research import markdown, parts, runs
+from research.base import Options, Result
+from research.markdown import format_measure
+from research.render import format_repeats, not_run_note
+from research.select_results import REPEAT, Row, best_setting, mean_test
+from research.sources import TRAINING_SETS
+from research.trial_runner import measured_apart
+from research.utility import DATA, SETTINGS, SMALLER, VARIANTS
+
+FOLDER = "utility"
+MEASURE = "perplexity"
+SEARCH = "-at-0.1"  # in the names of trials that search for more signal
+PROTECTS_BOTH = ("fair-shares", "rotation")
+NAMES = {
+    "user-level": "user-level DP",
+    "fair-shares": "fair shares: users and entities",
+    "rotation": "rotation: users and entities",
+    "user-level-public": "user-level DP, public text first",
+    "fair-shares-public": "fair shares, public text first",
+    "user-level-deidentified": "user-level DP on placeholders",
+    "user-level-surrogates": "user-level DP on surrogates",
+    "noiseless": "noiseless (no guarantee)",
+    "deidentified": "placeholders (no guarantee)",
+    "noiseless-surrogates": "surrogates (no guarantee)",
+}
+_KEPT = 0.02  # what a way to more signal must gain
+
+
+def measure(options: Options) -> Result:
+    folder = options.work.parent.parent / FOLDER
+    rows = [_row(result) for result in runs.load_results(folder)] if folder.is_dir() else []
+    known = {row["data"] for row in rows}
+    return {
+        "quick": options.quick,
+        "measure": MEASURE,
+        "panels": {data: TRAINING_SETS[data].title for data in DATA if data in known},
+        "paper": {},
+        "rows": rows,
+        "by_users": list(_by_users(rows)),
+    }
+
+
+def _row(result: Mapping[str, Any]) -> Result:
+    privacy, key = result["config"]["privacy"], result["measure"]
+    row: Result = {
+        "name": result["name"],
+        "setting": result["name"].partition(REPEAT)[0],
+        "data": result["data"],
+        "panel": result["data"],
+        "category": result["category"],
+        "method": _method(result),
+        "target": privacy["epsilon"],
+        "epsilon": result["epsilon"],
+        "noise": result["noise"],
+        "user_rate": privacy["user_rate"],
+        "rounds": privacy["rounds"],
+        "share": privacy["entity_share"],
+        "precision": result.get("precision"),
+        "extended_rate": privacy["extended_rate"],
+        "published": None,
+        "seconds": result["seconds"],
+        "outdated": runs.is_outdated(result),
+        "parts": measured_apart(result["test"]),
+    }
+    row |= {part: result[part][key] for part in ("before", "validation", "test")}
+    return row | ({"test": None, "parts": None} if row["outdated"] else {})
+
+
+def _method(result: Mapping[str, Any]) -> str:
+    """The method, with what it was trained on if that is not the text of the corpus."""
+    name: str = result["config"]["privacy"]["method"]
+    for other in (result.get("texts"), "public" if result.get("public") else None):
+        name += f"-{other}" if other else ""
+    return name
+
+
+def _compared(rows: Sequence[Row], data: str) -> list[Row]:
+    """The rows of a data set that are comparable: all entities, and no search for more signal."""
+    return [
+        row
+        for row in rows
+        if (row["data"], row["category"]) == (data, "all") and SEARCH not in row["setting"]
+    ]
+
+
+def _by_users(rows: Sequence[Row]) -> Iterator[Result]:
+    """The ratio to user-level DP for each number of users of the same corpus."""
+    for data in (*SMALLER[::-1], "blogs"):
+        own = _compared(rows, data)
+        for method in PROTECTS_BOTH:
+            for target in _targets(own):
+                ratio = _ratio(own, method, target)
+                if ratio is not None:
+                    users = SETTINGS[data].users
+                    yield {"users": users, "method": method, "target": target, "ratio": ratio}
+
+
+def _targets(rows: Sequence[Row]) -> list[float]:
+    return sorted({row["target"] for row in rows if row["target"] is not None}, reverse=True)
+
+
+def _ratio(rows: Sequence[Row], method: str, target: float) -> float | None:
+    ours = mean_test(best_setting(rows, method=method, target=target))
+    theirs = mean_test(best_setting(rows, method="user-level", target=target))
+    return None if ours is None or theirs is None else ours / theirs
+
+
+# --- for the results page ------------------------------------------------------------------------
+
+
+def draw(result: Result, path: Path) -> None:
+    from research.plots.utility import against_epsilon
+
+    shown = [row for row in result["rows"] if SEARCH not in row["setting"]]
+    against_epsilon({**result, "rows": shown}, path)
+
+
+def table(result: Result) -> str:
+    """All methods and their ratios, where the cost falls, users, categories, more signal."""
+    rows = result["rows"]
+    if not rows:
+        return "*not run*"
+    compared = [row for row in rows if SEARCH not in row["setting"]]
+    sections = (
+        _main_table(result),
+        _users_table(result["by_users"]),
+        parts.table({**result, "rows": compared}),
+        _categories_table(result),
+        _search_table(result),
+        markdown.bullets(*not_run_note(rows)),
+    )
+    return "\n\n".join(filter(None, sections))
+
+
+def _main_table(result: Result) -> str:
+    targets = _targets(result["rows"])
+    header = (
+        f"{MEASURE} on the test part",
+        *(f"epsilon {target:g}" for target in targets),
+        *(f"ratio to user-level DP at {target:g}" for target in targets),
+        "without noise",
+    )
+    lines = []
+    for data, title in result["panels"].items():
+        own = _compared(result["rows"], data)
+        for method, name in NAMES.items():
+            if not any(row["method"] == method for row in own):
+                continue
+            at = [_cell(best_setting(own, method=method, target=target)) for target in targets]
+            ratios = [_ratio(own, method, target) for target in targets]
+            plain = _cell(best_setting(own, method=method, target=None))
+            shown = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+            lines.append([f"{title}, {name}", *at, *shown, plain])
+    return markdown.table(header, lines)
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    return format_repeats(rows, MEASURE) if rows else "-"
+
+
+def _users_table(by_users: Sequence[Row]) -> str:
+    if not by_users:
+        return ""
+    counts = sorted({one["users"] for one in by_users})
+    known = {(one["method"], one["target"], one["users"]): one["ratio"] for one in by_users}
+    lines = []
+    for method, target in dict.fromkeys(key[:2] for key in known):
+        ratios = (known.get((method, target, users)) for users in counts)
+        cells = ("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        lines.append([f"{NAMES[method].partition(':')[0]}, epsilon {target:g}", *cells])
+    header = ("blogs, ratio to user-level DP", *(f"{users:,} users" for users in counts))
+    return markdown.table(header, lines)
+
+
+def _categories_table(result: Result) -> str:
+    """One category protected, beside all of them."""
+    header = ("fair shares, one category protected", "epsilon", MEASURE)
+    lines = []
+    for data, title in result["panels"].items():
+        own = [row for row in result["rows"] if row["data"] == data]
+        for category in sorted({row["category"] for row in own} - {"all"}):
+            for target in _targets(own):
+                best = best_setting(own, method="fair-shares", target=target, category=category)
+                if best:
+                    lines.append([f"{title}, {category}", f"{target:g}", _cell(best)])
+    return markdown.table(header, lines) if lines else ""
+
+
+def _search_table(result: Result) -> str:
+    """Ways to more signal from the same noise, by validation, and which of them are kept."""
+    bases = {
+        data: own
+        for data in result["panels"]
+        if (own := _searched(result["rows"], data, "")) is not None
+    }
+    if not bases:
+        return ""
+    header = (
+        "more signal from the same noise, validation",
+        *(result["panels"][data] for data in bases),
+    )
+    lines: list[list[str]] = []
+    gains: dict[str, int] = {}
+    for name in VARIANTS:
+        cells = []
+        for data, base in bases.items():
+            own = _searched(result["rows"], data, name)
+            change = None if own is None else own / base - 1
+            if change is not None and change <= -_KEPT:
+                gains[name] = gains.get(name, 0) + 1
+            shown = "" if not name or change is None else f" ({change:+.1%})"
+            cells.append("-" if own is None else f"{format_measure(own, MEASURE)}{shown}")
+        lines.append([name.strip("-") or "as it is", *cells])
+    kept = [f"`{name.strip('-')}`" for name, count in gains.items() if count > 1]
+    told = f"Better by {_KEPT:.0%} on two data sets: {', '.join(kept) or 'none of them'}."
+    return "\n\n".join([markdown.table(header, lines), markdown.bullets(told)])
+
+
+def _searched(rows: Sequence[Row], data: str, name: str) -> float | None:
+    own = [
+        row["validation"]
+        for row in rows
+        if row["setting"] == f"{data}-fair-8{SEARCH}{name}" and row["test"] is not None
+    ]
+    return mean(own) if own else None
