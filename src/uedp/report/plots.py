@@ -43,11 +43,15 @@ def epsilon_curves(curves: dict[str, list[tuple[int, float]]], delta: float, pat
     save(figure, path)
 
 
+def check_figure_name(path: Path) -> None:
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise UserError(f"{path}: the name of a figure must end in .png, .svg or .pdf")
+
+
 def new_figure(path: Path, rows: int, columns: int) -> Any:
     from matplotlib.figure import Figure
 
-    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise UserError(f"{path}: the name of a figure must end in .png, .svg or .pdf")
+    check_figure_name(path)
     figure = Figure(figsize=(5.2 * columns, 3.4 * rows), layout="constrained")
     return figure, figure.subplots(rows, columns)
 
