@@ -1,0 +1,1 @@
+"""The studio: a local page to look at entities, budgets and runs before anything is spent."""
