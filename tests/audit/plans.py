@@ -6,7 +6,14 @@ from functools import cache
 import numpy as np
 
 from uedp.accounting.profile import PrivacyEvent
-from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
+from uedp.accounting.proven import (
+    EntityProfile,
+    FairMissedProfile,
+    MissedProfile,
+    RotationProfile,
+    UedpAlgProfile,
+    UserLevelProfile,
+)
 from uedp.audit.mechanism import Case, Mechanism
 from uedp.audit.verdict import Claim
 from uedp.audit.worlds import World, _rotated, threats
@@ -23,12 +30,14 @@ def plan(profile: PrivacyEvent, **privacy) -> Plan:
     """One round of what a profile describes; `privacy` are further fields of that section."""
     if isinstance(profile, MissedProfile):
         profile = profile.rotation
+    if isinstance(profile, FairMissedProfile):
+        profile = profile.fair
     fields = {"noise": profile.noise, "user_rate": profile.user_rate, "rounds": 1, **privacy}
-    if isinstance(profile, RotationProfile):
+    if isinstance(profile, EntityProfile):
         fields |= {
-            "method": "rotation",
+            "method": profile.method,
             "entity_share": profile.entity_share,
-            "entity_rate": profile.entity_rate,
+            "entity_rate": getattr(profile, "entity_rate", 1.0),
             "extended_rate": profile.extended_rate,
         }
     else:
@@ -48,7 +57,7 @@ def worlds(profile: PrivacyEvent, target: str, sampling: Sampling | None = None)
     """The worst worlds known for a target, without the large one of many holders."""
     some = sampling or Sampling(profile.user_rate, 0.5)
     (found,) = (one.worlds for one in threats(profile, some) if one.target == target)
-    return [world for world in found if world.name != "10 holders"]
+    return [world for world in found if "10 holders" not in world.name]
 
 
 def many_holders(profile: RotationProfile, holders: int) -> World:

@@ -8,9 +8,10 @@ import pytest
 from uedp.accounting.missed import missed_epsilon
 from uedp.accounting.proven import RotationProfile
 from uedp.audit import detection
-from uedp.audit.detection import false_hit_costs, miss_costs, usable_share
+from uedp.audit.detection import false_hit_costs, miss_costs
 from uedp.entities.coverage import DetectionErrors
 from uedp.incidence import Incidence
+from uedp.mechanism.sampling import usable_share
 from uedp.methods import PrivacySettings
 
 PRIVACY = PrivacySettings(epsilon=8, rounds=20)

@@ -269,7 +269,7 @@ def test_lending_among_the_drawn_is_caught(seed):
             )
             # the same users again, now that who else was drawn decides whom an entity is lent to
             who = draw(seen, plan.sampling, _Repeating(is_drawn), key)
-            bounds = plan.clips.of_sentences(who.crowding).double().numpy()
+            bounds = plan.clips.of_sentences(who.weights).double().numpy()
             return Draw(who, np.ones(len(bounds)), bounds)
 
         return rounds

@@ -19,7 +19,7 @@ import torch
 from tests.audit import plans
 from tests.models import tiny
 from tests.training import worlds
-from uedp.accounting.proven import RotationProfile, UserLevelProfile
+from uedp.accounting.proven import FairSharesProfile, RotationProfile, UserLevelProfile
 from uedp.audit.mechanism import cases
 from uedp.audit.plans import plan_of
 from uedp.audit.sensitivity import measure
@@ -30,11 +30,12 @@ from uedp.entities.detectors import register_detector
 from uedp.entities.propagation import KnownSurfaces
 from uedp.errors import UserError
 from uedp.incidence import Incidence
+from uedp.mechanism import fair
 from uedp.mechanism import release as releasing
 from uedp.mechanism import sampling as drawing
 from uedp.mechanism.clip import Engine, clipping
 from uedp.mechanism.clip.rules import TiedLookup
-from uedp.methods import ClippedMethod, rotation
+from uedp.methods import ClippedMethod, fair_shares, rotation
 from uedp.models.trainable import make_trainable
 from uedp.training import build, tasks
 from uedp.training.plan import build_plan
@@ -55,9 +56,26 @@ def crowding_after_coins(patch) -> None:
         place, sentences, mentions = drawing.select(incidence, users, sampling, key, usable)
         heads = drawing._coins(mentions, sampling, rng)
         rows = drawing.grouped(users, place[heads], sentences[heads])
-        return drawing.Participants(users, rows, drawing.crowding(mentions.where(heads)))
+        return drawing.Participants(users, rows, 1 / drawing.crowding(mentions.where(heads)))
 
     patch.setattr(rotation, "draw", after)
+
+
+def a_share_for_everyone(patch) -> None:
+    """Fair shares that are not divided among those who mention an entity."""
+    patch.setattr(fair, "_filled", lambda incidence, selected, share: selected.astype(float))
+
+
+def shares_among_the_drawn(patch) -> None:
+    """What an undrawn user would have is given to the others."""
+
+    def among(incidence, sampling, rng, weights):
+        who = drawing.draw_weighted(incidence, sampling, rng, weights)
+        selected = np.isin(np.arange(incidence.sentences), who.sentences.values)
+        shared = fair._filled(incidence, selected, 0.3)
+        return drawing.Participants(who.users, who.sentences, shared[who.sentences.values])
+
+    patch.setattr(fair_shares, "draw_weighted", among)
 
 
 def lending_among_the_drawn(patch) -> None:
@@ -181,6 +199,7 @@ def one_entity_not_propagated(patch) -> None:
 
 PLAN = plans.plan(RotationProfile(1.0, 0.3, 0.3, entity_rate=0.6, extended_rate=0.7))
 USERS = plans.plan(UserLevelProfile(1.0, 0.3))
+FAIR = plans.plan(FairSharesProfile(1.0, 0.3, 0.3))
 
 
 def rounds_measured() -> list[str]:
@@ -191,6 +210,11 @@ def rounds_measured() -> list[str]:
 def rounds_of_users_measured() -> list[str]:
     """The same of user-level privacy."""
     return measure(USERS, seed=1, rounds=2, scanned=60, chance=1e-6).broken
+
+
+def rounds_of_fair_shares_measured() -> list[str]:
+    """The same of fair shares."""
+    return measure(FAIR, seed=1, rounds=2, scanned=30, chance=1e-6).broken
 
 
 @cache
@@ -334,6 +358,8 @@ SABOTAGES = [
     Row(crowding_one, rounds_measured, "emptying an entity moved"),
     Row(crowding_one, runs_attacked, "does better than the proven epsilon"),
     Row(crowding_after_coins, rounds_measured, "decided how the clips of sentences were divided"),
+    Row(a_share_for_everyone, rounds_of_fair_shares_measured, "emptying an entity moved"),
+    Row(shares_among_the_drawn, rounds_of_fair_shares_measured, "clips of sentences were divided"),
     Row(lending_among_the_drawn, rounds_measured, "who else was drawn decided"),
     Row(lending_among_the_drawn, runs_attacked, "does better than the proven epsilon"),
     Row(clipping_by_pieces, rounds_measured, "emptying a user moved"),

@@ -8,7 +8,12 @@ from scipy import stats
 
 from tests.audit import plans
 from tests.training import worlds
-from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile
+from uedp.accounting.proven import (
+    FairSharesProfile,
+    RotationProfile,
+    UedpAlgProfile,
+    UserLevelProfile,
+)
 from uedp.audit import sensitivity
 from uedp.audit.sensitivity import measure, relative_noise, stress_incidence
 from uedp.errors import UserError
@@ -29,6 +34,7 @@ SMALL = {"seed": 0, "rounds": 3, "scanned": 60, "chance": 1e-6}
         (RotationProfile(0.5, 0.3, 1.5, entity_rate=0.5, extended_rate=0.8), {"update_clip": 0.1}),
         (ROTATION, {"sentences_per_user": 5, "sentences_per_entity": 2}),
         (RotationProfile(2.0, 1.0, 0.3, extended_rate=0.0), {}),
+        (FairSharesProfile(1.0, 0.3, 0.4, extended_rate=0.8), {"sentences_per_user": 3}),
         (UserLevelProfile(1.0, 0.3), {"sentences_per_user": 7}),
         pytest.param(RotationProfile(1.0, 0.002, 0.3), {}, marks=pytest.mark.slow),
     ],

@@ -8,6 +8,8 @@ import pytest
 from tests.audit.plans import many_holders, mechanism, worlds
 from uedp.accounting.divergence import ShiftedGaussian
 from uedp.accounting.proven import (
+    FairMissedProfile,
+    FairSharesProfile,
     MissedProfile,
     RotationProfile,
     UedpAlgProfile,
@@ -20,6 +22,7 @@ from uedp.errors import UserError
 from uedp.mechanism.sampling import Sampling
 
 ROTATION = RotationProfile(1.0, 0.3, 0.3)
+FAIR = FairSharesProfile(1.0, 0.3, 0.3)
 CASES = [
     (UserLevelProfile(1.0, 0.3), "user"),
     (ROTATION, "user"),
@@ -37,6 +40,12 @@ CASES = [
     ),
     (MissedProfile(ROTATION, 2, 3, 0.3), "missed mention"),
     (MissedProfile(RotationProfile(1.0, 0.3, 0.9), 1, 4, 0.9), "missed mention"),
+    (FAIR, "user and entity"),
+    (FairSharesProfile(1.0, 0.3, 1.0, extended_rate=0.6), "user and entity"),
+    (
+        FairMissedProfile(FairSharesProfile(1.0, 0.3, 0.4, extended_rate=0.7), 2, 0.8),
+        "missed mention",
+    ),
     (UedpAlgProfile(2.0, 0.3, 8, 5), "user and entity"),
     (UedpAlgProfile(2.0, 0.3, 8, 5), "user"),
     (UedpAlgProfile(2.0, 0.3, 8, 5), "entity"),
@@ -51,6 +60,7 @@ def sums(found, replicas: Replicas, seed: int = 5):
     )
 
 
+FAIR_AT = next(at for at, (profile, _) in enumerate(CASES) if profile == FAIR)
 LIMITS = [
     {},
     {"sentences_per_user": 1},
@@ -64,6 +74,7 @@ LIMITS = [
     [
         *((profile, kind, {}) for profile, kind in CASES),
         *((CASES[at][0], CASES[at][1], limit) for at in (0, 1, 3, 7) for limit in LIMITS[1:]),
+        (*CASES[FAIR_AT], {"sentences_per_user": 5}),
         *((*CASES[at], {"extended_rate": 0.7, "entity_rate": 0.1}) for at in (-3, -2, -1)),
     ],
 )
@@ -120,8 +131,11 @@ def test_what_is_emptied_is_what_the_adjacency_says(profile, kind):
             expected |= mentions
         if kind == "missed mention":
             beside = world.empties & ~expected
-            assert len(set(incidence.sentence_user[beside].tolist())) == profile.holders
-            assert beside.sum() == profile.holders * profile.per_user
+            users, each = 2, 2
+            if isinstance(profile, MissedProfile):
+                users, each = profile.holders, profile.per_user
+            assert len(set(incidence.sentence_user[beside].tolist())) == users
+            assert beside.sum() == users * each
             assert incidence.extended[beside].all()
         elif world.name.endswith("a sentence"):  # its own extended entity
             (sentence,) = np.flatnonzero(world.empties & ~expected)

@@ -108,7 +108,8 @@ class Canaries:
             [*data.train.texts, *(c.text if c.inside else "" for c in planted)],
             [*data.train.labels, *(c.label if c.inside else None for c in planted)],
         )
-        return TrainingData(train, incidence, ledger)  # no evaluation: it would cost time
+        # no evaluation: it would cost time
+        return TrainingData(train, incidence, ledger, public=data.public)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"

@@ -15,8 +15,7 @@ from uedp.accounting.missed import missed_epsilon
 from uedp.accounting.profile import Profile
 from uedp.accounting.proven import epsilon as proven_epsilon
 from uedp.entities.coverage import DetectionErrors, with_unions
-from uedp.incidence import Incidence
-from uedp.mechanism.sampling import supply_of
+from uedp.mechanism.sampling import usable_share
 from uedp.methods import PrivacySettings, method_named
 
 EPSILON = 8.0
@@ -25,13 +24,6 @@ EPSILON = 8.0
 USERS = (1, 2, 5, 10, 20, 50, 100)
 SENTENCES = (1, 2, 5)  # beyond: all sentences of a user
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
-
-
-def usable_share(incidence: Incidence, draws: int = 4) -> float:
-    """The share of sentences that a round can use: those whose entities are lent to their user."""
-    if not incidence.sentences:
-        return 1.0
-    return float(supply_of(incidence, draws).sentences_per_user.sum() / incidence.sentences)
 
 
 def false_hit_costs(errors: DetectionErrors) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Attack the mechanism itself: its own draws, clips and noise, on content an adversary chose.
 
-The target is a run's plan. Its rates, limits, clips and weights, the lending, the crowding rule and
-the randomness of a round are those that training takes from the same plan, by the same code. Many
+The target is a run's plan. Its rates, limits, clips and weights, the lending, the weights and the
+randomness of a round are those that training takes from the same plan, by the same code. Many
 runs are simulated at once by replicating a world's incidence side by side: replicas share no user,
 sentence or entity, so one draw gives one round of all of them, and one call of the noise gives each
 its own. The two projections are computed on numbers.
@@ -119,7 +119,7 @@ def clipped_draws(plan: Plan, incidence: Incidence) -> Draws:
 
     def draw(number: int, uniforms: Uniforms, key: int) -> Draw:
         who = sample(number, uniforms, key)
-        bounds = plan.clips.of_sentences(who.crowding).double().numpy()
+        bounds = plan.clips.of_sentences(who.weights).double().numpy()
         return Draw(who, np.ones(len(bounds)), bounds)
 
     return draw
@@ -130,7 +130,7 @@ def local_update_draws(plan: Plan, incidence: Incidence) -> Draws:
 
     def draw(number: int, uniforms: Uniforms, key: int) -> Draw:
         drawn = draw_uedp_alg(incidence, plan.sampling, uniforms, np.ones(incidence.entities))
-        ones = np.ones(len(drawn.weights), int)
+        ones = np.ones(len(drawn.weights))
         who = Participants(drawn.users, drawn.sentences, ones)
         return Draw(who, drawn.weights, np.full(len(ones), np.inf))
 

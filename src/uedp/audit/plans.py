@@ -31,7 +31,12 @@ def auditable_methods() -> list[str]:
 def read_plan(path: Path, changes: Sequence[str] = ()) -> tuple[Plan, Incidence]:
     """The plan of a config file, or of a run directory, and the incidence it is for."""
     config = load_config(path / CONFIG if path.is_dir() else path, changes)
-    incidence = Incidence.of(Corpus(config.data.train).folder)
+    if config.model.continued and config.privacy.noise is None:
+        raise UserError(
+            f"{path}: trains on from another run, which its epsilon counts; to audit its rounds, "
+            "set privacy.noise to that of its certificate"
+        )
+    _, incidence = Corpus(config.data.train).for_rounds()
     return build_plan(choose(config, incidence).config, incidence), incidence
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from uedp.accounting.divergence import Floats
 from uedp.errors import UserError
 from uedp.incidence import Ints
+from uedp.training.decoding import KeptState, last_logits
 from uedp.training.tasks import without_padding_warning
 
 _MANY = 64  # endings of one prefix, from which on caching its keys and values pays
@@ -97,7 +98,7 @@ def _side_by_side(model: Any, questions: Sequence[Question], max_tokens: int) ->
     endings = Endings([rows[i] for i in order], np.argsort(order, kind="stable")[place], last)
 
     def logits_from(ids: Tensor, first: int) -> Tensor:
-        return _last_logits(model, ids, ids.shape[1] - first + 1)
+        return last_logits(model, ids, ids.shape[1] - first + 1)
 
     device = next(model.parameters()).device
     scores = _scores(endings, starts[order], logits_from, device, max_tokens)
@@ -160,14 +161,6 @@ def _padded(rows: Sequence[Sequence[int]]) -> Ints:
     return ids
 
 
-def _last_logits(model: Any, ids: Tensor, count: int) -> Tensor:
-    """At the last positions only: a large vocabulary's head costs more than the rest of a model."""
-    accepts = "logits_to_keep" in inspect.signature(model.forward).parameters
-    given = {"logits_to_keep": count} if accepts else {}
-    logits: Tensor = model(input_ids=ids, **given).logits[:, -count:].float()
-    return logits
-
-
 class Scorer:
     """Scores texts by a causal model and its tokenizer."""
 
@@ -226,7 +219,7 @@ class Scorer:
     def _beams(self, ids: Tensor, tokens: int, beams: int) -> Tensor:
         """(prompts, length) to (prompts, beams, tokens), likeliest first."""
         prompts, length = ids.shape
-        held, memory = ids[:, None], _Memory(self._model)
+        held, memory = ids[:, None], KeptState(self._model)
         scores = torch.zeros(prompts, 1, device=ids.device)
         first = torch.arange(prompts, device=ids.device)[:, None]
         for _ in range(tokens):
@@ -241,40 +234,6 @@ class Scorer:
             ancestors = held.gather(1, parents[:, :, None].expand(-1, -1, held.shape[2]))
             held = torch.cat([ancestors, added], 2)
         return held[:, :, length:]
-
-
-class _Memory:
-    """What a model keeps of texts that grow by a token at a time: keys and values, or states.
-
-    A model that keeps nothing reads the whole texts again.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self._model = model
-        self._kept: Any = None
-        self._accepts = inspect.signature(model.forward).parameters
-
-    def next_logits(self, texts: Tensor) -> Tensor:
-        """For the token after each text; all but the last token were there before, if kept."""
-        new = texts if self._kept is None else texts[:, -1:]
-        if "past_key_values" in self._accepts:
-            last = {"logits_to_keep": 1} if "logits_to_keep" in self._accepts else {}
-            read = self._model(input_ids=new, past_key_values=self._kept, use_cache=True, **last)
-            self._kept = read.past_key_values
-        elif "resumable" in self._accepts:  # ours
-            read = self._model(input_ids=new, state=self._kept, resumable=True)
-            self._kept = read.state
-        else:
-            return _last_logits(self._model, texts, 1)[:, 0]
-        logits: Tensor = read.logits[:, -1].float()
-        return logits
-
-    def keep(self, texts: Tensor) -> None:
-        """Of the texts only these, by number; one may be there several times."""
-        if isinstance(self._kept, list):
-            self._kept = [tuple(part[texts] for part in state) for state in self._kept]
-        elif self._kept is not None:
-            self._kept.batch_select_indices(texts)
 
 
 class Completions:

@@ -233,8 +233,7 @@ def _participants(plan: Plan, incidence: Incidence, number: int) -> Participants
     """Who takes part in a round; everyone, where the method does not say."""
     if not issubclass(plan.method, ClippedMethod):
         sentences = incidence.user_sentences
-        ones = np.ones(incidence.sentences, dtype=np.int64)
-        return Participants(np.arange(incidence.users), sentences, ones)
+        return Participants(np.arange(incidence.users), sentences, np.ones(incidence.sentences))
     sample = plan.method.sampler(plan.round_settings, incidence)
     randomness = Randomness(plan.config.privacy.seed)
     with randomness.of_round(number, torch.device("cpu")) as (uniforms, key, _):
@@ -271,16 +270,16 @@ def _selection_faults(plan: Plan, incidence: Incidence, draws: Sequence[Particip
     broken = []
     for number, who in enumerate(draws):
         whole = _participants(everyone, incidence, number)
-        crowding = np.zeros(incidence.sentences, dtype=np.int64)
-        crowding[whole.sentences.values] = whole.crowding
+        weights = np.zeros(incidence.sentences)
+        weights[whole.sentences.values] = whole.weights
         used = who.sentences.values
-        if not crowding[used].all():
+        if not weights[used].all():
             broken.append("who else was drawn decided which sentences of a user were used")
-        elif (crowding[used] != who.crowding).any():
+        elif (weights[used] != who.weights).any():
             broken.append(
                 "who else was drawn, or a coin, decided how the clips of sentences were divided"
             )
-        elif not _explained_by_coins(plan, incidence, who, crowding > 0):
+        elif not _explained_by_coins(plan, incidence, who, weights > 0):
             broken.append("sentences of a drawn user were left out by something other than coins")
     return broken
 
@@ -335,11 +334,12 @@ class _Round:
         return float(self._sum(np.ones_like(self.used)).norm())
 
     def _allowed(self, target: Target, user: int, of_user: Mask, of_entity: Mask) -> float:
-        """The bound of Theorem 1, given who was drawn and which sentences were used."""
+        """The bound of the theorems, given who was drawn and the weights of their sentences."""
         allowed = 1.0 if target != "entity" and user in self.who.users else 0.0
         others = of_entity if target == "entity" else of_entity & ~of_user
-        if target != "user" and (self.used & others).any():
-            allowed += self.plan.clips.share
+        if target != "user":
+            part = float(self.who.weights[others[self.who.sentences.values]].sum())
+            allowed += self.plan.clips.share * min(1.0, part)
         return allowed
 
     def _sum(self, emptied: Mask) -> Tensor:

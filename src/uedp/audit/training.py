@@ -12,7 +12,7 @@ The attacker of the *white box* score sees every round's noisy sum, as the proof
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -216,6 +216,7 @@ def audit(
     references: int = 512,
     refresh: int | None = None,
     resume: bool = False,
+    inspect: Callable[[Outcome], None] = lambda outcome: None,
     progress: Progress = SILENT,
     say: Say = lambda line: None,
 ) -> TrainingAudit | None:
@@ -230,6 +231,7 @@ def audit(
         references: how many texts of the corpus the white box computes gradients of. More of them
             tell canaries from the others better, and take longer.
         refresh: after how many rounds gradients are recomputed; by default a twentieth of them.
+        inspect: called with the finished run before its model is removed, to measure it.
 
     Guarantees:
       - the rounds are those of `loop.run` on the corpus with the canaries in it
@@ -281,6 +283,7 @@ def audit(
     attack.keep()
     if not outcome.finished:
         return None
+    inspect(outcome)
     result = _result(config, canaries, attack.seen, outcome, claimed, confidence)
     write_atomically(out / AUDIT, result.to_json())
     _remove_run(out)

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.profile import PrivacyEvent
-from uedp.accounting.proven import Guarantee, MissedProfile, guarantee
+from uedp.accounting.proven import FairMissedProfile, Guarantee, MissedProfile, guarantee
 from uedp.accounting.published import NOT_A_GUARANTEE
 from uedp.audit.bounds import (
     Curve,
@@ -255,4 +255,6 @@ def _bound(epsilon: float, point: Point) -> Bound:
 def with_noise(profile: PrivacyEvent, noise: float) -> PrivacyEvent:
     if isinstance(profile, MissedProfile):
         return replace(profile, rotation=replace(profile.rotation, noise=noise))
+    if isinstance(profile, FairMissedProfile):
+        return replace(profile, fair=replace(profile.fair, noise=noise))
     return replace(profile, noise=noise)  # type: ignore[type-var]

@@ -21,9 +21,17 @@ from scipy import stats
 from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.pld import PrivacyLossDistribution, compose
 from uedp.accounting.profile import PrivacyEvent
-from uedp.accounting.proven import MissedProfile, RotationProfile, UedpAlgProfile, UserLevelProfile
+from uedp.accounting.proven import (
+    FairMissedProfile,
+    FairSharesProfile,
+    MissedProfile,
+    RotationProfile,
+    UedpAlgProfile,
+    UserLevelProfile,
+)
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
+from uedp.mechanism.fair import Sharing, fair_shares
 from uedp.mechanism.lending import Mask
 from uedp.mechanism.sampling import Sampling
 
@@ -262,6 +270,81 @@ def _rotated(
     corpus.user()  # a bystander: drawn like all others, with nothing to give
     title = rest if holders == 1 else f"{holders} holders"
     return corpus.world(f"{title}, a sentence" if extended else title, emptied, full)
+
+
+@worst_case_worlds(FairSharesProfile)
+def _fair_shares(profile: FairSharesProfile, sampling: Sampling) -> Iterator[Threat]:
+    yield Threat("user", profile, [_shared(profile, "user", "nothing else", 0, sampling)])
+    rests: tuple[Rest, ...] = ("towards", "against", "nothing else")
+    for target in TARGETS[1:]:
+        several = [*itertools.product((1, 2), rests), (_HOLDERS, "nothing else")]
+        worlds = [_shared(profile, target, rest, count, sampling) for count, rest in several]
+        yield Threat(target, profile, worlds)
+    yield from _fair_missed(FairMissedProfile(profile, 1, profile.entity_share), sampling)
+
+
+@worst_case_worlds(FairMissedProfile)
+def _fair_missed(profile: FairMissedProfile, sampling: Sampling) -> Iterator[Threat]:
+    rests: tuple[Rest, ...] = ("towards", "against", "half way")
+    target: Target = "missed mention"
+    worlds = [_shared(profile.fair, target, rest, 1, sampling, profile) for rest in rests]
+    yield Threat(target, profile, worlds)
+
+
+def _shared(
+    profile: FairSharesProfile,
+    target: Target,
+    rest: Rest,
+    holders: int,
+    sampling: Sampling,
+    missed: FairMissedProfile | None = None,
+) -> World:
+    """`u'` adds 1 if drawn; each holder its rest, and its part of the entity's share on top.
+
+    As in rotation's worlds, the entity stands in many sentences of each. Weights, and with them the
+    sums, are those of `fair_shares`, by which a holder with much else has less of the entity.
+    """
+    share = profile.entity_share
+    most = math.inf if sampling.per_user is None else sampling.per_user
+    corpus = _Corpus(filler_has_entity=True)
+    attacked = corpus.user()
+    if target != "entity":
+        corpus.fill(attacked, int(min(2 * math.ceil(1 / share), most)), LARGE, emptied=True)
+    for holder in (corpus.user() for _ in range(holders)):
+        filler, each = _rest(rest, share / holders, share, most - 1)
+        corpus.fill(holder, filler, each)
+        for number in range(int(min(math.ceil(2 / share - 1e-9), most - filler))):
+            beside = [corpus.new_entity()] if number % 2 else []
+            corpus.add(holder, LARGE, emptied=True, entities=[0, *beside])
+    if missed is not None:
+        sentences = max(1, round(missed.moves / share))
+        for holder in (corpus.user() for _ in range(missed.users)):
+            filler, each = _rest(rest, missed.moves, share, most - sentences)
+            corpus.fill(holder, filler, each)
+            for _ in range(sentences):
+                corpus.add(holder, LARGE, emptied=True)
+    corpus.user()  # a bystander
+    bare = corpus.world("", ZERO, ZERO)
+    weights = fair_shares(bare.incidence, Sharing(share, sampling.per_user), 0)
+    left = np.where(bare.empties, 0.0, bare.gradients)
+    sums = [
+        _sum_of(bare.incidence, np.clip(some, -share * weights, share * weights), profile)
+        for some in (left, bare.gradients)
+    ]
+    return corpus.world(rest if holders <= 1 else f"{rest}, {holders} holders", *sums)
+
+
+def _sum_of(incidence: Incidence, clipped: Floats, profile: FairSharesProfile) -> Distribution:
+    """The sum of drawn users, each sentence without an entity with a coin of its own."""
+    result = ZERO
+    for user in range(incidence.users):
+        own = incidence.user_sentences[user]
+        coins = incidence.extended[own]
+        update = Distribution.of((float(clipped[own[~coins]].sum()), 1.0))
+        for value in clipped[own[coins]]:
+            update = update.plus(Distribution.binomial(1, profile.extended_rate, float(value)))
+        result = result.plus(ZERO.mixed(update.clipped(), profile.user_rate))
+    return result
 
 
 def _rest(name: Rest, shift: float, share: float, most: float) -> tuple[int, float]:
