@@ -567,3 +567,15 @@ def test_position_follows_the_compressed_file(tmp_path):
     positions = [source.position for _ in read_sentences(source, "jsonl", Columns())]
     assert positions == sorted(positions)
     assert positions[len(positions) // 2] == pytest.approx(source.size / 2, rel=0.2)
+
+
+def test_plain_text_is_read_by_lines(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one text\r\n\n  another \n\u200b\nthe last")
+    found = [s.text for s in read_sentences(Source(path), "txt", Columns(user=None))]
+    assert found == ["one text", "another", "the last"]
+    path.write_bytes(b"fine\n\xff\n")
+    with pytest.raises(UserError, match=r"a\.txt:2: invalid UTF-8"):
+        list(read_sentences(Source(path), "txt", Columns(user=None)))
+    with pytest.raises(UserError, match="no known suffix"):  # users are not assigned unasked
+        list(read_sentences(Source(path)))

@@ -51,7 +51,7 @@ def new_corpus_folder(
             try:
                 replaces = overwrite and target.exists()
                 if replaces:
-                    stack.enter_context(_ledgers_locked(target))
+                    stack.enter_context(ledgers_locked(target))
                     _carry_ledgers(target, new)
                 files.make_private(new)
                 files.fsync_tree(new)  # before the name is on disk
@@ -70,7 +70,7 @@ def new_corpus_folder(
 
 
 @contextmanager
-def _ledgers_locked(corpus: Path) -> Iterator[None]:
+def ledgers_locked(corpus: Path) -> Iterator[None]:
     """Lock the ledgers of a corpus, so that no run writes to them while it moves."""
     with ExitStack() as stack:
         for path in sorted(corpus.glob(LEDGERS)):

@@ -11,6 +11,7 @@ CORPUS/
                    every hit of every detector, before lists and categories; private like the
                    texts. Not there if the text was normalised
   incidence/       the opaque structure the mechanism reads (uedp.incidence)
+  epochs/          what was added later, and who left (uedp.corpus.epochs)
   ledger*          the budget that runs spent (uedp.accounting.ledger); outlives the rest
 
 Arrow trusts its files: an invalid offset crashes the interpreter. So every table is checked in full
@@ -22,7 +23,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import groupby
 from operator import itemgetter
@@ -35,11 +36,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from uedp import files
+from uedp.corpus import epochs as growth
 from uedp.corpus.digest import TextDigest
 from uedp.corpus.records import first_line, user_name
 from uedp.corpus.sentence import Sentence, Span
 from uedp.errors import UserError
-from uedp.incidence import Incidence
+from uedp.incidence import FOLDER, Incidence, Ints
 from uedp.strict import parse_json
 
 T = TypeVar("T")
@@ -76,6 +78,7 @@ MENTIONS = pa.schema(
 ENTITIES = pa.schema(_required(name=pa.string(), surface=pa.string()))
 # Of the places where an entity's surfaces stand, how many were hit, and by which detectors (bits).
 EVIDENCE = pa.schema(_required(hits=pa.int64(), places=pa.int64(), detectors=pa.int64()))
+EPOCH_EVIDENCE = pa.schema([*_required(entity=pa.int32()), *EVIDENCE])
 MAX_DETECTORS = 63
 HITS = pa.schema(
     [
@@ -141,15 +144,25 @@ class RowWriter:
 
 
 class SentenceWriter:
-    """Sentences and their users to disk; users are numbered in order of appearance."""
+    """Sentences and their users to disk; users are numbered in order of appearance.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    Args:
+        known: the number of a user who has one already, None of anybody else.
+        first: the number of the first user who has none.
+    """
+
+    def __init__(
+        self, folder: Path, known: Callable[[str], int | None] = lambda name: None, first: int = 0
+    ) -> None:
+        self._folder, self._known, self._first = folder, known, first
         self._rows = RowWriter(folder / "sentences.arrow", SENTENCES)
         self._users: dict[str, int] = {}
 
     def append(self, sentence: Sentence) -> None:
-        user = self._users.setdefault(user_name(sentence.user), len(self._users))
+        name = user_name(sentence.user)
+        user = self._known(name)
+        if user is None:
+            user = self._users.setdefault(name, self._first + len(self._users))
         marks = [mark._asdict() for mark in sentence.marks]
         self._rows.append(user, sentence.text, sentence.label, marks)
 
@@ -170,9 +183,10 @@ class Corpus:
     Guarantees:
       - a table is returned only after all of it was checked: its schema, Arrow's own structure,
         UTF-8, every id within its range, every span inside its text
+      - opened at an epoch, it is as it was then; by default all epochs are in it
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, epoch: int | None = None) -> None:
         self.folder = Path(folder)
         manifest = self.folder / "corpus.json"
         if not self.folder.exists():  # a killed process may have been replacing it
@@ -181,7 +195,13 @@ class Corpus:
             raise UserError(
                 f"{self.folder}: not a corpus (no corpus.json); make one with `build_corpus`"
             )
-        self.info = _manifest(manifest)
+        self.epochs = growth.read_epochs(self.folder, _manifest(manifest), epoch)
+        self.info = growth.merged_info(self.epochs)
+
+    @property
+    def left(self) -> frozenset[int]:
+        """The users who left: their sentences are in no round of this epoch."""
+        return frozenset(user for epoch in self.epochs[1:] for user in epoch.left)
 
     def __len__(self) -> int:
         return int(self.info["sentences"])
@@ -205,20 +225,75 @@ class Corpus:
 
     @cached_property
     def incidence(self) -> Incidence:
-        """Which users mention which entities; refused if it is not as it was written."""
-        path = self.folder / "incidence"
-        incidence = Incidence.of(self.folder)
+        """Which users mention which entities; refused if it is not as it was written.
+
+        All users and sentences of all epochs are in it; what rounds see is `for_rounds`.
+        """
+        path, info = self.folder / FOLDER, self.epochs[0].info
+        incidence = Incidence.load(path)
         for name in ("users", "sentences", "entities"):
-            if getattr(incidence, name) != self.info[name]:
-                raise _damaged(path, f"not of {self.info[name]:,} {name}")
-        if incidence.digest != self.info["incidence_digest"]:
+            if getattr(incidence, name) != info[name]:
+                raise _damaged(path, f"not of {info[name]:,} {name}")
+        if incidence.digest != info["incidence_digest"]:
             raise _damaged(path, "was changed: its digest is not that in corpus.json")
-        return incidence
+        return incidence if len(self.epochs) == 1 else self._grown(incidence)
+
+    def _grown(self, incidence: Incidence) -> Incidence:
+        """The incidence of the first epoch, and what the others add to it, checked."""
+        rows = incidence.sentence_entities
+        owners, sentence, entity = [incidence.sentence_user], [rows.row_of_value()], [rows.values]
+        counts = np.array([incidence.users, incidence.sentences, incidence.entities])
+        left: set[int] = set()
+        for epoch in self.epochs[1:]:
+            before, path = counts, epoch.folder / growth.MANIFEST
+            counts = before + [epoch.info[name] for name in ("users", "sentences", "entities")]
+            texts = read_arrow(epoch.folder / "sentences.arrow", SENTENCES)
+            found = read_arrow(epoch.folder / "mentions.arrow", MENTIONS)
+            owners.append(texts["user"].to_numpy())
+            sentence.append(found["sentence"].to_numpy())
+            entity.append(found["entity"].to_numpy())
+            own = growth.incidence_digest(
+                [*before, *counts], owners[-1], sentence[-1], entity[-1], epoch.left
+            )
+            if own != epoch.info["own_incidence_digest"]:
+                raise _damaged(path, "its users or mentions were changed: not their digest")
+            if not left.isdisjoint(epoch.left) or not set(epoch.left) <= set(range(before[0])):
+                raise _damaged(path, "a user who left is not one of those before, or left twice")
+            if set(owners[-1]) & (left := left | set(epoch.left)):
+                raise _damaged(path, "has text of a user who left")
+        users, sentences, entities = map(int, counts)
+        try:
+            whole = Incidence.build(
+                np.concatenate(owners),
+                np.concatenate(sentence),
+                np.concatenate(entity),
+                users,
+                entities,
+            )
+        except ValueError as error:
+            raise _damaged(self.folder / growth.FOLDER, str(error)) from None
+        each = (whole.user_sentences.counts, whole.holders.counts)
+        if whole.sentences != sentences or any(count.min(initial=1) == 0 for count in each):
+            raise _damaged(self.folder / growth.FOLDER, "a user or entity without a sentence")
+        return whole.known_as(self.epochs[-1].incidence)
+
+    def for_rounds(self) -> tuple[Ints | None, Incidence]:
+        """The sentences that rounds may use, None for all of them, and their incidence.
+
+        Guarantees:
+          - no sentence of a user who left is among them
+          - users, sentences and entities that are left are numbered anew, in the same order
+        """
+        if not self.left:
+            return None, self.incidence
+        stays = ~np.isin(self.incidence.sentence_user, np.array(sorted(self.left)))
+        kept = np.flatnonzero(stays)
+        return kept, self.incidence.restricted(kept).known_as(self.epochs[-1].incidence)
 
     @cached_property
     def sentences(self) -> pa.Table:
         path = self.folder / "sentences.arrow"
-        table = self._table(path, SENTENCES, "sentences")
+        table = self._table("sentences.arrow", SENTENCES, "sentences")
         for batch in table.to_batches():
             _check_ids(path, batch, "user", self.users)
             marks = batch.column("marks")
@@ -229,19 +304,25 @@ class Corpus:
     @cached_property
     def user_names(self) -> pa.ChunkedArray:
         path = self.folder / "users.arrow"
-        names = self._table(path, USERS, "users")["name"]
+        names = self._table("users.arrow", USERS, "users")["name"]
         if pc.count_distinct(names).as_py() != len(names):
             raise _damaged(path, "a user is listed twice")
         return names
 
     @cached_property
     def entities(self) -> pa.Table:
-        return self._table(self.folder / "entities.arrow", ENTITIES, "entities")
+        table = self._table("entities.arrow", ENTITIES, "entities")
+        if len(self.epochs) > 1 and pc.count_distinct(table["name"]).as_py() != table.num_rows:
+            raise _damaged(self.folder / growth.FOLDER, "an entity is listed twice")
+        return table
 
     @cached_property
     def mentions(self) -> pa.Table:
         path = self.folder / "mentions.arrow"
-        table = self._table(path, MENTIONS, "mentions")
+        table = self._table("mentions.arrow", MENTIONS, "mentions")
+        if len(self.epochs) > 1:  # those that were found late stand with their epoch
+            order = np.argsort(table["sentence"].to_numpy(), kind="stable")
+            table = table.take(pa.array(order))
         for batch in table.to_batches():
             _check_ids(path, batch, "category", len(CATEGORIES))
             _check_ids(path, batch, "entity", self.info["entities"])
@@ -261,12 +342,16 @@ class Corpus:
             raise UserError(
                 f"{self.folder}: keeps no hits ({why}); detect it again from the source"
             )
-        table = self._table(path, HITS, "hits")
+        table = self._table("hits.arrow", HITS, "hits")
         for batch in table.to_batches():
             _check_ids(path, batch, "detector", len(self.detectors))
         self._check_places(path, table)
-        if _file_digest(path) != self.info.get("hits_digest"):
-            raise _damaged(path, "was changed: its digest is not that in corpus.json")
+        for epoch in self.epochs:
+            if file_digest(epoch.folder / "hits.arrow") != epoch.info.get("hits_digest"):
+                raise _damaged(
+                    epoch.folder / "hits.arrow",
+                    "was changed: its digest is not that in corpus.json",
+                )
         return table
 
     @cached_property
@@ -275,13 +360,33 @@ class Corpus:
         path = self.folder / "evidence.arrow"
         if "propagation" not in self.info:
             return None
-        table = self._table(path, EVIDENCE, "entities")
+        table = self._evidence_table()
         hits, places, detectors = (table[name].to_numpy() for name in EVIDENCE.names)
         if not ((hits >= 0) & (hits <= places) & (detectors >= 0)).all():
             raise _damaged(path, "counts that cannot be")
         if len(detectors) and int(detectors.max()) >> len(self.detectors):
             raise _damaged(path, "a detector that is not listed")
         return table
+
+    def _evidence_table(self) -> pa.Table:
+        first = self.epochs[0]
+        table = read_arrow(first.folder / "evidence.arrow", EVIDENCE)
+        if table.num_rows != first.info["entities"]:
+            raise _damaged(first.folder / "evidence.arrow", f"{table.num_rows:,} rows")
+        if len(self.epochs) == 1:
+            return table
+        sums = np.zeros((3, self.info["entities"]), dtype=np.int64)
+        sums[:, : table.num_rows] = [table[name].to_numpy() for name in EVIDENCE.names]
+        for epoch in self.epochs[1:]:
+            path = epoch.folder / "evidence.arrow"
+            added = read_arrow(path, EPOCH_EVIDENCE)
+            for batch in added.to_batches():
+                _check_ids(path, batch, "entity", self.info["entities"])
+            entity = added["entity"].to_numpy()
+            for number, name in enumerate(("hits", "places")):
+                np.add.at(sums[number], entity, added[name].to_numpy())
+            np.bitwise_or.at(sums[2], entity, added["detectors"].to_numpy())
+        return pa.table([pa.array(column) for column in sums], schema=EVIDENCE)
 
     @cached_property
     def _lengths(self) -> npt.NDArray[np.int32]:
@@ -302,11 +407,38 @@ class Corpus:
             last = int(sentence[-1]) if len(sentence) else last
             _check_spans(path, batch, self._lengths[sentence])
 
-    def _table(self, path: Path, schema: pa.Schema, counted: str) -> pa.Table:
-        table = read_arrow(path, schema)
-        if table.num_rows != self.info[counted]:
-            raise _damaged(path, f"{table.num_rows:,} rows for {self.info[counted]:,} {counted}")
-        return table
+    def _table(self, name: str, schema: pa.Schema, counted: str) -> pa.Table:
+        """The tables of this name of all epochs, as one."""
+        tables = []
+        for epoch in self.epochs:
+            path, expected = epoch.folder / name, epoch.info[counted]
+            table = read_arrow(path, schema)
+            if table.num_rows != expected:
+                raise _damaged(path, f"{table.num_rows:,} rows for {expected:,} {counted}")
+            tables.append(table)
+        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+    def check_texts(self) -> None:
+        """Refuse texts, labels or users of sentences that are not as they were written."""
+        if len(self.epochs) > 1:
+            _ = self.user_names, self.entities  # nobody and nothing has two ids
+        users, done = self.incidence.sentence_user, 0
+        for epoch in self.epochs:
+            path, count = epoch.folder / "sentences.arrow", epoch.info["sentences"]
+            table = self.sentences.slice(done, count)
+            if not np.array_equal(table["user"].to_numpy(), users[done : done + count]):
+                raise UserError(
+                    f"{path}: its users are not those of the incidence; detect the corpus again"
+                )
+            if (
+                text_digest_of(table)
+                != epoch.info["text_digest" if epoch.number == 1 else "own_text_digest"]
+            ):
+                raise UserError(
+                    f"{path}: changed since detection: its digest is not the one in corpus.json; "
+                    "detect the corpus again"
+                )
+            done += count
 
     def batches(self, columns: Sequence[str] = ("text",)) -> Iterator[pa.RecordBatch]:
         """Record batches in corpus order, with the chosen columns only."""
@@ -379,18 +511,36 @@ def read_arrow(path: Path, schema: pa.Schema) -> pa.Table:
       - its schema is `schema`, and no required value is missing
       - offsets, lengths and UTF-8 are valid, so that reading stays inside the file
     """
-    try:
+    reader = open_arrow(path, schema)
+    batches = range(reader.num_record_batches)
+    return pa.Table.from_batches(
+        [checked_batch(reader, number, path, schema) for number in batches], schema=schema
+    )
+
+
+def open_arrow(path: Path, schema: pa.Schema) -> Any:
+    """A reader of the record batches of an Arrow file of this schema, over a memory map."""
+    with _refusing_damaged(path):
         reader = pa.ipc.open_file(pa.memory_map(str(path)))
         if not reader.schema.equals(schema):
             raise _damaged(path, "not the columns of a corpus")
-        batches = []
-        for number in range(reader.num_record_batches):
-            batch = reader.get_batch(number)
-            batch.validate(full=True)
-            if not batch.schema.equals(schema) or not all(map(_complete, schema, batch.columns)):
-                raise _damaged(path, "a value is missing")
-            batches.append(batch)
-        return pa.Table.from_batches(batches, schema=schema)
+        return reader
+
+
+def checked_batch(reader: Any, number: int, path: Path, schema: pa.Schema) -> pa.RecordBatch:
+    """A record batch, checked in full; see `read_arrow`."""
+    with _refusing_damaged(path):
+        batch = reader.get_batch(number)
+        batch.validate(full=True)
+        if not batch.schema.equals(schema) or not all(map(_complete, schema, batch.columns)):
+            raise _damaged(path, "a value is missing")
+        return batch
+
+
+@contextmanager
+def _refusing_damaged(path: Path) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise _damaged(path, "missing") from None
     except PermissionError:
@@ -424,7 +574,7 @@ def _check_spans(path: Path, spans: Any, lengths: Any) -> None:
         raise _damaged(path, "a span outside its text")
 
 
-def _text_digest(sentences: pa.Table) -> str:
+def text_digest_of(sentences: pa.Table) -> str:
     digest = TextDigest()
     for batch in sentences.select(["user", "text", "label"]).to_batches():
         user, text, label = batch.columns
@@ -432,7 +582,7 @@ def _text_digest(sentences: pa.Table) -> str:
     return digest.hexdigest()
 
 
-def _file_digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -462,10 +612,10 @@ def _damaged(path: Path, how: str) -> UserError:
 def write_manifest(folder: Path, info: Mapping[str, Any]) -> None:
     """Write the manifest of a corpus, with digests of its tables and incidence."""
     digests = {
-        "text_digest": _text_digest(read_arrow(folder / "sentences.arrow", SENTENCES)),
+        "text_digest": text_digest_of(read_arrow(folder / "sentences.arrow", SENTENCES)),
         "incidence_digest": Incidence.of(folder).digest,
     }
     if (folder / "hits.arrow").exists():
-        digests["hits_digest"] = _file_digest(folder / "hits.arrow")
+        digests["hits_digest"] = file_digest(folder / "hits.arrow")
     whole = {"format": FORMAT, **info, **digests}
     (folder / "corpus.json").write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")

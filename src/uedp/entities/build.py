@@ -65,7 +65,10 @@ def build_corpus(
         reader: the format of a file; `auto` goes by its suffix
         encoding: of a text file; by default UTF-8, or what its byte order mark says
         delimiter: of a CSV file; by default recognised from its header
-        user, text, label, marks: the columns
+        user: the column that names the author
+        text: the column with the text
+        label: the column with a class label, if any
+        marks: the column with human marks, a list of `{start, end, label}`, if any
         detectors: names such as `patterns`, `spacy:en_core_web_sm`, or one of your own; a list, or
             separated by commas
         categories: the categories to protect; unions such as `pii` are allowed. The default is
@@ -79,7 +82,9 @@ def build_corpus(
             on them are released without noise: use it for text you may look at
         hold_out_share: the probability that a user is held out
         propagate: what models found in enough of its places is protected in all of them
-        allow_list, deny_list, aliases: CSV files, see `read_lists`
+        allow_list: a CSV file of entities that are public (`read_lists`)
+        deny_list: a CSV file of entities that are always sensitive
+        aliases: a CSV file of other names of entities
         public_lists: shipped lists of public entities to switch on, by name (`PUBLIC_LISTS`)
         skip_invalid: skip invalid records; a `SkippedRecords` counts them
         overwrite: replace `out` if it is a corpus
@@ -109,7 +114,7 @@ def build_corpus(
         marks = "marks"
     groups = assign_users or (DEFAULT_GROUPS if kind in readers.WITHOUT_USERS else None)
     columns = Columns(None if groups else user, text, label, marks)
-    language = _language(split, kind)
+    language = language_of(split, kind)
     if hold_out is not None:
         users.check_share(hold_out_share)
 
@@ -122,7 +127,9 @@ def build_corpus(
         users.check_groups(*groups, seed)
         if not opened.rereadable:
             raise UserError(f"{opened}: a pipe; users are formed in two readings, give a file")
-        count = _count(records(SkippedRecords() if skipped else raise_error), opened, progress)
+        count = count_records(
+            records(SkippedRecords() if skipped else raise_error), opened, progress
+        )
         if isinstance(opened, Source):
             opened.dropped.clear()  # it is counted again
         sentences = users.assign_users(sentences, users.random_groups(count, *groups, seed))
@@ -133,13 +140,7 @@ def build_corpus(
     }
 
     def pieces(texts: Iterable[Sentence], origin: dict[str, Any]) -> Iterator[Sentence]:
-        """The sentences of texts; at the end, what was split and dropped is entered in `origin`."""
-        divide = Splitter(language) if language else None
-        for each in texts:
-            yield from divide(each) if divide else (each,)
-        origin["split"] = divide.counts() if divide else None
-        if isinstance(opened, Source) and opened.dropped:
-            origin["dropped"] = dict(opened.dropped)
+        return split_texts(texts, language, opened, origin)
 
     reading: dict[str, Any] = {
         "position": (lambda: opened.position) if opened.size else None,
@@ -170,6 +171,21 @@ def build_corpus(
         else:
             warnings.warn(warning, CorpusWarning, stacklevel=2)
     return corpus
+
+
+def split_texts(
+    texts: Iterable[Sentence],
+    language: str | None,
+    source: Source | TableSource,
+    origin: dict[str, Any],
+) -> Iterator[Sentence]:
+    """The sentences of texts; at the end, what was split and dropped is entered in `origin`."""
+    divide = Splitter(language) if language else None
+    for each in texts:
+        yield from divide(each) if divide else (each,)
+    origin["split"] = divide.counts() if divide else None
+    if isinstance(source, Source) and source.dropped:
+        origin["dropped"] = dict(source.dropped)
 
 
 _FEWEST = 2  # users on either side of a hold-out
@@ -221,7 +237,7 @@ def _two_folders(one: Path, other: Path, overwrite: bool) -> Iterator[tuple[Path
         raise
 
 
-def _language(split: str | None, kind: str) -> str | None:
+def language_of(split: str | None, kind: str) -> str | None:
     """The language to split by; None for no splitting."""
     if split == _AUTO:
         return None if kind in readers.WITH_SENTENCES else _DEFAULT_LANGUAGE
@@ -236,7 +252,9 @@ def _listed(detectors: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in names)
 
 
-def _count(records: Iterable[Sentence], source: Source | TableSource, progress: Progress) -> int:
+def count_records(
+    records: Iterable[Sentence], source: Source | TableSource, progress: Progress
+) -> int:
     count = 0
     with progress.stage("counting records", source.size or None, "records") as meter:
         for _ in records:

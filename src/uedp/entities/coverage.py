@@ -227,6 +227,8 @@ def compare_detectors(
 
 def record_coverage(corpus: Corpus, result: dict[str, Any]) -> None:
     """Write the coverage of a corpus by its own mentions to its `corpus.json`, for certificates."""
+    if len(corpus.epochs) > 1:
+        raise UserError(f"{corpus.folder}: was extended; coverage is recorded before that")
     if "labels" in corpus.info.get("detectors", ()):
         raise UserError(f"{corpus.folder}: its mentions are its marks; there is nothing to measure")
     protected, mentions = (result[part].get(PROTECTED) for part in ("categories", "precision"))

@@ -8,6 +8,8 @@ from pathlib import Path
 from random import SystemRandom
 from typing import Literal
 
+import numpy as np
+
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
 from uedp.entities.categories import category_of
@@ -29,6 +31,7 @@ def deidentify(
 
     Guarantees:
       - no character of a mention remains, overlapping mentions included
+      - no text of a user who left is in it
       - pseudonyms: each entity has its own number, overlapping mentions that of the longest; the
         numbers are random, so they reveal nothing of names or order
     """
@@ -48,14 +51,18 @@ def deidentify(
 
 
 def deidentified_texts(corpus: Corpus) -> Iterator[str]:
-    """The texts of a corpus with placeholders for mentions, in its order."""
+    """The texts of a corpus with placeholders for mentions, in its order; of those who stayed."""
     return (sentence.text for sentence in _replaced(corpus, None))
 
 
 def _replaced(corpus: Corpus, numbers: Sequence[int] | None) -> Iterator[Sentence]:
-    for sentence, mentions in zip(corpus, corpus.spans(), strict=True):
+    kept, _ = corpus.for_rounds()
+    stays = None if kept is None else np.isin(np.arange(len(corpus)), kept)
+    for number, (sentence, mentions) in enumerate(zip(corpus, corpus.spans(), strict=True)):
+        if stays is not None and not stays[number]:
+            continue
         text, done = "", 0
-        for start, end, span, entity in _merged(mentions):
+        for start, end, span, entity in merged_mentions(mentions):
             name = category_of(span.label).upper()
             placeholder = f"[{name}]" if numbers is None else f"[{name}-{numbers[entity]}]"
             text += sentence.text[done:start] + placeholder
@@ -63,7 +70,7 @@ def _replaced(corpus: Corpus, numbers: Sequence[int] | None) -> Iterator[Sentenc
         yield Sentence(sentence.user, text + sentence.text[done:], sentence.label)
 
 
-def _merged(mentions: Sequence[tuple[Span, int]]) -> Iterator[tuple[int, int, Span, int]]:
+def merged_mentions(mentions: Sequence[tuple[Span, int]]) -> Iterator[tuple[int, int, Span, int]]:
     """Overlapping mentions as one extent, with the longest of them."""
     groups: list[list[tuple[Span, int]]] = []
     end = 0

@@ -12,7 +12,7 @@ Everything after pass one can be done again without the detectors, with other li
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -47,8 +47,8 @@ from uedp.errors import UserError
 from uedp.incidence import FOLDER, Incidence
 from uedp.progress import SILENT, Meter, Progress
 
-_CATEGORY_NUMBER = {name: number for number, name in enumerate(store.CATEGORIES)}
-_LINKED = pa.schema(
+CATEGORY_NUMBER = {name: number for number, name in enumerate(store.CATEGORIES)}
+LINKED = pa.schema(
     [*list(MENTIONS)[:-1], *ENTITIES, pa.field("detectors", pa.int64(), nullable=False)]
 )
 
@@ -89,7 +89,8 @@ def detect(
 
     Args:
         origin: recorded in the manifest as the source
-        position, total: for the progress bar, the bytes of the source read so far and in all
+        position: for the progress bar, the bytes of the source read so far
+        total: the bytes of the source in all
 
     Guarantees:
       - a sentence's mentions are all hits of any detector in the chosen categories, and what
@@ -117,7 +118,7 @@ def detect_into(
     `origin` may be filled in while the sentences are read.
     """
     with progress.stage("detecting", total, "sentences") as meter:
-        _first_pass(sentences, work, detection, meter, position)
+        first_pass(sentences, work, detection, SentenceWriter(work), meter, position)
     linked = _link(work, detection, progress)
     versions = {name: detector_version(name) for name in detection.detectors}
     _write_manifest(work, detection, linked, origin or {}, versions)
@@ -147,24 +148,98 @@ def relink(
         writes with these lists, if the detectors find the same again
       - `out` appears complete or not at all; the corpus stays as it was until then
     """
-    info = corpus.info
-    _ = corpus.hits, corpus.sentences, corpus.user_names  # checked before they are copied
-    with _refusing_unreadable(corpus):
-        detection = Detection(
-            detectors=corpus.detectors,
-            categories=expand_categories(info["categories"] if categories is None else categories),
-            propagate=bool(info["propagated"] if propagate is None else propagate),
-            lists=lists_of(corpus) if lists is None else lists,
-            rule=Rule(**info["propagation"]["rule"]) if rule is None else rule,
-        )
-        origin, versions = dict(info["source"]), dict(info["detector_versions"])
     source, target = corpus.folder, corpus.folder if out is None else Path(out)
+    given: dict[str, Any] = {"lists": lists, "categories": categories, "propagate": propagate}
+    detection = _settings_of(corpus, **given, rule=rule)
     with new_corpus_folder(target, overwrite or out is None, same_texts_as=source) as work:
-        for name in ("sentences.arrow", "users.arrow", "hits.arrow"):
-            shutil.copyfile(source / name, work / name)
-        linked = _link(work, detection, progress)
-        _write_manifest(work, detection, linked, origin, versions)
+        _relink_into(work, corpus, detection, progress)
     return Corpus(target)
+
+
+def relink_trial(
+    work: Path,
+    corpus: Corpus,
+    *,
+    lists: Lists | None = None,
+    categories: Iterable[str] | None = None,
+    propagate: bool | None = None,
+    detectors: Iterable[str] | None = None,
+    progress: Progress = SILENT,
+) -> Corpus:
+    """What `relink` would make of a corpus, in an empty folder to look at. It has no ledger.
+
+    Args:
+        detectors: as if only these had run; None for all
+
+    Guarantees:
+      - the corpus itself is only read
+      - mentions, entities and incidence are those that `detect` finds with these detectors
+    """
+    detection = _settings_of(corpus, lists=lists, categories=categories, propagate=propagate)
+    used = set(corpus.detectors if detectors is None else detectors)
+    _relink_into(work, corpus, detection, progress, used)
+    return Corpus(work)
+
+
+def _settings_of(
+    corpus: Corpus,
+    lists: Lists | None = None,
+    categories: Iterable[str] | None = None,
+    propagate: bool | None = None,
+    rule: Rule | None = None,
+) -> Detection:
+    """The settings of a corpus with those given instead; what is copied from it is checked."""
+    if len(corpus.epochs) > 1:
+        raise UserError(
+            f"{corpus.folder}: was extended, and the entities of its epochs keep their ids; "
+            "correct a corpus before it is extended, or detect all texts anew"
+        )
+    _ = corpus.hits, corpus.sentences, corpus.user_names
+    known = detection_of(corpus)
+    return replace(
+        known,
+        categories=known.categories if categories is None else expand_categories(categories),
+        propagate=known.propagate if propagate is None else propagate,
+        lists=known.lists if lists is None else lists,
+        rule=known.rule if rule is None else rule,
+    )
+
+
+def _relink_into(
+    work: Path,
+    corpus: Corpus,
+    detection: Detection,
+    progress: Progress,
+    detectors: Container[str] | None = None,
+) -> None:
+    with _refusing_unreadable(corpus):
+        origin = dict(corpus.info["source"])
+        versions = dict(corpus.info["detector_versions"])
+    for name in ("sentences.arrow", "users.arrow"):
+        shutil.copyfile(corpus.folder / name, work / name)
+    kept = [detectors is None or name in detectors for name in corpus.detectors]
+    if all(kept):
+        shutil.copyfile(corpus.folder / "hits.arrow", work / "hits.arrow")
+    else:
+        with RowWriter(work / "hits.arrow", HITS) as rows:
+            for batch in corpus.hits.to_batches():
+                chosen = np.array(kept)[batch.column("detector").to_numpy()]
+                rows.write(batch.filter(pa.array(chosen)))
+    linked = _link(work, detection, progress)
+    _write_manifest(work, detection, linked, origin, versions)
+
+
+def detection_of(corpus: Corpus) -> Detection:
+    """The detectors, lists and rules that a corpus was made with."""
+    info = corpus.info
+    with _refusing_unreadable(corpus):
+        return Detection(
+            detectors=corpus.detectors,
+            categories=expand_categories(info["categories"]),
+            propagate=bool(info["propagated"]),
+            lists=lists_of(corpus),
+            rule=Rule(**info["propagation"]["rule"]),
+        )
 
 
 def lists_of(corpus: Corpus) -> Lists:
@@ -203,15 +278,15 @@ class Hit(NamedTuple):
         return Span(*self[:3])
 
 
-def _first_pass(
+def first_pass(
     sentences: Iterable[Sentence],
     work: Path,
     detection: Detection,
+    writer: SentenceWriter,
     meter: Meter,
     position: Callable[[], int] | None,
 ) -> None:
     """Write sentences and raw hits."""
-    writer = SentenceWriter(work)
     with RowWriter(work / "hits.arrow", HITS) as rows:
         batches = detect_batches(sentences, detection.detectors, detection.workers)
         for batch, hits_of_batch in batches:
@@ -226,7 +301,7 @@ def _first_pass(
 def _link(work: Path, detection: Detection, progress: Progress) -> dict[str, Any]:
     """Everything after pass one, in a folder with sentences and hits; fields of the manifest."""
     count = read_arrow(work / "sentences.arrow", store.SENTENCES).num_rows
-    linker = _Linker(detection)
+    linker = Linker(detection)
     with progress.stage("weighing", 2 * count, "sentences") as meter:
         linker.weigh(lambda: _texts_with_hits(work, count, meter))
     with progress.stage("linking", count, "sentences") as meter:
@@ -272,64 +347,92 @@ def _write_manifest(
     )
 
 
-class _Linker:
+class Linker:
     """The entities known while a corpus is linked: surfaces to find, lists, canonical forms."""
 
     def __init__(self, detection: Detection) -> None:
         lists = detection.lists
-        self.canon = Canon(lists.aliases, _region(detection.detectors))
+        self.canon = Canon(lists.aliases, region_of(detection.detectors))
         self._lists = lists
         self._categories = detection.categories
         self._propagate = detection.propagate
         self._public = {strict_form(entity): entity for entity in lists.public}
         self._shipped = lists.shipped_forms()
         self._met: set[str] = set()
-        self._evidence = Evidence(detection.rule)
-        self._known = KnownSurfaces()
+        self.evidence = Evidence(detection.rule)
+        self.known = KnownSurfaces()
         self._dropped: Counter[str] = Counter()
         for entity, category in sorted(lists.sensitive.items()):
-            self._known.add(entity, category, always=True)
-            self._add_aliases(entity, category)
+            self.known.add(entity, category, always=True)
+            self.add_aliases(entity, category)
 
     def weigh(self, texts_with_hits: Callable[[], Iterator[tuple[str, str, list[Hit]]]]) -> None:
         """Decide which surfaces to look for, from two readings of all texts and their hits."""
         for user, text, hits in texts_with_hits():
-            candidates = set(self._candidates(text, hits))
-            for hit in hits:
-                surface = text[hit.start : hit.end]
-                if hit not in candidates:
-                    self._evidence.add_other(surface)
-                    continue
-                if hit.propagates:
-                    self._evidence.add(surface, hit.label, user)
-                self._add_aliases(surface, hit.label)
+            self.note(user, text, hits)
         for user, text, hits in texts_with_hits():
-            found = [hit.span for hit in self._candidates(text, hits)]
-            self._evidence.count(text, found, user)
-        if self._propagate:
-            self._known.add_evidence(self._evidence)
+            self.count(user, text, hits)
+        self.spread()
 
-    def kept(self, text: str, hits: Sequence[Hit]) -> list[Hit]:
+    def note(self, user: str, text: str, hits: Sequence[Hit]) -> None:
+        """The first reading of a text: what was hit."""
+        candidates = set(self._candidates(text, hits))
+        for hit in hits:
+            surface = text[hit.start : hit.end]
+            if hit not in candidates:
+                self.evidence.add_other(surface)
+                continue
+            if hit.propagates:
+                self.evidence.add(surface, hit.label, user)
+            self.add_aliases(surface, hit.label)
+
+    def count(
+        self, user: str, text: str, hits: Sequence[Hit], evidence: Evidence | None = None
+    ) -> None:
+        """The second reading of a text: where the surfaces that were hit stand."""
+        found = [hit.span for hit in self._candidates(text, hits)]
+        (self.evidence if evidence is None else evidence).count(text, found, user)
+
+    def spread(self) -> None:
+        """Decide, once everything is counted."""
+        if self._propagate:
+            self.known.add_evidence(self.evidence)
+
+    def kept(self, text: str, hits: Sequence[Hit], counted: bool = True) -> list[Hit]:
         """The hits that are mentions where they were made; what is dropped is counted."""
         result = []
         for hit in self._candidates(text, hits):
-            reason = self._evidence.dropped(text[hit.start : hit.end]) if hit.propagates else None
-            self._dropped[reason or ""] += 1
+            reason = self.evidence.dropped(text[hit.start : hit.end]) if hit.propagates else None
+            if counted:
+                self._dropped[reason or ""] += 1
             if reason is None:
                 result.append(hit)
         return result
 
     def find(self, text: str, hits: Sequence[Hit], user: str) -> list[Span]:
         """Mentions of known surfaces in a user's text that are not public."""
-        if not self._known:
+        if not self.known:
             return []
-        spans = self._known.find(text, [hit.span for hit in hits], user)
+        spans = self.known.find(text, [hit.span for hit in hits], user)
         return [s for s in spans if not self._is_public(text, s)]
+
+    def link(
+        self, text: str, hits: Sequence[Hit], user: str
+    ) -> tuple[list[Span], list[str], list[int]]:
+        """The mentions in a user's text: places, canonical forms, and bits of their detectors."""
+        hits = self.kept(text, hits)
+        spans = sorted({*(hit.span for hit in hits), *self.find(text, hits, user)})
+        names = [self.canon(text[span.start : span.end]) for span in spans]
+        detectors: dict[tuple[int, int], int] = {}  # bits, by extent
+        for hit in hits:
+            bits = detectors.get(hit[:2], 0)
+            detectors[hit[:2]] = bits | 1 << hit.detector
+        return spans, names, [detectors.get(span[:2], 0) for span in spans]
 
     def unfound(self) -> dict[str, int]:
         """By canonical form: places where an entity's words stand that are no mentions."""
         result: Counter[str] = Counter()
-        for surface, places in self._evidence.unfound(self._known):
+        for surface, places in self.evidence.unfound(self.known):
             result[self.canon(surface)] += places
         return result
 
@@ -337,10 +440,10 @@ class _Linker:
         """What became of the hits, for the manifest: counts, no names."""
         dropped = {reason: count for reason, count in sorted(self._dropped.items()) if reason}
         return {
-            "rule": asdict(self._evidence.rule),
+            "rule": asdict(self.evidence.rule),
             "hits": self._dropped.total(),
             "dropped": dropped,
-            "surfaces": dict(sorted(self._evidence.outcomes().items())) if self._propagate else {},
+            "surfaces": dict(sorted(self.evidence.outcomes().items())) if self._propagate else {},
         }
 
     def lists_used(self) -> dict[str, Any]:
@@ -377,20 +480,20 @@ class _Linker:
             self._met.add(entity)
         return entity is not None
 
-    def _add_aliases(self, surface: str, label: str) -> None:
+    def add_aliases(self, surface: str, label: str) -> None:
         if self._lists.aliases:
             for name in self.canon.other_names(self.canon(surface)):
                 if not self._declared_public(name):
-                    self._known.add(name, label)
+                    self.known.add(name, label)
 
 
-def _hits_by_sentence(work: Path, count: int) -> Iterator[list[Hit]]:
+def hits_by_sentence(work: Path, count: int) -> Iterator[list[Hit]]:
     table = read_arrow(work / "hits.arrow", HITS)
     return store.grouped_by_sentence(table, count, Hit._fields, Hit)
 
 
 def _texts_with_hits(work: Path, count: int, meter: Meter) -> Iterator[tuple[str, str, list[Hit]]]:
-    hits = _hits_by_sentence(work, count)
+    hits = hits_by_sentence(work, count)
     names = read_arrow(work / "users.arrow", store.USERS)["name"].to_pylist()
     for batch in read_arrow(work / "sentences.arrow", store.SENTENCES).to_batches():
         users, texts = (batch.column(name).to_pylist() for name in ("user", "text"))
@@ -400,7 +503,7 @@ def _texts_with_hits(work: Path, count: int, meter: Meter) -> Iterator[tuple[str
 
 
 def _write_mentions(
-    work: Path, count: int, detection: Detection, linker: _Linker, meter: Meter
+    work: Path, count: int, detection: Detection, linker: Linker, meter: Meter
 ) -> tuple[int, int]:
     """Write every mention with its canonical form; return the numbers of sentences and mentions."""
     writer = None
@@ -408,18 +511,11 @@ def _write_mentions(
         (work / "normalised").mkdir()
         writer = SentenceWriter(work / "normalised")
     kept = 0
-    with RowWriter(work / "linked.arrow", _LINKED) as rows:
+    with RowWriter(work / "linked.arrow", LINKED) as rows:
         sentences = _metered(store.written_sentences(work), meter)
-        for sentence, hits in zip(sentences, _hits_by_sentence(work, count), strict=True):
+        for sentence, hits in zip(sentences, hits_by_sentence(work, count), strict=True):
             text = sentence.text
-            hits = linker.kept(text, hits)
-            spans = sorted({*(hit.span for hit in hits), *linker.find(text, hits, sentence.user)})
-            names = [linker.canon(text[span.start : span.end]) for span in spans]
-            detectors: dict[tuple[int, int], int] = {}  # bits, by extent
-            for hit in hits:
-                bits = detectors.get(hit[:2], 0)
-                detectors[hit[:2]] = bits | 1 << hit.detector
-            masks = [detectors.get(span[:2], 0) for span in spans]
+            spans, names, masks = linker.link(text, hits, sentence.user)
             moved: Sequence[Span | None] = spans
             if writer:
                 marks = len(sentence.marks)
@@ -430,7 +526,7 @@ def _write_mentions(
                 writer.append(replace(sentence, text=text, marks=tuple(filter(None, both[:marks]))))
             for span, name, mask in zip(moved, names, masks, strict=True):
                 if span is not None:
-                    category = _CATEGORY_NUMBER[category_of(span.label)]
+                    category = CATEGORY_NUMBER[category_of(span.label)]
                     surface = text[span.start : span.end]
                     rows.append(kept, *span, category, name, surface, mask)
             kept += 1
@@ -449,12 +545,12 @@ def _metered(sentences: Iterable[Sentence], meter: Meter) -> Iterator[Sentence]:
             meter.advance(1000)
 
 
-def _number_and_count(work: Path, linker: _Linker, meter: Meter) -> tuple[int, int, int]:
+def _number_and_count(work: Path, linker: Linker, meter: Meter) -> tuple[int, int, int]:
     """Number entities by first mention; write the final tables and the incidence.
 
     Returns the numbers of users, of entities, and of mentions that no detector hit.
     """
-    linked = read_arrow(work / "linked.arrow", _LINKED)
+    linked = read_arrow(work / "linked.arrow", LINKED)
     names = linked["name"].dictionary_encode()
     numbers = [np.asarray(chunk.indices, dtype=np.int32) for chunk in names.chunks]
     entity = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int32)
@@ -514,7 +610,7 @@ def _write_evidence(
         )
 
 
-def _region(detectors: Sequence[str]) -> str:
+def region_of(detectors: Sequence[str]) -> str:
     """The region of phone numbers without a country code: that of `patterns:REGION`."""
     for name in detectors:
         kind, _, argument = name.partition(":")

@@ -13,10 +13,11 @@ spread within that text alone.
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from typing import Any
 
 from uedp.corpus.sentence import Span
 from uedp.entities.ordinary import is_ordinary
@@ -113,12 +114,17 @@ class Evidence:
         key, _ = parts(surface)
         if not 1 <= len(key) <= LONGEST:
             return
+        self.watch(key, user)
+        self._labels[key][label] += 1
+
+    def watch(self, key: Key, user: str | None = None) -> None:
+        """Count the places of a surface that models hit elsewhere, or in other text of a user."""
         if key not in self._labels:
             self._labels[key] = Counter()
             known = self._lengths.get(key[0], ())
             self._lengths[key[0]] = tuple(sorted({*known, len(key)}))
-        self._labels[key][label] += 1
-        self._own.setdefault((user, key), {})
+        if user is not None:
+            self._own.setdefault((user, key), {})
 
     def add_other(self, surface: str) -> None:
         """A model hit this surface, but as something that is public or of a category not chosen."""
@@ -130,7 +136,7 @@ class Evidence:
         if not any(word in self._lengths for word, _, _ in tokens):
             return
         found, covers = _extents(text, hits)
-        for key, start, end in _runs(tokens, self._lengths, self._labels):
+        for key, start, end in runs_of(tokens, self._lengths, self._labels):
             hit = (start, end) in found
             if hit or not covers(start, end):
                 form = parts(text[start:end])[1]
@@ -145,6 +151,55 @@ class Evidence:
                     own[form] = own_hits + hit, own_places + 1
             else:
                 self._inside[key] += 1
+
+    # Counts of several texts add up, so that those of an epoch can be kept and added to later.
+
+    @property
+    def keys(self) -> Set[Key]:
+        """The surfaces that are counted."""
+        return self._labels.keys()
+
+    @property
+    def own_keys(self) -> Set[tuple[str, Key]]:
+        """The same by user, of users in whose text a model hit them."""
+        return self._own.keys()
+
+    def counts(self) -> dict[Key, dict[str, Any]]:
+        """All that was counted of every surface, as values of JSON."""
+        keys = {key for key in (*self._labels, *self._other) if 1 <= len(key) <= LONGEST}
+        return {
+            key: {
+                "labels": dict(self._labels.get(key, ())),
+                "hits": _listed(self._hits.get(key, {})),
+                "places": _listed(self._places.get(key, {})),
+                "inside": self._inside[key],
+                "other": self._other[key],
+            }
+            for key in keys
+        }
+
+    def own_counts(self) -> dict[tuple[str, Key], list[tuple[Form, tuple[int, int]]]]:
+        """The same by user."""
+        return {pair: list(forms.items()) for pair, forms in self._own.items()}
+
+    def merge(self, key: Key, counts: Mapping[str, Any]) -> None:
+        """Add what was counted of a surface in other texts."""
+        if counts["labels"]:
+            self.watch(key)
+            self._labels[key].update(counts["labels"])
+        for mine, theirs in ((self._hits, counts["hits"]), (self._places, counts["places"])):
+            for written, count in theirs:
+                forms, form = mine.setdefault(key, {}), tuple(written)
+                forms[form] = forms.get(form, 0) + count
+        self._inside[key] += counts["inside"]
+        self._other[key] += counts["other"]
+
+    def merge_own(self, user: str, key: Key, counts: Sequence[tuple[Form, Any]]) -> None:
+        """The same by user."""
+        forms = self._own.setdefault((user, key), {})
+        for written, (hits, places) in counts:
+            before = forms.get(tuple(written), (0, 0))
+            forms[tuple(written)] = before[0] + hits, before[1] + places
 
     def passes(self, key: Key, form: Form) -> bool:
         """Whether a surface spreads everywhere."""
@@ -345,6 +400,24 @@ class KnownSurfaces:
         """The mentions in a user's text in which detectors made these hits."""
         return [*self._find_words(text, hits, user), *self._find_literal(text)]
 
+    def rules(self) -> dict[Key, Any]:
+        """For each surface, in which case and in whose text it counts: to be compared."""
+        own: dict[Key, dict[str, frozenset[Form]]] = {}
+        for (user, key), forms in self._own.items():
+            own.setdefault(key, {})[user] = forms
+        return {
+            key: (
+                key in self._in_any_case,
+                key in self._with_capitals,
+                frozenset(self._forms.get(key, ())),
+                self._apart.get(key),
+                own.get(key),
+                self._own_apart.get(key),
+                key in self._not_inside,
+            )
+            for key in self._labels
+        }
+
     def _only_alone(self, key: Key) -> bool:
         listed = key in self._in_any_case or key in self._with_capitals
         return key in self._not_inside and not listed
@@ -362,7 +435,7 @@ class KnownSurfaces:
 
     def _find_words(self, text: str, hits: Sequence[Span], user: str | None) -> Iterator[Span]:
         _, covered = _extents(text, hits)
-        for key, start, end in _runs(list(words(text)), self._lengths, self._labels):
+        for key, start, end in runs_of(list(words(text)), self._lengths, self._labels):
             if self._only_alone(key) and covered(start, end):
                 continue
             if self.matches(key, parts(text[start:end])[1], user):
@@ -383,6 +456,10 @@ class KnownSurfaces:
                 if any(a.isalnum() and e.isalnum() for a, e in zip(around, edges, strict=True)):
                     continue
                 yield Span(origins[match.start()], origins[match.end() - 1] + 1, label)
+
+
+def _listed(counts: Mapping[Form, int]) -> list[tuple[Form, int]]:
+    return list(counts.items())
 
 
 def _is_lower(form: Form) -> bool:
@@ -406,7 +483,7 @@ def _single(key: Key) -> bool:
     return sum(map(len, key)) < 2
 
 
-def _runs(
+def runs_of(
     tokens: Sequence[tuple[str, int, int]],
     lengths: Mapping[str, tuple[int, ...]],
     known: Container[Key],

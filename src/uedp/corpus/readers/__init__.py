@@ -7,7 +7,16 @@ a time.
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from uedp.corpus.readers import conll, delimited, json_array, jsonl, mail, table, xlsx  # noqa: F401
+from uedp.corpus.readers import (
+    conll,  # noqa: F401
+    delimited,  # noqa: F401
+    json_array,  # noqa: F401
+    jsonl,  # noqa: F401
+    lines,  # noqa: F401
+    mail,  # noqa: F401
+    table,
+    xlsx,  # noqa: F401
+)
 from uedp.corpus.readers.base import (
     FORMATS,
     OnError,
