@@ -1,0 +1,106 @@
+"""Processes that train together, imported once by a server that forks them."""
+
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import peft  # noqa: F401  # all that takes long to import, so that it is there already
+import torch
+import transformers.models.gpt2.modeling_gpt2  # noqa: F401
+
+from tests.training import worlds
+from uedp.distributed.process_group import ProcessGroup, train_together
+from uedp.errors import UserError
+from uedp.methods import ClippedMethod
+from uedp.training import loop
+from uedp.training.config import Config
+
+torch.set_num_threads(1)
+_CONTEXT = get_context("forkserver")
+_CONTEXT.set_forkserver_preload([__name__])
+GONE = 3  # the exit code of a process whose training was refused or broken off
+
+
+def _join(
+    rank: int,
+    environment: Mapping[str, str],
+    config: Config,
+    out: Path,
+    corpus: Path,
+    resume: bool,
+    dies: tuple[int, int] | None,
+) -> None:
+    os.environ.update(environment, RANK=str(rank))
+    (out.parent / f"{out.name}-{rank}.log").write_text("")
+    if dies is not None and dies[0] == rank:
+        _die_in_round(rank, dies[1])
+    lines: list[str] = []
+    try:
+        train_together(
+            lambda watch: loop.run(
+                config,
+                out,
+                data=worlds.training_data(corpus),
+                resume=resume,
+                say=lines.append,
+                watch=watch,
+            ),
+            lambda config: worlds.training_data(corpus, held_out=False),
+        )
+    except UserError as error:
+        lines.append(f"error: {error}")
+    (out.parent / f"{out.name}-{rank}.log").write_text("\n".join(lines))
+    if lines and lines[-1].startswith("error: "):
+        os._exit(GONE)
+
+
+def _die_in_round(rank: int, nth: int) -> None:
+    """As a `kill -9` in the n-th round would; the lead, when its own part is computed."""
+    owner, name = (ProcessGroup, "add_up") if rank == 0 else (ClippedMethod, "part_of_round")
+    original, calls = getattr(owner, name), []
+
+    def counted(*arguments: object) -> object:
+        calls.append(name)
+        if len(calls) == nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments)
+
+    setattr(owner, name, counted)
+
+
+def together(
+    processes: int,
+    config: Config,
+    out: Path,
+    corpus: Path,
+    resume: bool = False,
+    dies: tuple[int, int] | None = None,
+) -> list[int | None]:
+    """Train with so many processes; `dies` is a process and the round in which it is killed.
+
+    Returns:
+        The exit code of each.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {
+        "WORLD_SIZE": str(processes),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    started: list[ForkServerProcess] = []
+    for rank in range(processes):
+        arguments = (rank, environment, config, out, corpus, resume, dies)
+        started.append(_CONTEXT.Process(target=_join, args=arguments))
+        started[-1].start()
+    for process in started:
+        process.join(timeout=120)
+        if process.is_alive():
+            process.kill()
+            process.join()
+    return [process.exitcode for process in started]
