@@ -4,7 +4,7 @@ USE := .venv/.ready-to-use
 DEV := .venv/.ready-to-develop
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: test slow fuzz lint demo demo-offline paper clean help
+.PHONY: test slow fuzz lint docs docs-serve demo demo-offline paper clean help
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -31,9 +31,15 @@ fuzz: $(DEV)  ## 10,000 damaged inputs and 1,000 damaged corpora, in minutes
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
 
 lint: $(DEV)  ## ruff and mypy
-	$(BIN)/ruff check src research tests benchmarks
-	$(BIN)/ruff format --check src research tests benchmarks
+	$(BIN)/ruff check src research tests benchmarks docs
+	$(BIN)/ruff format --check src research tests benchmarks docs
 	$(BIN)/mypy
+
+docs: $(DEV)  ## build the documentation into build/docs; open index.html there
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+docs-serve: $(DEV)  ## show the documentation on this machine, rebuilt at every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --watch src --watch mkdocs.yml
 
 PROMPT := --prompt "Hi" --count 3 --tokens 30 --temperature 0.7 --seed 1
 

@@ -18,7 +18,7 @@ import numpy as np
 from uedp.incidence import Incidence
 from uedp.mechanism.lending import lend
 from uedp.mechanism.sampling import Sampling, draw
-from uedp.methods.rotation import LendingSchedule
+from uedp.methods.rotation import lending_schedule
 
 USERS, SENTENCES, ENTITIES, MENTIONS = 1_000_000, 10_000_000, 3_000_000, 12_000_000
 ROUNDS = 51  # with three lendings
@@ -36,10 +36,10 @@ def main() -> int:
     del entity, owner, sentence
     sampling = Sampling(1e-3, per_entity=1, per_user=16)
     seconds, selected, users = [], 0, 0
-    schedule = LendingSchedule(lend, incidence, seed=0)
+    schedule = lending_schedule(lend, incidence, seed=0)
     for key in range(ROUNDS):
         start = time.perf_counter()
-        drawn = draw(incidence, sampling, rng, key, schedule.usable(key, key))
+        drawn = draw(incidence, sampling, rng, key, schedule.at(key, key))
         seconds.append(time.perf_counter() - start)
         selected += len(drawn.sentences.values)
         users += len(drawn.users)

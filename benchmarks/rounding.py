@@ -5,7 +5,8 @@
 
 A user of weight 0 has an empty text, then a long one. The remaining difference between the two sums
 is due to the layout and rounding of rows, in bfloat16 and in float32, in units of the clipping norm
-(`moved`, the largest over several lengths). The margin on the noise is set above it.
+(`moved`, the largest over several lengths). The margin on the noise is set above it. bfloat16-fixed
+is bfloat16 in passes of one shape, for adapters on an accelerator.
 
 Clip factors divide by upper bounds of norms; `taken off` is how much shorter this makes the sum.
 
@@ -26,11 +27,13 @@ import transformers
 from packing import Numbers
 
 from research.datasets import load_texts
+from uedp.accounting.decisions import Precision
 from uedp.incidence import Rows
 from uedp.mechanism.clip import Engine, rules
+from uedp.mechanism.fixed.fixed_pass import FixedPass
 from uedp.mechanism.noise import SecureNoise
 from uedp.mechanism.packing import SHARED_ROWS
-from uedp.mechanism.release import Clips, release
+from uedp.mechanism.release import Clips, FixedPasses, release
 from uedp.mechanism.sampling import Participants
 from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
@@ -41,6 +44,7 @@ USERS = (64, 256, 1024)
 EACH = 3  # sentences per user
 CLIP = 0.1
 LONG = (8, 64, 120)
+MAX_TOKENS = 128
 
 
 def main() -> None:
@@ -51,10 +55,11 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--datasets", type=Path)
     parser.add_argument("--users", type=int, nargs="+", default=USERS)
+    parser.add_argument("--trained", nargs="+", default=["lora", "full"])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     rows = []
-    for how in ("lora", "full"):
+    for how in options.trained:
         torch.manual_seed(0)
         if options.model:
             loaded = load_model(options.model)
@@ -67,11 +72,12 @@ def main() -> None:
                 torch.nn.init.normal_(parameter, std=0.02)
         model.to(options.device).eval()
         for users in options.users:
-            for half in (True, False):
-                row = measure(model, texts, users, half) | {"trained": how}
+            fixed = ("bfloat16-fixed",) if how == "lora" and options.device == "cuda" else ()
+            for precision in ("bfloat16", "float32", *fixed):
+                row = measure(model, texts, users, precision) | {"trained": how}
                 rows.append(row)
                 print(
-                    f"{how:>5} {users:>6} users {row['precision']:>9}: moved {row['moved']:.1e} "
+                    f"{how:>5} {users:>6} users {row['precision']:>14}: moved {row['moved']:.1e} "
                     f"clips (margin {rounding_margin(row['precision'], users):.1e}); taken off "
                     f"{row['taken off']:.2%}",
                     flush=True,
@@ -122,9 +128,13 @@ class Real:
         return [" ".join(self._texts[:n]) for n in (1, 3, 8)]
 
 
-def measure(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
+def measure(model: Any, texts: Any, users: int, precision: Precision) -> dict[str, Any]:
+    passes = None
+    if precision == "bfloat16-fixed":
+        passes = FixedPass(model, 1 << 13, MAX_TOKENS, torch.bfloat16)
+
     def total(first: str) -> torch.Tensor:
-        return summed(model, texts.tokenizer, [first, *others], half)
+        return summed(model, texts.tokenizer, [first, *others], precision != "float32", passes)
 
     others = texts.some(EACH * users)
     empty = total("")
@@ -134,7 +144,6 @@ def measure(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
         mock.patch.object(rules, "SCALING_ERROR", 0.0),
     ):
         unbounded = total("")
-    precision = "bfloat16" if half else "float32"
     return {
         "users": users,
         "precision": precision,
@@ -143,14 +152,17 @@ def measure(model: Any, texts: Any, users: int, half: bool) -> dict[str, Any]:
     }
 
 
-def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Tensor:
-    task = NextWord(texts, tokenizer, 128)
+def summed(
+    model: Any, tokenizer: Any, texts: list[str], half: bool, passes: FixedPass | None
+) -> torch.Tensor:
+    task = NextWord(texts, tokenizer, MAX_TOKENS)
     clipper, count = Engine(model), len(texts)
     users = 1 + (count - 1) // EACH
     offsets = np.concatenate([[0, 1], np.arange(1 + EACH, count + 1, EACH)])
-    crowding = np.ones(count, int)
-    crowding[0] = 1 << 60  # the first user's weight is 0
-    drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), crowding)
+    weights = np.ones(count)
+    weights[0] = 2.0**-60  # the first user's is as good as 0
+    drawn = Participants(np.arange(users), Rows(offsets, np.arange(count)), weights)
+    fixed = None if passes is None else FixedPasses(passes, task.tokens_of, for_all=True)
 
     def losses(order: Any) -> Any:
         device = clipper.parameters[0].device.type
@@ -159,7 +171,9 @@ def summed(model: Any, tokenizer: Any, texts: list[str], half: bool) -> torch.Te
 
     clips, no_noise = Clips(CLIP, 0.5), (SecureNoise(), 0.0)
     lengths = task.lengths[:count]
-    sums, _ = release(clipper, drawn, losses, lengths, clips, *no_noise, packing=SHARED_ROWS)
+    sums, _ = release(
+        clipper, drawn, losses, lengths, clips, *no_noise, packing=SHARED_ROWS, fixed=fixed
+    )
     return torch.cat([part.flatten().double() for part in sums])
 
 

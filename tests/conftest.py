@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.browser import browser as browser
 from uedp.cli import main
 from uedp.corpus.sentence import Sentence, Span
 

@@ -161,37 +161,9 @@ def against_flow(imports: Iterable[Import], layers: Layers) -> list[Import]:
     ]
 
 
-def line_counts(package: Path) -> dict[str, int]:
-    """Lines per package (or `incidence.py`), all other top-level modules together."""
-    counts: Counter[str] = Counter()
-    for path in package.rglob("*.py"):
-        first = path.relative_to(package).parts[0]
-        is_own_row = first == "incidence.py" or not first.endswith(".py")
-        counts[first if is_own_row else "top level"] += len(path.read_text().splitlines())
-    return dict(counts)
-
-
-_ROW = re.compile(r"^\| `?([\w. ]+?)`? \| ([\d,]*) \| ([\d,]*) \|$", re.MULTILINE)
-
-
-def stated_counts(page: str) -> dict[str, int]:
-    """The line counts per part ("now") that the page's table states; absent parts are left out."""
-    return {part: int(now.replace(",", "")) for part, _, now in _ROW.findall(page) if now}
-
-
-def with_counts(page: str, counts: dict[str, int]) -> str:
-    """The page with its table's last column replaced; new parts get a row before the total."""
-    before = {part: old for part, old, _ in _ROW.findall(page)}
-    order = [*(part for part in before if part != "total")]
-    order += sorted(set(counts) - set(order))
-    lines = []
-    for part in order:
-        name = part if part == "top level" else f"`{part}`"
-        now = f"{counts[part]:,}" if part in counts else ""
-        lines.append(f"| {name} | {before.get(part, '')} | {now} |")
-    lines.append(f"| total | {before['total']} | {sum(counts.values()):,} |")
-    rows = list(_ROW.finditer(page))
-    return page[: rows[0].start()] + "\n".join(lines) + page[rows[-1].end() :]
+def lines_of_code(package: Path) -> int:
+    """Lines of Python, including blank lines and docstrings."""
+    return sum(len(path.read_text().splitlines()) for path in package.rglob("*.py"))
 
 
 _BOX, _STEP, _WIDE = 26, 40, 68  # height of a box, distance between rows and between columns
@@ -276,5 +248,4 @@ def drawing(package: Path, page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_counts(PAGE.read_text(), line_counts(PACKAGE)))
     DRAWING.write_text(drawing(PACKAGE, PAGE.read_text()))

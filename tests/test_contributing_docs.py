@@ -12,6 +12,7 @@ import yaml
 
 from tests.mechanism.clip.test_engine import agree
 from tests.mechanism.lending_suite import run_suite
+from tests.mechanism.sharing_suite import run_suite as run_sharing_suite
 from tests.training import worlds
 from uedp.accounting import certificate, profile
 from uedp.entities import detectors
@@ -23,6 +24,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "contributing.md").read_text()
 BLOCKS = re.findall(
     r"^```(?:python|yaml) (\w+)=(\w+\.py)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE
 )
+CHECKED = ("scale.py", "by_holder.py", "equal_parts.py", "codenames.py")
 REGISTRIES = (
     (base, "_METHODS"),
     (profile, "_PROFILES"),
@@ -104,6 +106,14 @@ def test_lending_rule(extension, tmp_path):
     assert len(set(calls)) == 4  # a key per round; the rule is checked before it is used
 
 
+def test_sharing_rule(extension, tmp_path):
+    module = extension("equal_parts.py")
+    run_check(module, "equal_parts.py")
+    run_sharing_suite(lambda: module.equal_parts)
+    issued = train(tmp_path, privacy__method="equal-parts")
+    assert issued.private
+
+
 def test_method(extension, tmp_path):
     extension("few_sentences.py")
     sections = yaml.safe_load(block("config", "few_sentences.py"))
@@ -125,11 +135,8 @@ def test_detector(extension, tmp_path):
 
 def test_every_block_is_executed_and_each_walk_touches_one_file():
     executed = {
-        *(
-            ("file", name)
-            for name in ("scale.py", "by_holder.py", "few_sentences.py", "codenames.py")
-        ),
-        *(("check", name) for name in ("scale.py", "by_holder.py", "codenames.py")),
+        *(("file", name) for name in (*CHECKED, "few_sentences.py")),
+        *(("check", name) for name in CHECKED),
         ("config", "few_sentences.py"),
     }
     assert {(kind, file) for kind, file, _ in BLOCKS} == executed

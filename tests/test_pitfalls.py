@@ -17,6 +17,7 @@ from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.clip.shared import SharedMask
 from uedp.training import lineage
+from uedp.training.datasets import refuse_private_text
 from uedp.training.plan import build_plan
 
 PAGE = (Path(__file__).parents[1] / "docs" / "pitfalls.md").read_text()
@@ -78,7 +79,7 @@ def unheld_mask(folder):
 
 def knows_already(folder):
     before = (lineage.Ancestor("20260101-000000-abc", "noiseless", "digest"),)
-    lineage.refuse_reused_corpus(before, "digest", "my-run")
+    lineage.refuse_reused_corpus(before, (("digest", ""),), "my-run")
 
 
 def few_users(folder):
@@ -143,10 +144,16 @@ def cut(folder):
         pass
 
 
+def public_users(folder):
+    names = frozenset({"ann", "bob", "eve"})
+    public = worlds.public_text(users=names, name="news.txt")
+    refuse_private_text(worlds.training_data(folder, public=public, names=names))
+
+
 CASES = (
     *(batch_norm, no_rule, used_twice, tokens_first, mixing, reduced, unheld_mask),
     *(knows_already, few_users, budget, planned, seeded),
-    *(unseeded, large_delta, another_file, cut),
+    *(unseeded, large_delta, another_file, cut, public_users),
 )
 
 

@@ -1,4 +1,4 @@
-"""The README's Python works as typed, and its commands exist."""
+"""The README's Python works as typed, its commands exist, its numbers are measured."""
 
 import json
 import re
@@ -13,9 +13,12 @@ import typer
 import uedp
 from tests.models import tiny
 from uedp.cli import app
+from uedp.methods import method_names
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-COMMANDS = README.partition("Two commands take your own messages")[2].partition("The same from")[0]
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+JOINED = re.sub(r"\\\n\s*", "", README)  # continued lines
+COMMANDS = JOINED.partition("Two commands take your own messages")[2].partition("The same from")[0]
 TRAIN, ENGINE = re.findall(r"^```python\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
 
 
@@ -79,10 +82,95 @@ def test_engine_in_five_lines(here, capsys):
 
 
 def test_commands_exist():
+    """Options of whole command lines are checked with those of all pages (tests/docs)."""
     commands = typer.main.get_command(app).commands
-    listed = [line.split()[:2] for line in re.findall(r"^\| `uedp ([^`]+)`", README, re.MULTILINE)]
-    assert {command for command, *_ in listed} == set(commands)
-    for command, *rest in listed:
-        for name in rest:
-            if hasattr(commands[command], "commands"):
-                assert name in commands[command].commands
+    named = re.findall(r"`uedp ([a-z]+)((?: [a-z]+)?)", README)
+    assert len(named) > 4
+    for command, rest in named:
+        assert command in commands
+        if hasattr(commands[command], "commands"):
+            assert rest.strip() in commands[command].commands
+
+
+def test_methods_and_links_exist():
+    for method in ("rotation", "fair-shares", "user-level"):
+        assert method in method_names()
+        assert f"`{method}`" in README
+    linked = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", README)
+    assert len(linked) > 20
+    assert [path for path in linked if not (ROOT / path).exists()] == []
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+
+def result(path: str):
+    return json.loads((ROOT / path).read_text())
+
+
+def test_the_quoted_guarantee_is_that_of_the_demo():
+    demo = result("benchmarks/results/demo.json")
+    quoted = " ".join(re.findall(r"^>(.*)$", README, re.MULTILINE))
+    first, second = (" ".join(part.split()) for part in quoted.split(" If the detector"))
+    assert first == demo["certificate"]["statement"].splitlines()[0]
+    missed = [f"in {one['words']}: epsilon {{}}" for one in demo["certificate"]["missed_mentions"]]
+    told = re.findall(r"in ([a-z ]+): epsilon ([\d.]+\d)", f"If the detector {second}")
+    assert [f"in {words}: epsilon {{}}" for words, _ in told] == missed
+    for (_, number), one in zip(told, demo["certificate"]["missed_mentions"], strict=True):
+        # never rounded down: what is printed must hold
+        assert 0 <= float(number) - one["epsilon"] < 0.01
+    before, after = demo["before"]["perplexity"], demo["after"]["perplexity"]
+    assert f"from perplexity {before:.0f} to {after:.1f}" in " ".join(README.split())
+    assert demo["seconds_in_all"] < 4 * 60
+
+
+def best(data: str, method: str, epsilon: float | None) -> float:
+    """The perplexity on the test part of the setting that is best by validation."""
+    rows = [
+        row
+        for row in result("results/next-word-gpt.json")["rows"]
+        if (row["data"], row["method"], row["category"]) == (data, method, "all")
+        and row["target"] == epsilon
+    ]
+    return min(rows, key=lambda row: row["validation"])["test"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data"), [("CoNLL-2003", "conll"), ("AG", "ag"), ("EDGAR", "edgar")]
+)
+def test_utility_is_that_of_the_results(name, data):
+    (row,) = re.findall(rf"^\| {name} \|(.*)\|$", README, re.MULTILINE)
+    methods = (("rotation", 8), ("user-level", 8), ("deidentified", None), ("noiseless", None))
+    assert row.replace(" ", "").split("|") == [f"{best(data, *one):.1f}" for one in methods]
+
+
+def test_numbers_in_prose():
+    text = " ".join(README.split())
+    two = [best("conll", method, 2) for method in ("rotation", "user-level")]
+    assert f"the first two columns are {two[0]:.1f} and {two[1]:.1f}" in text
+    shares = {
+        name: result(f"benchmarks/results/extraction/{name}.json")["greedy"]["64"]
+        for name in ("noiseless", "user-level-8", "rotation-8")
+    }
+    assert all(share["count"] == 40 for share in shares.values())
+    assert f"without privacy reproduces {shares['noiseless']['share']:.1%}" in text
+    assert f"at epsilon 8 still {shares['user-level-8']['share']:.1%}" in text
+    assert shares["rotation-8"]["share"] == 0
+
+
+def test_speed_is_that_of_the_benchmarks():
+    text = " ".join(README.split())
+
+    def contenders(name: str) -> tuple[dict, dict, float]:
+        (row,) = result(f"benchmarks/results/train_step_{name}.json")["rows"]
+        return row["contenders"]["ours"], row["contenders"]["tricks"], row["sentences"]
+
+    ours, other, sentences = contenders("h200_lora")
+    seconds = f"{ours['seconds']:.3f} s instead of {other['seconds']:.3f} s"
+    assert f"{seconds} for {sentences:,.0f} sentences" in text
+    ours, other, _ = contenders("h200_full")
+    assert f"{ours['seconds']:.3f} s instead of {other['seconds']:.3f} s" in text
+    assert f"{ours['peak_gib']:.1f} GiB instead of {other['peak_gib']:.1f}" in text
+    ours, other, _ = contenders("cpu_full")
+    assert f"{ours['seconds']:.1f} s instead of {other['seconds']:.1f} s" in text
+    assert f"{ours['peak_gib']:.1f} GiB instead of {other['peak_gib']:.1f}" in text

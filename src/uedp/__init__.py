@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uedp.entities.detection import Detection as Detection
     from uedp.entities.detection import detect as detect
     from uedp.entities.detectors import register_detector as register_detector
+    from uedp.entities.extend import extend_corpus as extend_corpus
     from uedp.entities.warnings import corpus_warnings as corpus_warnings
     from uedp.errors import UserError as UserError
     from uedp.incidence import Incidence as Incidence
@@ -53,6 +54,7 @@ _HOME = {
     "deidentify": "uedp.entities.deidentify",
     "detect": "uedp.entities.detection",
     "evaluate": "uedp.training.api",
+    "extend_corpus": "uedp.entities.extend",
     "generate": "uedp.training.api",
     "read_sentences": "uedp.corpus.readers",
     "register_detector": "uedp.entities.detectors",

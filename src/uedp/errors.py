@@ -13,6 +13,10 @@ class UserError(Exception):
     """
 
 
+class CheckFailedError(UserError):
+    """A check that was asked for gave the answer no; commands exit with code 1."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """For the end of an error about a name: `; did you mean X?`, or nothing."""
     close = get_close_matches(name.lower(), list(known), 1, 0.6)

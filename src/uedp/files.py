@@ -43,6 +43,18 @@ def lock_file(file: IO[bytes], busy: str, timeout: float = 0.0) -> None:
             time.sleep(_POLL)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether another process holds `lock_file` on a file; it is never kept waiting for long."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or not ours to read
+        return False
+    return False
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that is the old one or the new one at any moment, never a part of it.
 

@@ -40,3 +40,13 @@ class _Silent:
 
 
 SILENT: Progress = _Silent()
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 40 s, 25 min, 3.5 h."""
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

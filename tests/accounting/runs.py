@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.accounting.plans import planned
-from uedp.accounting.decisions import Entities, EntityList, Shape
+from uedp.accounting.decisions import DeclaredText, Entities, EntityList, Shape
 from uedp.accounting.ledger import CorpusTotal, PlannedRun, RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.profile import Profile
@@ -32,6 +32,11 @@ SETUP = {
 }
 
 
+PUBLIC = DeclaredText(
+    name="news.txt", digest="ab" * 32, sentences=1200, steps=70, sentences_per_step=50
+)
+
+
 FILES = {"config.json": b"{}", "model.safetensors": b"weights", "adapter/adapter_model.bin": b"a"}
 
 
@@ -43,7 +48,10 @@ def make_run(
 ) -> Path:
     """A run, with its model if all rounds are spent."""
     folder.mkdir()
-    with RunLedger.open(folder, plan_of(profile, rounds, **options)) as ledger:
+    plan = plan_of(profile, rounds, **options)
+    with RunLedger.open(folder, plan) as ledger:
+        if plan.setup.public is not None:
+            ledger.record_public(plan.setup.public.steps)
         for _ in range(spent):
             ledger.spend()
         if spent == rounds:

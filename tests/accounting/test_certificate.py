@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.accounting.plans import planned
-from tests.accounting.runs import PROFILE, SETUP, make_run, plan_of
+from tests.accounting.runs import PROFILE, PUBLIC, SETUP, make_run, plan_of
 from uedp.accounting import chain as chains
 from uedp.accounting.certificate import (
     CERTIFICATE,
@@ -64,6 +64,38 @@ def test_issued_loaded_verified(tmp_path, monkeypatch):
     ladder = [shown.epsilon_user_alone, shown.epsilon, one.epsilon]
     assert ladder == sorted(ladder)
     assert one.epsilon < min(five.epsilon, whole.epsilon)
+
+
+def test_public_text_is_on_the_certificate(tmp_path):
+    folder = make_run(tmp_path / "run", **SETUP, public=PUBLIC)
+    shown = issue(folder)
+    assert verify(folder) == shown
+    assert shown.setup.public == PUBLIC
+    assert shown.private
+    assert shown.epsilon == epsilon(PROFILE, 20, 1e-5)
+    assert set(shown.not_protected) - set(NOT_PROTECTED) == {
+        "text that was declared public (see `setup.public`)"
+    }
+    change(folder, lambda values: values["setup"]["public"].update(declared_by="the officer"))
+    with pytest.raises(UserError, match=r"setup\.public\.declared_by is the officer"):
+        verify(folder)
+
+
+@pytest.mark.parametrize(
+    ("stated", "recorded"),
+    [
+        (PUBLIC, ["rounds", "public"]),  # so rounds were not computed from it
+        (PUBLIC, ["rounds"]),
+        (None, ["public", "rounds"]),
+        (PUBLIC.model_copy(update={"steps": 9}), ["public", "rounds"]),
+    ],
+)
+def test_public_text_that_did_not_come_first_is_no_certificate(tmp_path, stated, recorded):
+    with RunLedger.open(tmp_path, plan_of(**SETUP, public=stated)) as ledger:
+        for kind in recorded:
+            ledger.spend() if kind == "rounds" else ledger.record_public(PUBLIC.steps)
+    with pytest.raises(UserError, match=r"setup\.public does not agree with the records"):
+        issue(tmp_path)
 
 
 def test_a_run_of_an_earlier_release_is_resumed_and_verified(tmp_path):
@@ -210,6 +242,18 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("files", lambda v: v["files"].pop("config.json")),
     ("corpus_total", set_to("corpus_total", value=None)),
     ("corpus_total.epsilon", set_to("corpus_total", "epsilon", value=0.1)),
+    (
+        "growth",
+        set_to(
+            "growth", value={"epoch": 2, "runs": [], "by_joining_epoch": [], "late_mentions": []}
+        ),
+    ),
+    (
+        "corpus_total.by_epoch",
+        set_to(
+            "corpus_total", "by_epoch", value=[{"epoch": 1, "epsilon": 0.1, "runs": 1, "rounds": 1}]
+        ),
+    ),
     ("corpus_total.runs", set_to("corpus_total", "runs", value=1)),
     ("kind", set_to("kind", value="diploma")),
     ("format", set_to("format", value=1)),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.accounting.runs import PROFILE, SETUP, make_run
+from tests.accounting.runs import PROFILE, PUBLIC, SETUP, make_run
 from uedp.accounting.certificate import issue
 from uedp.accounting.decisions import BY_PLANNER, NOT_STATED, OTHERS_BY, Setup
 from uedp.accounting.missed import MISSED_CASES
@@ -30,6 +30,12 @@ CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "entities": ({"entities": None}, "which entities were looked for"),
     "labels": ({"labels": "from the corpus, not covered"}, "which labels there are"),
     "earlier runs": ({"earlier_runs": "on other corpora"}, "other runs before"),
+    "public text": (
+        {"public": PUBLIC},
+        "trained without noise on 'news.txt' (1,200 sentences, SHA-256 abababababab; 70 steps of "
+        "50 sentences), declared public by the person who ran this (not named): texts in it are "
+        "not protected",
+    ),
     "chosen by": ({"chosen_by": Setup().chosen_by}, "who chose the clip bounds"),
     "chosen by counts": (
         {"chosen_by": f"{BY_PLANNER}: user_rate, rounds{OTHERS_BY}me, on public data"},

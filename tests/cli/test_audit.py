@@ -43,7 +43,8 @@ def test_all_methods_in_one_table(few_rounds, run):
     )
     for column in ("threshold", "Gaussian fit", "curve", "proven"):
         assert column in columns
-    assert [row.split("  ")[0] for row in rows[:8]] == [
+    assert [row.split("  ")[0] for row in rows[:12]] == [
+        *["fair-shares"] * 4,
         *["rotation"] * 4,
         *["uedp-alg"] * 3,
         "user-level",
@@ -176,7 +177,9 @@ def test_saved_and_drawn(few_rounds, run, tmp_path):
 def test_repeatable_by_seed(few_rounds, run):
     assert answer(run, *USER, "--quick") == answer(run, *USER, "--quick")
     without = ["audit", "mechanism", "--method", "user-level", "--quick", "--runs", "100"]
-    assert answer(run, *without)["audits"][0]["noise_source"] == "cipher"
+    outcome = run(*without, "--json")  # one run in twenty is a false alarm, which is 1
+    assert outcome.code in (0, 1)
+    assert json.loads(outcome.out)["audits"][0]["noise_source"] == "cipher"
 
 
 def test_options_reach_the_audit(few_rounds, run):

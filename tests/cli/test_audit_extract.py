@@ -1,4 +1,4 @@
-"""`uedp audit plant` and `uedp audit extract`, as a person types them."""
+"""`uedp audit plant`, `extract` and `synthetic`, and texts in files, as a person types them."""
 
 import contextlib
 import io
@@ -98,6 +98,58 @@ def test_entities_of_the_runs_own_corpus(here: Path, run: Run) -> None:
     assert "written" not in shown.out
 
 
+def test_texts_are_written_to_a_file_and_compared_with_the_corpus(
+    here: Path, run: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "texts.jsonl"
+    line = f"generate rotation --count 12 --tokens 20 --seed 3 --drop duplicates --out {out}"
+    found = run(*line.split())
+    assert found.code == 0
+    assert f"{out}: 12 texts, seed 3" in found.out
+    assert "0 equal to an earlier one (left out)" in found.out
+    assert "its guarantee covers all of them" in found.out
+    assert "The model is (8, " in found.out
+    assert "does not cover the prompts" in found.out
+    assert f"next, for the curator: uedp audit synthetic {out} --run rotation" in found.out
+    assert "add --resume to continue it" in run(*line.split()).err
+    again = run(*line.split(), "--resume", "--json")
+    assert json.loads(again.out)["counts"]["written"] == 12
+    audit = f"audit synthetic {out} --run rotation --secrets secrets.json"
+    page, saved = tmp_path / "texts.html", tmp_path / "found.json"
+    shown = run(*audit.split(), "--html", page, "--out", saved, "--show", "2")
+    assert shown.code == 0
+    assert shown.out.startswith("For the curator only: ")
+    assert "its guarantee covers all of them" in shown.out
+    assert "0 of 4 (0.0% to 60.2%)" in shown.out  # Clopper and Pearson
+    assert "No test finds the texts closer" in shown.out
+    assert json.loads(saved.read_text())["alarms"] == []
+    assert "Do not publish this page." in page.read_text()
+    assert json.loads(run(*audit.split(), "--json").out)["texts"] == 12
+
+
+def test_copied_texts_end_with_code_1_and_private_ones_say_they_are_not_covered(
+    here: Path, run: Run, tmp_path: Path
+) -> None:
+    rows = [json.loads(line) for line in (here / "m.jsonl").read_text().splitlines()]
+    hostile = {"text": "<script>alert(1)</script>"}
+    copied = tmp_path / "<b>.jsonl"
+    copied.write_text("".join(json.dumps(row) + "\n" for row in [*rows, hostile]))
+    page = tmp_path / "page.html"
+    audit = ["audit", "synthetic", copied, "--corpus", "corpus", "--held-out", "held-out"]
+    found = run(*audit, "--html", page, "--show", "1")
+    assert found.code == 1
+    assert "ALARM (" in found.out
+    assert "no privacy guarantee" in found.out
+    assert "words in the training text: " in found.out
+    assert "<b>" not in page.read_text()
+    assert "&lt;b&gt;.jsonl" in page.read_text()
+    assert "<script" not in page.read_text()
+    noiseless = run(
+        *"generate noiseless --count 2 --tokens 9".split(), "--out", tmp_path / "n.jsonl"
+    )
+    assert "no privacy guarantee" in noiseless.out
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
@@ -106,6 +158,17 @@ def test_entities_of_the_runs_own_corpus(here: Path, run: Run) -> None:
         ("audit extract rotation --secrets none.json", "none.json: cannot be read"),
         ("audit extract rotation --plot x.txt", "must end in .png, .svg or .pdf"),
         ("audit extract rotation --out corpus", "--out corpus: is a folder"),
+        ("audit synthetic p.jsonl", "name the run with --run"),
+        ("audit synthetic p.jsonl --run nowhere", "nowhere"),
+        ("audit synthetic p.jsonl --corpus corpus --out corpus", "corpus: is a folder"),
+        ("audit synthetic nothing.jsonl --corpus corpus", "nothing.jsonl: no such file"),
+        ("generate rotation --top-p 0.5", "--top-p is for texts in a file; name it with --out"),
+        ("generate rotation --out b.txt", "ends in .jsonl"),
+        ("generate rotation --out b.jsonl --drop x", "--drop x: must be some of"),
+        ("generate rotation --out b.jsonl --top-p 2", "--top-p 2: must be above 0"),
+        ("generate rotation --out rotation/b.jsonl", "lies in the folder of the model"),
+        ("generate rotation --out b.jsonl --prompt a --prompts m.jsonl", "not both"),
+        ("generate rotation --out b.jsonl --prompts m.jsonl", "m.jsonl: line 1: write"),
         ("audit plant m.jsonl --out p.jsonl --secrets s.json", "p.jsonl: exists already"),
         ("audit plant m.jsonl --out a/b.jsonl --secrets s.json", "a: no such folder"),
         ("audit plant m.jsonl --out b.jsonl --secrets s.json --repeats x", "--repeats x: write"),

@@ -54,6 +54,8 @@ def made(tmp_path_factory):
     (folder / "epsilom.yaml").write_text(config.replace("epsilon", "epsilom"))
     (folder / "optimizer.yaml").write_text(f"{config}optimizer: {{rate: 0.1}}\n")
     (folder / "config.yaml").write_text(config)
+    (folder / "started").mkdir()
+    (folder / "started" / "config.yaml").write_text(config)
     return folder
 
 
@@ -95,7 +97,7 @@ MISTAKES = {
     DETECT + "--detector pattern": ("'pattern': unknown", "did you mean patterns?"),
     DETECT + "--reader excel": (
         "--reader excel: unknown reader",
-        "presidio-research, xlsx",
+        "presidio-research, txt, xlsx",
     ),
     DETECT + "--reader josnl": ("--reader josnl: unknown reader", "did you mean jsonl?"),
     DETECT + "--categories persons": ("unknown category", "did you mean person?"),
@@ -129,6 +131,16 @@ MISTAKES = {
     "evaluate taken": ("taken", "run"),
     TRAIN.replace("--tokenizer bytes ", ""): ("a new model needs a public", "--tokenizer"),
     "certificate show new": ("new", "run"),
+    "report corpus": ("corpus: is a corpus, not a run", "name a folder that training wrote"),
+    "account proven corpus": ("corpus: is a corpus, not a run", "name a folder"),
+    "evaluate corpus": ("corpus: not a run directory", "name one that training wrote"),
+    "train started --out new": ("started: is a run, not a config", "name started/config.yaml"),
+    "doctor ready.csv": ("ready.csv: is a file", "name the folder of a corpus or a run"),
+    "trian": ("no such command 'trian'; did you mean 'train'?", "see `uedp --help`"),
+    "train --epsilom 8": ("no such option: --epsilom (there is --epsilon)", "uedp train --help"),
+    "calibrate --epsilon eight": ("invalid value for '--epsilon': not a number", "--help"),
+    "calibrate": ("missing option '--epsilon'", "see `uedp calibrate --help`"),
+    "entities corpus --category place": ("--category place: unknown category", "choose among"),
 }
 
 

@@ -10,7 +10,7 @@ from tests.accounting.runs import SETUP, make_run
 from uedp.accounting.certificate import CERTIFICATE, issue, schema
 from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, RunLedger
 from uedp.accounting.model_files import model_files
-from uedp.accounting.proven import RotationProfile, epsilon
+from uedp.accounting.proven import FairSharesProfile, RotationProfile, epsilon
 
 PUBLISHED = (
     "account published --users 946 --users-per-round 50 --entity-rate 0.5 --sensitive 11176 "
@@ -135,7 +135,7 @@ def test_plan_from_counts(run):
         assert row["merit"] > 0
     title, _header, *rows = run(*line, "--best", "1").out.splitlines()
     assert title.startswith("epsilon 4, delta 1e-05")
-    assert rows[0].split()[:2] == ["0.3", "20"]
+    assert rows[0].split()[:3] == ["rotation", "0.3", "20"]
     assert "(few)" in rows[0]  # 9 users a round
     assert rows[1] == ""  # only the best was asked for
     missed = {name: values for name, *values in (re.split(" {2,}", line) for line in rows)}
@@ -161,6 +161,7 @@ def test_plan_from_a_corpus_with_a_plot(run, conll, tmp_path):
     shown = run("plan", tmp_path / "corpus", "--epsilon", "4", *OPTIONS[:6], "--plot", plot)
     assert shown.code == 0
     assert "merit" in shown.out
+    assert {"rotation", "fair-shares"} <= {line.split()[0] for line in shown.out.splitlines()[2:4]}
     assert str(plot) in shown.out
     assert plot.read_bytes().startswith(b"\x89PNG")
 
@@ -188,6 +189,12 @@ def test_a_corpus_takes_the_place_of_numbers(run, sample):
     assert (typed["user_rate"], typed["rounds"], typed["entity_share"]) == (0.6, 5, 0.4)
     proven = answer(run, "account", "proven", "--corpus", sample, "--noise", typed["noise"], *given)
     assert proven["epsilon"] == typed["epsilon"]
+    assert f"\nmethod: {solved['method']}\n" in shown.out
+    for method, profile in (("rotation", RotationProfile), ("fair-shares", FairSharesProfile)):
+        line = ["calibrate", "--epsilon", "8", "--corpus", sample, *given, "--method", method]
+        kept = answer(run, *line)
+        assert kept["method"] == method
+        assert kept["epsilon"] == epsilon(profile(kept["noise"], 0.6, 0.4), 5, kept["delta"])
 
 
 def test_a_run_has_its_numbers(run, folder):
@@ -219,7 +226,7 @@ def test_a_plan_with_a_model_shows_the_time(run, sample, monkeypatch):
     assert shown.code == 0
     assert "time/round" in shown.out
     assert "time in all" in shown.out
-    assert "uedp train --epsilon 8 " in shown.out
+    assert re.search(r"uedp train --method (rotation|fair-shares) --epsilon 8 ", shown.out)
     found = answer(run, *line, "--set", "privacy.user_rate=0.6", "--set", "privacy.rounds=5")
     assert found["options"][0]["seconds"] > 0
     assert found["estimate"]["epsilon"] <= 8
@@ -276,7 +283,13 @@ def test_certificate_verify(run, folder):
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "epsilon": 0.5}))
     refused = run("certificate", "verify", folder)
-    assert refused.code == 2
+    assert refused.code == 1  # an answer, not a mistake
+    failed = run("certificate", "verify", folder, "--json")
+    assert failed.code == 1
+    assert failed.err == ""
+    told = json.loads(failed.out)
+    assert (told["verified"], told["consistent"]) == (False, False)
+    assert "epsilon is 0.5, not" in told["problem"]
     assert "epsilon is 0.5, not" in refused.err
     assert refused.err.count("\n") == 1
     path.write_text(json.dumps(values))
@@ -290,7 +303,11 @@ def test_only_a_signature_makes_it_verified(run, folder, tmp_path):
     made = run("certificate", "keygen", "--out", key)
     assert made.code == 0
     assert f"public key: {key}.pub" in made.out
-    assert "no signature" in run("certificate", "verify", folder, "--public-key", f"{key}.pub").err
+    unsigned = run("certificate", "verify", folder, "--public-key", f"{key}.pub")
+    assert unsigned.code == 1
+    assert "no signature" in unsigned.err
+    assert run("certificate", "verify", folder, "--public-key", tmp_path / "none").code == 2
+    assert run("certificate", "verify", folder, "--corpus", tmp_path / "none").code == 2
     assert run("certificate", "sign", folder, "--key", key).code == 0
     shown = run("certificate", "verify", folder, "--public-key", f"{key}.pub")
     assert shown.code == 0
@@ -300,7 +317,7 @@ def test_only_a_signature_makes_it_verified(run, folder, tmp_path):
     assert run("certificate", "verify", folder).out.startswith("consistent: ")
     (folder / "config.json").write_text('{"other": 1}')
     refused = run("certificate", "verify", folder, "--public-key", f"{key}.pub")
-    assert (refused.code, refused.out) == (2, "")
+    assert (refused.code, refused.out) == (1, "")
     assert "config.json: is not the file that was certified" in refused.err
 
 

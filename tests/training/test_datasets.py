@@ -11,7 +11,7 @@ from uedp.errors import UserError
 from uedp.incidence import Incidence
 from uedp.training.api import preview
 from uedp.training.config import parse_config
-from uedp.training.datasets import Texts, TrainingData, read_training_data
+from uedp.training.datasets import Texts, TrainingData, read_texts, read_training_data
 
 TRAIN = [
     marked("a", "Ann wrote to Bob.", ("Ann", "PER"), ("Bob", "PER"), label="mail"),
@@ -50,6 +50,19 @@ def test_the_held_out_set_is_another_corpus(corpora):
     assert (found.texts, found.labels) == (["one", "two", "x"], ["mail", "call", None])
     few = read_training_data(config(corpora, evaluate=elsewhere, evaluate_sentences=2)).held_out
     assert (few.texts, few.labels) == (["one", "two"], ["mail", "call"])
+
+
+def test_mentions_are_known_of_held_out_texts(corpora):
+    others = [
+        marked("z", "Zoe left", ("Zoe", "PER")),
+        marked("y", "so did Max of Acme", ("Max", "PER"), ("Acme", "ORG")),
+    ]
+    detect(others, corpora / "others", Detection(("labels",)))
+    expected = [(0, 0, 3, "person"), (1, 7, 10, "person"), (1, 14, 18, "org")]
+    found = read_training_data(config(corpora, evaluate=str(corpora / "others")))
+    assert found.held_out.mentions.rows() == expected
+    assert found.train.mentions is None
+    assert read_texts(corpora / "others", 1).mentions.rows() == expected[:1]
 
 
 def test_deidentified_texts_have_no_names_and_the_same_order(corpora):

@@ -187,7 +187,7 @@ def test_an_estimate_states_what_the_certificate_will(data, saved, tmp_path):
 
 def test_a_budget_that_training_would_refuse_is_refused(data, saved, monkeypatch):
     monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
-    monkeypatch.setattr(api, "read_training_data", lambda config: data)
+    monkeypatch.setattr(api, "read_training_data", lambda *given: data)
     config = worlds.config(saved(), privacy__noise=2.0, privacy__corpus_budget=1000.0)
     assert api.preview(config).estimate.corpus_total.runs == 1
     privacy = config.privacy.model_copy(update={"corpus_budget": 0.5})
@@ -199,12 +199,13 @@ def test_a_budget_that_training_would_refuse_is_refused(data, saved, monkeypatch
 
 def test_a_preview_chooses_what_training_does(data, saved, monkeypatch):
     monkeypatch.setattr("uedp.accounting.statement.MISSED_CASES", ())
-    monkeypatch.setattr(api, "read_training_data", lambda config: data)
+    monkeypatch.setattr(api, "read_training_data", lambda *given: data)
     config = worlds.config(saved(), privacy__noise=None, privacy__epsilon=8)
     privacy = {"epsilon": 8.0, "rounds": 5}
     opened = config.model_copy(update={"privacy": type(config.privacy)(**privacy)})
     found = api.preview(opened)
-    assert set(found.choice.fields) == {"user_rate", "entity_share", "sentences_per_user"}
+    chosen = {"user_rate", "entity_share", "sentences_per_user", "method"}
+    assert set(found.choice.fields) == chosen
     assert found.plan.config.privacy == found.choice.config.privacy
     assert found.estimate.users_per_round >= 20
     assert dataclasses.asdict(found.estimate)["epsilon"] <= 8

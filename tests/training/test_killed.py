@@ -13,7 +13,8 @@ from tests.training import victim, worlds
 from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read_chain
 from uedp.errors import UserError
-from uedp.training import checkpoint, loop, round_key
+from uedp.training import checkpoint, loop, round_key, synthetic
+from uedp.training.decoding import TokenSampling
 from uedp.training.metrics import FILE, parse_round
 from uedp.training.outcome import Outcome
 from uedp.training.run_dir import IDENTITY, RESULT
@@ -170,3 +171,32 @@ def test_a_run_interrupted_at_random_moments_resumes(saved, tmp_path):
 def test_a_run_killed_ten_times_resumes(seconds, seed, saved, tmp_path):
     config = worlds.config(saved(), privacy__rounds=400, run__checkpoint_seconds=seconds)
     killed_at_random(10, config, tmp_path, seed)
+
+
+def test_texts_killed_at_random_points_end_as_if_they_had_not(saved, tmp_path):
+    settings = {
+        "count": 11,
+        "seed": 5,
+        "at_once": 3,
+        "sampling": TokenSampling(tokens=8),
+        "prompts": synthetic.Prompts(texts=("Hi", "", "Hello there")),
+    }
+    synthetic.write_texts(saved(), tmp_path / "whole.jsonl", **settings)
+    out, rng, sizes = tmp_path / "killed.jsonl", random.Random(3), set()
+    points = ["sample_texts", "fsync_file", "write_atomically", "_kept"]
+    kills = [("write_about", 1), *((p, rng.choice((1, 2))) for p in rng.sample(points, 4))]
+    for point, nth in kills:  # the first before anything is known of the file
+        killed = victim.process(saved(), out, point, nth, target=victim.write_texts, **settings)
+        killed.join(60)
+        assert killed.exitcode in (-signal.SIGKILL, 0)  # 0: nothing was left to do
+        sizes.add(out.stat().st_size)
+        if len(sizes) > 1 and rng.random() < 0.7:  # as if a power failure had torn a write
+            with out.open("ab") as file:
+                file.write(b'{"id": 7, "te')
+    assert len(sizes) > 2
+    about = synthetic.write_texts(saved(), out, resume=True, **settings)
+    assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    assert about == synthetic.read_about(tmp_path / "whole.about.json")
+    before = out.stat().st_mtime_ns
+    assert synthetic.write_texts(saved(), out, resume=True, **settings) == about
+    assert out.stat().st_mtime_ns == before

@@ -20,6 +20,7 @@ from tests.training.runs import (
     weights,
 )
 from uedp.accounting.proven import epsilon
+from uedp.errors import UserError
 from uedp.methods import ClippedMethod
 from uedp.progress import SILENT
 from uedp.training import build as building
@@ -161,6 +162,13 @@ def test_half_precision_is_charged_to_the_rounding_margin(train):
     assert all(p.dtype == torch.float32 for p in outcome.model.parameters())
 
 
+def test_fixed_passes_are_refused_where_there_are_none(train):
+    """Never computed otherwise in silence: the margin is only for them."""
+    with pytest.raises(UserError, match=r"passes of one shape.*set it to float32"):
+        train(run__precision="bfloat16-fixed", privacy__rounds=2, privacy__noise=0.1)
+    assert rounding_margin("bfloat16-fixed", 10) == rounding_margin("float32", 10)
+
+
 def test_the_epsilon_shown_is_never_too_small(train, saved):
     watching = RoundWatcher()
     train(privacy__rounds=30, progress=watching, privacy__noise=2.0)
@@ -208,6 +216,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(method, train, saved, tmp_pat
         "privacy__method": method,
         "privacy__seed": 7,
         "optimiser__average": 0.5,
+        "optimiser__filter": "kalman",
         "run__evaluate_every": 3,
     }
     whole = train("whole", **options)

@@ -39,7 +39,7 @@ def test_the_profile_of_rotation_describes_its_rounds():
     margin = rounding_margin("float32", 0.5 * 40)
     assert found.clips.margin == margin > 0
     kept = 0.4 - 0.6 * margin
-    assert found.clips.of_sentences(np.array([1, 2])).tolist() == pytest.approx(
+    assert found.clips.of_sentences(np.array([1, 0.5])).tolist() == pytest.approx(
         [3.0 * kept, 1.5 * kept]
     )
     assert not profile.reveal_draw

@@ -8,8 +8,8 @@ from tests.training import worlds
 from tests.training.runs import DEEP, RoundWatcher, refused, snapshot, spent, stopping_after
 from uedp.errors import UserError
 from uedp.training import loop
-from uedp.training.config import load_config
-from uedp.training.run_dir import CONFIG, IDENTITY, RESULT
+from uedp.training.config import load_config, parse_config
+from uedp.training.run_dir import CONFIG, IDENTITY, RESULT, as_planned
 
 RESULTS = [
     b"",
@@ -28,6 +28,24 @@ def test_the_run_directory_holds_the_resolved_config(train, tmp_path, saved):
     values = yaml.safe_load((tmp_path / "run" / CONFIG).read_text())
     assert values["privacy"]["delta"] == 1e-5  # a default, spelled out
     assert worlds.config(saved(), privacy__rounds=1) == load_config(tmp_path / "run" / CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("method", "kept"),
+    [("rotation", True), ("fair-shares", True), ("user-level", False), ("noiseless", False)],
+)
+def test_a_method_left_out_is_that_of_the_run_if_the_planner_could_choose_it(
+    method, kept, tmp_path, saved
+):
+    """Nobody who leaves it out continues a run that protects less than the default."""
+    noise = {"privacy__noise": None} if method == "noiseless" else {}
+    config = worlds.config(saved(), privacy__method=method, **noise)
+    (tmp_path / CONFIG).write_text(yaml.safe_dump(config.model_dump(mode="json")))
+    values = config.model_dump(mode="json")
+    del values["privacy"]["method"]
+    values["privacy"]["noise"] = 1.0
+    found = as_planned(parse_config(values), tmp_path).privacy.method
+    assert found == (method if kept else "rotation")
 
 
 @pytest.mark.parametrize("method", ["rotation", "noiseless"])

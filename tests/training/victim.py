@@ -1,7 +1,8 @@
-"""A process that trains, to be killed. Imported once by a server that forks it."""
+"""A process that trains or generates, to be killed. Imported once by a server that forks it."""
 
 import os
 import signal
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -17,7 +18,7 @@ from uedp.accounting.ledger import CorpusLedger, RunLedger
 from uedp.accounting.marks import Mark
 from uedp.mechanism import release
 from uedp.methods import ClippedMethod
-from uedp.training import checkpoint, engine, loop
+from uedp.training import checkpoint, engine, loop, public_phase, synthetic
 from uedp.training import run_dir as folder
 from uedp.training.config import Config
 from uedp.training.round_key import RoundKey
@@ -49,12 +50,21 @@ POINTS: dict[str, tuple[Any, str]] = {
 }
 
 
+# and before that, where there is public text
+PUBLIC_POINTS: dict[str, tuple[Any, str]] = {
+    "in a step": (public_phase, "mean_gradient"),
+    "recorded, before the first checkpoint of rounds": (engine.PrivateRun, "save_checkpoint"),
+    "before its checkpoints go": (loop, "remove_checkpoints"),
+}
+
+
 def train(
     config: Config, out: Path, corpus: Path, resume: bool, point: str | None = None, nth: int = 1
 ) -> None:
     if point is not None:
-        _die_at(*POINTS[point], nth)
-    loop.run(config, out, data=worlds.training_data(corpus), resume=resume)
+        _die_at(*(POINTS | PUBLIC_POINTS)[point], nth)
+    public = worlds.public_text() if config.public.steps else None
+    loop.run(config, out, data=worlds.training_data(corpus, public=public), resume=resume)
 
 
 def _die_at(owner: Any, name: str, nth: int) -> None:
@@ -70,10 +80,17 @@ def _die_at(owner: Any, name: str, nth: int) -> None:
     setattr(owner, name, dies)
 
 
-def process(*arguments: Any) -> ForkServerProcess:
-    """A started process that runs `train` with these arguments."""
+def write_texts(model: Path, out: Path, point: str, nth: int, **settings: Any) -> None:
+    _die_at(synthetic, point, nth)
+    synthetic.write_texts(model, out, resume=True, **settings)
+
+
+def process(
+    *arguments: Any, target: Callable[..., None] = train, **options: Any
+) -> ForkServerProcess:
+    """A started process that runs `train`, or the target, with these arguments."""
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    started = context.Process(target=train, args=arguments)
+    started = context.Process(target=target, args=arguments, kwargs=options)
     started.start()
     return started

@@ -9,6 +9,7 @@ from tests.models import tiny
 from uedp.incidence import Incidence
 from uedp.training.config import Config, parse_config
 from uedp.training.datasets import Texts, TrainingData
+from uedp.training.public_text import PublicText
 
 USERS, EACH = 40, 3
 NAMES = ("Ann", "Bob", "Eve", "Joe")
@@ -48,6 +49,12 @@ def training_data(corpus: Path, *, held_out: bool = True, **changes: Any) -> Tra
         "held_out": Texts(texts(5), labels(5)) if held_out else None,
     }
     return TrainingData(**values | changes)
+
+
+def public_text(**changes: Any) -> PublicText:
+    """Text by nobody in particular, for a few steps before the rounds."""
+    texts = [f"rain in the {place} is rare in may" for place in ("north", "south", "east", "west")]
+    return PublicText(**{"texts": texts, "labels": [None] * 4, "name": "weather.txt"} | changes)
 
 
 def model(folder: Path, kind: str, **options: Any) -> Path:

@@ -9,7 +9,7 @@ import datetime
 import json
 import platform
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 import uedp
-from uedp.accounting.chain import of_kind, read_chain
+from uedp.accounting.chain import Record, of_kind, read_chain
 from uedp.accounting.decisions import PRIVATE_VOCABULARY, Setup, Shape, StrictModel
+from uedp.accounting.growth import Growth, PastRun, growth_lines
 from uedp.accounting.ledger import (
     RUN_LEDGER,
     CorpusLedger,
@@ -37,12 +38,12 @@ from uedp.accounting.proven import epsilon
 from uedp.accounting.signature import SIGNATURE, check_signature
 from uedp.accounting.statement import (
     ADJACENCY,
-    NOT_PROTECTED,
     MissedMention,
     caveats,
     finite,
     missed_line,
     missed_table,
+    not_protected,
     statement,
     unit,
 )
@@ -56,7 +57,9 @@ CERTIFICATE = "certificate.json"
 class Certificate(StrictModel):
     """The guarantee of a run. An epsilon of null means: no finite epsilon.
 
-    `files` are those of the model, by SHA-256; there are none while rounds are left.
+    `files` are those of the model, by SHA-256; there are none while rounds are left. `growth` is
+    the guarantee by epochs, of a model that was trained on, or on a corpus that was extended: then
+    `epsilon` is the worst case, over all runs on the corpus that the model went through.
     """
 
     kind: Literal["uedp certificate"] = "uedp certificate"
@@ -72,6 +75,7 @@ class Certificate(StrictModel):
     epsilon_user_alone: float | None
     missed_mentions: tuple[MissedMention, ...]
     corpus_total: CorpusTotal | None
+    growth: Growth | None = None
     method: str
     parameters: dict[str, float | int | bool | None]
     rounds_planned: int
@@ -162,14 +166,21 @@ def verify(folder: Path, public_key: Path | None = None, corpus: Path | None = N
     return claimed
 
 
-def not_checked(certificate: Certificate, signed: bool, corpus: bool) -> tuple[str, ...]:
+def not_checked(
+    certificate: Certificate, signed: bool, corpus: bool, public: bool = False
+) -> tuple[str, ...]:
     """The questions that a verification leaves open, for the person who relies on it."""
+    text = certificate.setup.public
     checked = {
         "who issued this: the ledger is a chain that anybody can write anew from its first line; "
         "sign the certificate, and verify it with `public_key=...`": signed,
         "whether rounds were repeated with a ledger that was cut, and whether the corpus is the "
         "one that is named: verify it with `corpus=...`": corpus,
         "a model: none is certified, the run is not finished": bool(certificate.files),
+        "whether the public text is the one that is named: verify it with `public=...`": (
+            public or text is None
+        ),
+        "that the public text is public: somebody declared it so": text is None,
     }
     return (
         *(question for question, answered in checked.items() if not answered),
@@ -195,32 +206,32 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
             first_difference(plan["setup"], record["setup"], "setup")
             for record in of_kind(records, "resume")
         ]
-        totals = [
-            CorpusTotal(**{name: record[name] for name in CorpusTotal.model_fields})
-            for record in of_kind(records, "corpus")
-        ]
+        totals = [CorpusTotal.from_record(record) for record in of_kind(records, "corpus")]
     _refuse_contradictions(path, planned, spent, bool(files))
+    _refuse_public_out_of_order(path, records, planned, spent)
     if any(resumed):
         changed = next(filter(None, resumed))
         raise UserError(f"{path}: rounds were computed with another setup than planned: {changed}")
     profile, setup, rounds, delta = planned.profile, planned.setup, planned.rounds, planned.delta
     assert profile is not None  # a ledger without one is malformed
-    words = planned.vocabulary
-    value = epsilon(profile, rounds, delta, *(() if words is None else ((words, 1),)))
-    alone = () if words is None else ((words.user_alone(), 1),)
+    words, growth = planned.vocabulary, planned.growth
+    value = epsilon(profile, rounds, delta, *planned.beside)
+    first, *alone = [event for run in planned.model_runs for event in run.events_user_alone]
     private = value < float("inf") and setup.exposed is None
+    lines = [statement(profile, value, delta, private, setup)]
     return Certificate(
-        statement=statement(profile, value, delta, private, setup),
+        statement="\n".join([*lines, *(growth_lines(growth) if private else ())]),
         private=private,
         unit=unit(profile, setup.users),
         adjacency=ADJACENCY,
-        not_protected=NOT_PROTECTED,
+        not_protected=not_protected(setup, grown=bool(planned.epochs)),
         caveats=caveats(profile, setup, value),
         delta=delta,
         epsilon=finite(value),
-        epsilon_user_alone=finite(epsilon(profile.user_alone(), rounds, delta, *alone)),
-        missed_mentions=missed_table(profile, rounds, delta, setup, words),
+        epsilon_user_alone=finite(epsilon(*first, delta, *alone)),
+        missed_mentions=missed_table(profile, rounds, delta, setup, words, planned.beside_missed),
         corpus_total=totals[-1] if totals else None,
+        growth=growth,
         method=profile.method,
         parameters=_parameters(plan, setup),
         rounds_planned=rounds,
@@ -240,10 +251,26 @@ def _refuse_contradictions(path: Path, planned: PlannedRun, spent: int, saved: b
         raise UserError(f"{path}: {spent} rounds spent, {planned.rounds} planned")
     if saved and spent < planned.rounds:
         raise UserError(f"{path}: has a model, but {planned.rounds - spent} rounds are left")
-    stated, made = planned.setup.vocabulary, planned.vocabulary is not None
+    stated = planned.setup.vocabulary
+    made = any(run.vocabulary is not None for run in planned.model_runs)
     if (stated == "public") if made else (stated == PRIVATE_VOCABULARY):
         has = "a private vocabulary" if made else "no private vocabulary"
         raise UserError(f"{path}: setup.vocabulary is {stated!r}, but the plan has {has}")
+
+
+def _refuse_public_out_of_order(
+    path: Path, records: Sequence[Record], planned: PlannedRun, spent: int
+) -> None:
+    """Public text comes before the first round, in as many steps as were planned."""
+    text = planned.setup.public
+    with refusing_malformed(path, "run"):
+        ended = [(record["before_round"], record["steps"]) for record in of_kind(records, "public")]
+    expected = [] if text is None else [(0, text.steps)]
+    if ended != expected and (ended or spent):
+        raise UserError(
+            f"{path}: setup.public does not agree with the records: training on public text ended "
+            f"{_brief(ended)} (round, steps), not {_brief(expected)}"
+        )
 
 
 def _parameters(plan: Mapping[str, Any], setup: Setup) -> dict[str, float | int | bool | None]:
@@ -261,6 +288,8 @@ def _compare_with_corpus(folder: Path, claimed: Certificate, corpus: Path) -> No
     ledger.entry(claimed.run)
     path = folder / RUN_LEDGER
     records, seals = read_chain(path)
+    for past in planned_run(path, records).earlier:
+        refuse_other_run(ledger, past)
     check_mark(corpus, claimed.run, path, seals, spent_rounds(records))
     total = claimed.corpus_total
     if total is None:
@@ -275,6 +304,18 @@ def _compare_with_corpus(folder: Path, claimed: Certificate, corpus: Path) -> No
     true = total_of(entered[:until], seals[:until], total.delta)
     if wrong := _difference("corpus_total", true, total):
         raise UserError(f"{folder / CERTIFICATE}: by the ledger of the corpus, {wrong}")
+
+
+def refuse_other_run(ledger: CorpusLedger, past: PastRun) -> None:
+    """Refuse a run that a model is said to have gone through, if the corpus knows another one."""
+    entry = ledger.entry(past.run)
+    true = (entry.profile, entry.counted, entry.vocabulary, entry.incidence, entry.texts)
+    stated = (past.profile, past.rounds, past.vocabulary, past.incidence, past.texts)
+    if entry.exposed or not entry.closed or true != stated:
+        raise UserError(
+            f"{ledger.path}: run {past.run}, which the model went through, is not as it is stated: "
+            "by the ledger of the corpus, it has other rounds, is not finished, or has no guarantee"
+        )
 
 
 def _differences(true: StrictModel, claimed: StrictModel) -> list[str]:

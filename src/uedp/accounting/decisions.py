@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "bfloat16-fixed"]
 Origin = Literal[
     "public",
     "from the corpus, not covered",
@@ -147,6 +147,33 @@ class Entities(StrictModel):
         return " ".join("; ".join(parts).split())  # a version may contain newlines
 
 
+DECLARED_BY = "the person who ran this (not named)"
+
+
+class DeclaredText(StrictModel):
+    """Text that a run learned from without noise before its rounds, and by whose word it may.
+
+    The digest is a plain hash of the sentences: whoever has the text can compare it.
+    """
+
+    name: str  # of the file or folder, without its path
+    digest: str
+    sentences: Annotated[int, Field(ge=1)]
+    steps: Annotated[int, Field(ge=1)]
+    sentences_per_step: Annotated[int, Field(ge=1)]
+    declared_by: str = DECLARED_BY
+
+    def describe(self) -> str:
+        """One line for people."""
+        text = (
+            f"before its private rounds the model was trained without noise on {self.name!r} "
+            f"({self.sentences:,} sentences, SHA-256 {self.digest[:12]}; {self.steps:,} steps of "
+            f"{self.sentences_per_step:,} sentences), declared public by {self.declared_by}: texts "
+            "in it are not protected, whoever wrote them"
+        )
+        return " ".join(text.split())
+
+
 class Setup(StrictModel):
     """How the run is set up. Anything not covered by the guarantee becomes a caveat."""
 
@@ -167,6 +194,8 @@ class Setup(StrictModel):
     labels: Labels = "none"
     # of the model that the run started from
     earlier_runs: Literal["none known", "on other corpora"] = "none known"
+    # text that was trained on first, without noise; null: none
+    public: DeclaredText | None = None
     # who chose clip bounds, rates and schedule, and on which data
     chosen_by: str = "clip bounds, rates and schedule: not stated"
     # that a round uses, for missed mentions; null: no bound

@@ -19,6 +19,7 @@ from pydantic import Field
 
 from uedp.accounting.chain import FIRST_SEAL, Chain, Record, of_kind, read_chain
 from uedp.accounting.decisions import Setup, Shape, StrictModel
+from uedp.accounting.growth import Growth, PastRun, charged, epoch_of, growth_of
 from uedp.accounting.marks import Mark
 from uedp.accounting.profile import (
     MIN_NOISE,
@@ -43,6 +44,8 @@ class PlannedRun:
 
     `lineage` lists the runs that its model and its vocabulary come from. A run without noise has no
     `profile` and no ledger, only its entry in that of the corpus; `without_noise` is its method.
+    `epochs` are the digests of the epochs of a corpus that was extended, up to the one of this run;
+    `earlier` are the runs on this corpus whose model it trains on.
 
     Guarantees:
       - `from_record(record())` is equal to it
@@ -57,8 +60,12 @@ class PlannedRun:
     vocabulary: VocabularyRelease | None = None
     lineage: tuple[Mapping[str, str], ...] = ()
     without_noise: str | None = None
+    epochs: tuple[tuple[str, str], ...] = ()
+    earlier: tuple[PastRun, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.epochs and self.epochs[-1] != (self.shape.digest, self.setup.texts):
+            raise ValueError("the last epoch is not the one that the run sees")
         if not 1 <= self.rounds <= MAX_ROUNDS:
             raise UserError(f"rounds {self.rounds}: must lie in 1..{MAX_ROUNDS:,}")
 
@@ -75,6 +82,42 @@ class PlannedRun:
             return "no noise was added"
         return self.setup.exposed
 
+    @property
+    def model_runs(self) -> tuple[PastRun, ...]:
+        """The runs on this corpus that the model goes through, this one last."""
+        assert self.profile is not None
+        this = PastRun(
+            self.run,
+            self.profile,
+            self.rounds,
+            self.shape.digest,
+            self.setup.texts,
+            self.vocabulary,
+            self.setup.sentences_per_user,
+        )
+        return (*self.earlier, this)
+
+    @property
+    def growth(self) -> Growth | None:
+        """The guarantee by epochs; None for a run of its own on a corpus that has not grown."""
+        if self.profile is None or not (self.epochs or self.earlier):
+            return None
+        chain = self.epochs or ((self.shape.digest, self.setup.texts),)
+        return growth_of(chain, self.model_runs, self.delta)
+
+    @property
+    def beside(self) -> tuple[tuple[PrivacyEvent, int], ...]:
+        """What is charged to the model besides the rounds of this run."""
+        words = () if self.vocabulary is None else ((self.vocabulary, 1),)
+        return (*words, *(event for run in self.earlier for event in run.events))
+
+    def beside_missed(
+        self, users: int, sentences: int | None
+    ) -> tuple[tuple[PrivacyEvent, int], ...]:
+        """What the earlier runs are charged for an entity that was missed in them as well."""
+        missed = (run.events_missed(users, sentences) for run in self.earlier)
+        return tuple(event for events in missed for event in events or ())
+
     def record(self) -> dict[str, Any]:
         return {
             "kind": "plan",
@@ -84,6 +127,8 @@ class PlannedRun:
             "shape": self.shape.model_dump(mode="json"),
             "setup": self.setup.model_dump(mode="json"),
             "lineage": [dict(one) for one in self.lineage],
+            **self._epochs(),
+            **({"earlier": [one.record() for one in self.earlier]} if self.earlier else {}),
         }
 
     def reservation(self) -> dict[str, Any]:
@@ -95,8 +140,12 @@ class PlannedRun:
             "incidence": self.shape.digest,
             "texts": self.setup.texts,
             **self._releases(),
+            **self._epochs(),
             "exposed": self.exposed,
         }
+
+    def _epochs(self) -> dict[str, Any]:
+        return {"epochs": [list(pair) for pair in self.epochs]} if self.epochs else {}
 
     def _releases(self) -> dict[str, Any]:
         profile = None if self.profile is None else profile_to_record(self.profile)
@@ -118,6 +167,8 @@ class PlannedRun:
             setup=Setup.model_validate(record["setup"]),
             vocabulary=_vocabulary(record),
             lineage=tuple(record["lineage"]),
+            epochs=_epochs(record),
+            earlier=tuple(PastRun.from_record(one) for one in record.get("earlier", ())),
         )
 
 
@@ -153,6 +204,16 @@ def first_difference(old: Any, new: Any, name: str = "") -> str | None:
     return None if old == new else f"{name} is {_short(old)}, not {_short(new)}"
 
 
+def _epochs(record: Record) -> tuple[tuple[str, str], ...]:
+    """The digests of epochs in a plan or a reservation."""
+    pairs = [tuple(pair) for pair in record.get("epochs", ())]
+    if not all(len(pair) == 2 and all(isinstance(d, str) for d in pair) for pair in pairs):
+        raise TypeError("digests of epochs")
+    if len({*pairs}) < len(pairs):
+        raise ValueError("an epoch that stands twice")
+    return tuple((incidence, texts) for incidence, texts in pairs)
+
+
 def _vocabulary(record: Record) -> VocabularyRelease | None:
     """The private vocabulary of a plan or a reservation, if it has one."""
     fields = record.get("vocabulary")
@@ -182,6 +243,7 @@ class LedgerEntry:
     run: str
     method: str
     incidence: str
+    texts: str
     profile: Profile | None
     planned: int  # rounds
     counted: int  # rounds: those it spent if it is closed, else those it planned
@@ -194,14 +256,31 @@ class LedgerEntry:
         events = ((self.profile, self.counted), (self.vocabulary, 1))
         return [(event, count) for event, count in events if event is not None]
 
+    @property
+    def events_in_some_sentences(self) -> list[tuple[PrivacyEvent, int]]:
+        """The same where runs on the corpus knew of different entities."""
+        events = self.events
+        if self.profile is None:
+            return events
+        return [(self.profile.in_some_sentences(), self.counted), *events[1:]]
+
     def epsilon(self, delta: float) -> float:
         return _INFINITE if self.exposed else guarantee(self.events).epsilon(delta)
+
+
+class EpochTotal(StrictModel):
+    """The total for those who joined a corpus in an epoch, or later."""
+
+    epoch: Annotated[int, Field(ge=1)]
+    epsilon: float | None
+    runs: int
+    rounds: int
 
 
 class CorpusTotal(StrictModel):
     """The total of all runs on a corpus, and the seal of the ledger it was computed from.
 
-    An epsilon of null means: no finite epsilon.
+    An epsilon of null means: no finite epsilon. `by_epoch` is empty if no run saw more than one.
     """
 
     epsilon: float | None
@@ -209,6 +288,15 @@ class CorpusTotal(StrictModel):
     runs: int
     unit: str
     seal: str
+    by_epoch: tuple[EpochTotal, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """As a run's ledger keeps it."""
+        return self.model_dump(exclude=set() if self.by_epoch else {"by_epoch"})
+
+    @classmethod
+    def from_record(cls, record: Record) -> "CorpusTotal":
+        return cls(**{name: record[name] for name in cls.model_fields if name in record})
 
 
 class CorpusLedger:
@@ -225,6 +313,8 @@ class CorpusLedger:
       - a reservation that would exceed the budget is refused and leaves no trace
       - reserving again for the same run and the same plan is the same reservation
       - a run that was closed with rounds left reserves nothing more
+      - whoever joined in an epoch is charged for the runs of that epoch and later ones, and for
+        all runs of which no epoch of the corpus as it is now is known
     """
 
     def __init__(self, folder: Path) -> None:
@@ -277,9 +367,16 @@ class CorpusLedger:
     def entry(self, run: str) -> LedgerEntry:
         return self._entry(self._read(), run)
 
-    def epsilon(self, delta: float) -> float:
-        """The epsilon of all runs on the corpus together."""
-        return _epsilon(self.entries(), delta)
+    def epsilon(self, delta: float, joined: int = 1, left: int | None = None) -> float:
+        """The epsilon of all runs on the corpus together.
+
+        Args:
+            joined, left: for those who joined in an epoch, and left when another one began: the
+                epochs are those of the corpus that the last run saw.
+        """
+        records = self._read()
+        entries, chain = _entries(records), _chain(records)
+        return _epsilon(_charged(entries, chain, joined, left), delta, _differ(entries))
 
     def total(self, delta: float) -> CorpusTotal:
         records, seals = read_chain(self.path)
@@ -335,15 +432,55 @@ def total_of(records: Sequence[Record], seals: Sequence[str], delta: float) -> C
         epsilon=epsilon if epsilon < _INFINITE else None,
         delta=delta,
         runs=len(entries),
-        unit=_unit(entries),
+        unit=_unit(entries, _chain(records)),
         seal=seals[-1] if seals else FIRST_SEAL,
+        by_epoch=_by_epoch(entries, _chain(records), delta),
     )
+
+
+def _chain(records: Sequence[Record]) -> tuple[tuple[str, str], ...]:
+    """The digests of the epochs of the corpus that the last run saw."""
+    reserved = of_kind(records, "reserved")
+    if not reserved:
+        return ()
+    return _epochs(reserved[-1]) or (
+        (reserved[-1]["incidence"], str(reserved[-1].get("texts", ""))),
+    )
+
+
+def _charged(
+    entries: Sequence[LedgerEntry],
+    chain: Sequence[tuple[str, str]],
+    joined: int = 1,
+    left: int | None = None,
+) -> list[LedgerEntry]:
+    return [e for e in entries if charged(epoch_of(chain, e.incidence, e.texts), joined, left)]
+
+
+def _by_epoch(
+    entries: Sequence[LedgerEntry], chain: Sequence[tuple[str, str]], delta: float
+) -> tuple[EpochTotal, ...]:
+    totals = []
+    for joined in range(1, len(chain) + 1) if len(chain) > 1 else ():
+        runs = _charged(entries, chain, joined)
+        epsilon = _epsilon(runs, delta, True) if runs else 0.0
+        totals.append(
+            EpochTotal(
+                epoch=joined,
+                epsilon=epsilon if epsilon < _INFINITE else None,
+                runs=len(runs),
+                rounds=sum(entry.counted for entry in runs),
+            )
+        )
+    return tuple(totals)
 
 
 def _refuse_malformed(path: Path, records: Sequence[Record]) -> None:
     with refusing_malformed(path, "corpus"):
         if (key := _key(records)) is not None and len(bytes.fromhex(key)) != 32:
             raise ValueError("its key")
+        for record in of_kind(records, "reserved"):
+            _epochs(record)
         for entry in _entries(records):
             if not all(type(count) is int for count in (entry.counted, entry.planned)):
                 raise ValueError("a number of rounds")
@@ -370,6 +507,7 @@ def _entries(records: Sequence[Record]) -> list[LedgerEntry]:
                 run=record["run"],
                 method=record["method"],
                 incidence=record["incidence"],
+                texts=str(record.get("texts", "")),
                 profile=None if profile is None else profile_from_record(profile),
                 planned=record["rounds"],
                 counted=record["rounds"] if end is None else end["rounds"],
@@ -381,20 +519,27 @@ def _entries(records: Sequence[Record]) -> list[LedgerEntry]:
     return entries
 
 
-def _epsilon(entries: Sequence[LedgerEntry], delta: float) -> float:
+def _differ(entries: Sequence[LedgerEntry]) -> bool:
+    """Whether runs saw different entities, so that some sentences count as missed mentions."""
+    return len({entry.incidence for entry in entries}) > 1
+
+
+def _epsilon(entries: Sequence[LedgerEntry], delta: float, differ: bool | None = None) -> float:
     """Runs of one method compose; over methods, which protect different units, epsilons add."""
     if any(entry.exposed for entry in entries):
         return _INFINITE
     methods: dict[str, list[tuple[PrivacyEvent, int]]] = {}
+    differ = _differ(entries) if differ is None else differ
     for entry in entries:
-        methods.setdefault(entry.method, []).extend(entry.events)
+        events = entry.events_in_some_sentences if differ else entry.events
+        methods.setdefault(entry.method, []).extend(events)
     try:
         return sum(guarantee(events).epsilon(delta / len(methods)) for events in methods.values())
     except UserError:  # more rounds together than this delta can be computed for
         return _INFINITE
 
 
-def _unit(entries: Sequence[LedgerEntry]) -> str:
+def _unit(entries: Sequence[LedgerEntry], chain: Sequence[tuple[str, str]] = ()) -> str:
     """Whom the total protects: the unit of the method that protects least."""
     if any(entry.exposed for entry in entries):
         return "nobody: a run without a guarantee is among them"
@@ -402,13 +547,17 @@ def _unit(entries: Sequence[LedgerEntry]) -> str:
     weakest = min(profiles, key=lambda profile: profile.protects_entities, default=None)
     if weakest is None:
         return "nobody: there are no runs"
-    detections = len({entry.incidence for entry in entries})
+    # the epochs of one corpus are one detection that grew
+    seen = {e.incidence if not epoch_of(chain, e.incidence, e.texts) else "" for e in entries}
+    detections = len(seen)
     if detections > 1 and weakest.protects_entities:
         # a sentence in which an earlier run knew of no such entity was not hidden with it there
         return (
             f"{weakest.short_unit}, in the sentences where each of the {detections} detections "
             "that runs used found it"
         )
+    if len(chain) > 1 and weakest.protects_entities:
+        return f"{weakest.short_unit}, in the sentences where it was found when they joined"
     return weakest.short_unit
 
 
@@ -517,6 +666,11 @@ class RunLedger:
         """Record the vocabulary files of the run before they are put in place."""
         self._chain.append({"kind": "words", "files": dict(sorted(files.items()))})
 
+    def record_public(self, steps: int) -> None:
+        """Record that training on public text has ended; again changes nothing."""
+        if not of_kind(self._chain.records, "public"):
+            self._chain.append({"kind": "public", "steps": steps, "before_round": self.spent})
+
     def record_saved(self, files: Mapping[str, str]) -> None:
         """Record the files of the model, by their hashes, once all rounds are spent."""
         if self.left:
@@ -527,7 +681,7 @@ class RunLedger:
 
     def record_corpus(self, total: CorpusTotal) -> None:
         """Record the total of all runs on the corpus so far."""
-        self._chain.append({"kind": "corpus", **total.model_dump()})
+        self._chain.append({"kind": "corpus", **total.record()})
 
     def _spend(self, record: Record) -> None:
         # random, so that rounds repeated after the ledger was cut do not get the same seals

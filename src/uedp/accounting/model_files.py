@@ -19,13 +19,19 @@ _RECORDS = frozenset(
         "config.yaml",
         "ledger.jsonl",
         "lineage.json",
+        "loggers.json",
         "metrics.jsonl",
+        "privacy_card.json",
+        "report-public.html",
+        "report.html",
         "result.json",
         "round.key",
         "run.json",
     ]
 )
-_FOLDERS = frozenset({"checkpoints", "tensorboard", "vocabulary"})
+_FOLDERS = frozenset(
+    {"audits", "checkpoints", "mlflow", "public", "tensorboard", "vocabulary", "wandb"}
+)
 _PROSE = frozenset({".md", ".partial"})
 
 

@@ -63,10 +63,7 @@ def sign_certificate(certificate: Path, key: Path) -> Path:
 
 def check_signature(certificate: Path, public_key: Path) -> None:
     """Raise unless the certificate's signature was made with this key, over these very bytes."""
-    with _reading_key(public_key, "public key", "name the .pub file of the key"):
-        key = serialization.load_pem_public_key(public_key.read_bytes())
-    if not isinstance(key, Ed25519PublicKey):
-        raise UserError(f"{public_key}: not an Ed25519 key; name the .pub file of the key")
+    key = read_public_key(public_key)
     path = certificate.with_name(SIGNATURE)
     if not path.is_file():
         raise UserError(f"{path}: no signature; the certificate has not been signed")
@@ -78,6 +75,14 @@ def check_signature(certificate: Path, public_key: Path) -> None:
             f"{path}: not a signature of {public_key} over this certificate; one of the three was "
             "changed, or it was signed with another key"
         ) from None
+
+
+def read_public_key(path: Path) -> Ed25519PublicKey:
+    with _reading_key(path, "public key", "name the .pub file of the key"):
+        key = serialization.load_pem_public_key(path.read_bytes())
+    if not isinstance(key, Ed25519PublicKey):
+        raise UserError(f"{path}: not an Ed25519 key; name the .pub file of the key")
+    return key
 
 
 @contextmanager

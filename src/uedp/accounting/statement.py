@@ -5,7 +5,8 @@ Verification compares them: certificates issued before a change of wording no lo
 
 import decimal
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from uedp.accounting.decisions import (
     CORPUS_VOCABULARY,
@@ -15,7 +16,7 @@ from uedp.accounting.decisions import (
     Users,
 )
 from uedp.accounting.missed import MISSED_CASES, missed_epsilon, missed_words
-from uedp.accounting.profile import Profile
+from uedp.accounting.profile import PrivacyEvent, Profile
 from uedp.accounting.vocabulary import VocabularyRelease
 
 ADJACENCY = (
@@ -34,6 +35,10 @@ NOT_PROTECTED = (
     "what later runs on the same corpus add (`corpus_total` is the sum so far)",
     "coverage, where it is stated",
 )
+LATE_NOT_PROTECTED = (
+    "an entity in text of an earlier epoch where it was found only later (see `growth`)"
+)
+PUBLIC_NOT_PROTECTED = "text that was declared public (see `setup.public`)"
 LARGE_EPSILON = 20  # a larger one says little
 NO_FINITE_EPSILON = "no finite epsilon"
 
@@ -112,7 +117,17 @@ def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
             not setup.chooser_stated
         ),
     }
-    return tuple(text for text, holds in cases.items() if holds)
+    public = () if setup.public is None else (setup.public.describe(),)
+    return (*public, *(text for text, holds in cases.items() if holds))
+
+
+def not_protected(setup: Setup, grown: bool = False) -> tuple[str, ...]:
+    """What the guarantee of any run leaves out, and what this one does beside that."""
+    more = ((PUBLIC_NOT_PROTECTED, setup.public is not None), (LATE_NOT_PROTECTED, grown))
+    return (*NOT_PROTECTED, *(text for text, holds in more if holds))
+
+
+MissedBeside = Callable[[int, int | None], tuple[tuple[PrivacyEvent, int], ...]]
 
 
 def missed_table(
@@ -121,8 +136,12 @@ def missed_table(
     delta: float,
     setup: Setup,
     vocabulary: VocabularyRelease | None,
+    beside: MissedBeside = lambda users, sentences: (),
 ) -> tuple[MissedMention, ...]:
-    """Epsilon by `MISSED_CASES`; empty where the method makes no promise about them."""
+    """Epsilon by `MISSED_CASES`; empty where the method makes no promise about them.
+
+    `beside` gives what else is charged to an entity that was missed.
+    """
     if profile is None or profile.missed(1, 1) is None:
         return ()
     per_user = setup.sentences_per_user
@@ -131,7 +150,16 @@ def missed_table(
             users=users,
             sentences_per_user=sentences,
             epsilon=finite(
-                missed_epsilon(profile, rounds, delta, users, sentences, per_user, vocabulary)
+                missed_epsilon(
+                    profile,
+                    rounds,
+                    delta,
+                    users,
+                    sentences,
+                    per_user,
+                    vocabulary,
+                    beside(users, sentences),
+                )
             ),
             words=missed_words(users, sentences),
         )
@@ -139,7 +167,17 @@ def missed_table(
     )
 
 
-def missed_line(table: Sequence[MissedMention]) -> str:
+class MissedRow(Protocol):
+    """Epsilon for an entity that was missed where `words` says."""
+
+    @property
+    def words(self) -> str: ...
+
+    @property
+    def epsilon(self) -> float | None: ...
+
+
+def missed_line(table: Sequence[MissedRow]) -> str:
     """The line below a statement: the epsilon where the detector missed the entity."""
     cases = [
         f"in {row.words}: "

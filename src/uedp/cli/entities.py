@@ -3,12 +3,12 @@
 import csv
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from typer import Option
 
-from uedp.cli import options
+from uedp.cli import complete, options
 from uedp.cli.terminal import cell, plain, progress, say, say_json, show, table
 from uedp.errors import UserError
 from uedp.files import private_opener
@@ -17,19 +17,15 @@ if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
     from uedp.entities.review import Entity
 
-PublicLists = Annotated[
-    list[str],
-    Option(
-        "--public-list",
-        metavar="NAME",
-        help="Switch on a shipped list of public entities: countries, currencies, months. Repeat.",
-    ),
-]
-
 
 def entities(
     corpus: options.CorpusArgument,
-    category: str | None = Option(None, help="Only these categories, separated by commas."),
+    category: str | None = Option(
+        None,
+        metavar="NAME,...",
+        autocompletion=complete.categories,
+        help="Only these categories, separated by commas.",
+    ),
     doubtful: bool = Option(
         False, "--doubtful", help="Only those rarely found where they stand, or ordinary words."
     ),
@@ -47,12 +43,14 @@ def entities(
         None, help="CSV `entity,category`: entities that are always sensitive, likewise."
     ),
     alias: Path | None = Option(None, help="CSV `alias,entity`: other names, likewise."),
-    public_list: PublicLists = [],  # noqa: B006 - Typer copies it
+    public_list: options.PublicLists = [],  # noqa: B006 - Typer copies it
     replace_lists: bool = Option(
         False, "--replace-lists", help="Forget the lists of before; use those given here only."
     ),
     categories: str | None = Option(
-        None, help="Protect these categories from now on; see `uedp categories`."
+        None,
+        metavar="NAME,...",
+        help="Protect these categories from now on; see `uedp categories`.",
     ),
     propagate: bool | None = Option(
         None, help="Whether names count in places where no detector found them."
@@ -62,7 +60,14 @@ def entities(
     ),
     overwrite: options.Overwrite = False,
 ) -> None:
-    """List the entities of a corpus by their users, and correct them without detecting again."""
+    """List the entities of a corpus by their users, and correct them without detecting again.
+
+    Examples:
+      uedp entities corpus --doubtful
+      # declare some public, and write what is left to a new corpus
+      uedp entities corpus --public public.csv --out corrected
+      uedp entities corpus --category person,loc --csv entities.csv
+    """
     from uedp.corpus.store import Corpus
     from uedp.entities.categories import expand_categories
     from uedp.entities.detection import lists_of, relink
@@ -91,7 +96,10 @@ def entities(
     elif overwrite:
         raise UserError("--overwrite: is for --out; nothing is to be written")
     listed = EntityTable(opened)
-    fitting = listed.select(category, doubtful, find)
+    try:
+        fitting = listed.select(category, doubtful, find)
+    except UserError as error:  # the flag has another name here
+        raise UserError(str(error).replace("`categories=", "`category=")) from error
     if csv_file is not None:
         _write_csv(csv_file, listed.rows(fitting))
     size = per_page or max(len(fitting), 1)
@@ -103,6 +111,11 @@ def entities(
         rows = [entity.row() for entity in shown]
         say_json({"entities": len(fitting), "page": page, "pages": pages, "rows": rows})
         return
+    if len(opened.epochs) > 1:
+        say(
+            f"{opened.folder}: {len(opened.epochs)} epochs, see `uedp inspect`; "
+            f"{len(opened.left):,} users have left"
+        )
     _show(shown, len(fitting), page, pages)
     if csv_file is not None:
         say(f"{csv_file}: {len(fitting):,} entities (confidential: these names are private)")

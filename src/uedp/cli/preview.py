@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FLAGS = {
     "data.train": "--corpus",
     "data.evaluate": "--evaluate",
+    "data.public": "--public",
     "model.name": "--model",
     "model.tokenizer": "--tokenizer",
     "model.train": "--train",
@@ -46,7 +47,7 @@ _FIELD = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, FLAGS))})(?![\w/-]|
 
 def show_preview(preview: "Preview", out: Path | None) -> None:
     """Show what a run guarantees and costs, and the command that makes it."""
-    from uedp.training.choose import duration
+    from uedp.progress import duration
 
     plan, cost = preview.plan, preview.estimate
     for line in (*plan.summary, *preview.choice.words):
@@ -60,6 +61,10 @@ def show_preview(preview: "Preview", out: Path | None) -> None:
     rows.add_row("tokens per round", f"about {cost.tokens_per_round:,.0f}")
     rows.add_row("trained parameters", f"{cost.parameters:,}")
     rows.add_row("time per round, measured", duration(cost.seconds_per_round))
+    if cost.public_seconds:
+        public = plan.config.public
+        steps = f"{public.steps:,} steps of {public.sentences:,} sentences"
+        rows.add_row("public text first", f"{steps}, about {duration(cost.public_seconds)}")
     rows.add_row("time in all", f"about {duration(cost.seconds)}")
     rows.add_row("peak memory", f"about {cost.memory_bytes / 1e9:.1f} GB")
     if cost.signal_to_noise is not None:
@@ -74,7 +79,8 @@ def show_preview(preview: "Preview", out: Path | None) -> None:
         rows.add_row(f"epsilon on the corpus, {of}", number(cost.corpus_total.epsilon))
     show("", rows)
     privacy = plan.config.privacy
-    if plan.private and plan.profile is not None:
+    # of a model that is trained on, its figures count earlier runs as well, and these would not
+    if plan.private and plan.profile is not None and not plan.provenance.earlier:
         show_missed(plan.profile, plan.rounds, privacy.delta, privacy.sentences_per_user)
     if cost.corpus_total is not None and cost.corpus_total.runs > 1:
         say(f"the epsilon of all runs on the corpus is for {cost.corpus_total.unit}")
@@ -114,8 +120,6 @@ def command_of(config: "Config", out: Path | None) -> str:
     ]
     always = {"data.train", "model.name", "privacy.epsilon", "privacy.noise"}
     always |= {f"privacy.{field}" for field in PLANNED}  # or the planner would choose again
-    if config.privacy.method != type(config.privacy).model_fields["method"].default:
-        always.add("privacy.method")
     fields = {
         f"{section}.{field}": value
         for section, values in given.items()

@@ -23,12 +23,12 @@ def set_up_threads(
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", _SPINS)
-    cores = _allowed_cores(cgroup)
+    cores = allowed_cores(cgroup)
     if cores is not None and cores < (os.cpu_count() or 1):
         environment.setdefault("OMP_NUM_THREADS", str(cores))
 
 
-def _allowed_cores(cgroup: Path) -> int | None:
+def allowed_cores(cgroup: Path = _CGROUP) -> int | None:
     """The cores' worth of time that a container may use, at least 1; None: no limit is known."""
     try:
         if (both := cgroup / "cpu.max").is_file():

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Timer
 from typing import Any
 
@@ -17,6 +18,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 from rich.text import Text
 
+from uedp.errors import UserError
 from uedp.progress import SILENT, Meter
 from uedp.progress import Progress as ProgressProtocol
 
@@ -162,10 +164,16 @@ def number(value: float | None, digits: int = 4, down: bool = False) -> str:
     return rounded(value, digits, down)
 
 
-def say(text: str) -> None:
+def finite(value: float) -> float | None:
+    """An epsilon, or None where it is infinite: JSON has no word for that."""
+    return value if value < float("inf") else None
+
+
+def say(text: str, err: bool = False) -> None:
     """Print a line of text that may come from files; a line break at the start is kept."""
     # not typer.echo, which would write over a progress bar
-    print("\n" * text.startswith("\n") + plain(text.removeprefix("\n")), flush=True)
+    line = "\n" * text.startswith("\n") + plain(text.removeprefix("\n"))
+    print(line, flush=True, file=sys.stderr if err else sys.stdout)
 
 
 def say_json(value: Any) -> None:
@@ -178,3 +186,14 @@ def table(*columns: str, left: Container[int] = ()) -> Table:
     for place, column in enumerate(columns):
         result.add_column(column, justify="left" if place == 0 or place in left else "right")
     return result
+
+
+def refuse_corpus(run: Path) -> None:
+    """Refuse a corpus where a run is expected."""
+    if (run / "corpus.json").exists():
+        raise UserError(f"{run}: is a corpus, not a run; name a folder that training wrote")
+
+
+def split_commas(values: Iterable[str]) -> tuple[str, ...]:
+    """The names in values that are repeated, separated by commas, or both."""
+    return tuple(name.strip() for value in values for name in value.split(",") if name.strip())

@@ -1,11 +1,14 @@
 """Choose the weights to train: all of them, low-rank adapters, a probe, or the last blocks."""
 
+import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from uedp.errors import UserError
@@ -80,10 +83,47 @@ def trained_names(model: nn.Module) -> list[str]:
     return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozenset[str]:
+def adapter_names(model: nn.Module) -> list[str]:
+    """The names of trained parameters that belong to adapters."""
+    return [name for name in trained_names(model) if ".lora_" in name]
+
+
+@torch.no_grad()
+def fold_adapters(model: nn.Module, learned: Mapping[str, Tensor]) -> None:
+    """Add the products of learned adapters to the weights below; the model's own stay as they are.
+
+    `learned` has the adapters' trained parameters by their names (`adapter_names`).
+
+    Guarantees:
+      - the model then computes what it would with both, the learned adapters and its own
+    """
+    from peft.tuners.lora import LoraLayer
+
+    modules: Iterable[tuple[str, Any]] = model.named_modules() if learned else ()
+    for name, layer in modules:
+        if not isinstance(layer, LoraLayer):
+            continue
+        adapted: Any = layer
+        own = {n: p for n, p in adapted.named_parameters(name) if n in learned}
+        kept = {n: p.clone() for n, p in own.items()}
+        for n, parameter in own.items():
+            parameter.copy_(learned[n])
+        weight = adapted.get_base_layer().weight
+        weight.add_(adapted.get_delta_weight(_ADAPTER).to(weight.dtype))
+        for n, parameter in own.items():
+            parameter.copy_(kept[n])
+
+
+def save_model(
+    model: nn.Module,
+    folder: Path,
+    tokenizer: Any = None,
+    folded: Mapping[str, Tensor] = MappingProxyType({}),
+) -> frozenset[str]:
     """Write the model so that `from_pretrained(folder)` loads it, with its adapters merged.
 
-    The adapters also go to `folder/adapter`, the tokenizer beside the model.
+    The adapters also go to `folder/adapter`, the tokenizer beside the model. Adapters that were
+    `folded` into its weights are written with them, side by side: of twice the rank.
 
     Returns:
         The names of the files that were written.
@@ -106,6 +146,8 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozens
             # by default PEFT asks the hub whether the embedding was resized
             model.save_pretrained(str(work / "adapter"), save_embedding_layers=False)
             (work / "adapter" / "README.md").unlink(missing_ok=True)  # an empty template
+            if folded:
+                _add_folded(model, work / "adapter", folded)
         else:
             _save_whole(model, work)
         if tokenizer is not None:
@@ -115,6 +157,22 @@ def save_model(model: nn.Module, folder: Path, tokenizer: Any = None) -> frozens
             (folder / path).parent.mkdir(exist_ok=True)
             (work / path).replace(folder / path)
     return frozenset(path.as_posix() for path in files)
+
+
+def _add_folded(model: nn.Module, folder: Path, folded: Mapping[str, Tensor]) -> None:
+    """Put folded adapters beside those that were saved: their products add up."""
+    path, settings = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    current = dict(model.named_parameters())
+    saved = load_file(path)
+    for name, own in saved.items():
+        full = re.sub(r"(\.lora_[AB])\.", rf"\1.{_ADAPTER}.", name)
+        if full != name:  # the first half of `lora-b` is not trained: both have the same
+            other = folded.get(full, current[full].detach()).to("cpu", own.dtype)
+            saved[name] = torch.cat([other, own], 0 if ".lora_A." in name else 1).contiguous()
+    save_file(saved, path, {"format": "pt"})
+    values = json.loads(settings.read_text())
+    doubled = {name: 2 * values[name] for name in ("r", "lora_alpha")}
+    settings.write_text(json.dumps(values | doubled, indent=2) + "\n")
 
 
 def _save_whole(model: Any, folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +14,21 @@ from uedp.models.load import LoadedModel, load_model
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
 from uedp.training.build import assemble, check_corpus, plan_run, task_of_run
-from uedp.training.choose import Choice, choose, limit_evaluation, prepare_to_measure
+from uedp.training.choose import (
+    Choice,
+    choose,
+    limit_evaluation,
+    prepare_to_measure,
+    with_public_steps,
+)
 from uedp.training.config import Config, load_config, parse_config
 from uedp.training.datasets import read_texts, read_training_data
 from uedp.training.estimate import Estimate, Pace, estimate, measure_pace
 from uedp.training.generation import continuations
+from uedp.training.loggers import require_loggers
 from uedp.training.outcome import Outcome
 from uedp.training.plan import Plan
+from uedp.training.public_phase import public_steps
 from uedp.training.run_dir import CONFIG
 
 if TYPE_CHECKING:
@@ -34,6 +42,7 @@ def train(
     out: str | Path = "run",
     *,
     evaluate: "Corpus | str | Path | None" = None,
+    public: "Corpus | str | Path | None" = None,
     resume: bool = False,
     progress: Progress = SILENT,
     say: Callable[[str], None] = lambda line: None,
@@ -44,6 +53,7 @@ def train(
     Args:
         model: a name, or the fields of the config's model section.
         evaluate: a corpus of other users to evaluate on.
+        public: text that anybody may read, to train on first: a corpus or a file.
         sections: further sections of a config, such as `privacy={"rounds": 100}`.
 
     Guarantees:
@@ -59,6 +69,8 @@ def train(
     put("data", "train", _folder(corpus))
     if evaluate is not None:
         put("data", "evaluate", _folder(evaluate))
+    if public is not None:
+        put("data", "public", _folder(public))
     if epsilon is not None:
         put("privacy", "epsilon", epsilon)
     for field, value in (model if isinstance(model, Mapping) else {"name": str(model)}).items():
@@ -93,13 +105,15 @@ def preview(config: Config, progress: Progress = SILENT) -> Preview:
       - everything that training would refuse before its first round is refused, a budget included
       - what the planner chooses is what training would choose, up to the measured speed
     """
+    require_loggers(config)
     config = limit_evaluation(config)
-    data = read_training_data(config)
+    data = read_training_data(config, progress)
     ledger = CorpusLedger(data.ledger)
     check_corpus(config, data, ledger)
     ready = prepare_to_measure(config, data, progress)
-    pace = measure_pace(ready, progress)
-    choice = choose(config, data.incidence, pace, progress)
+    steps, seconds = public_steps(ready)
+    pace = replace(measure_pace(ready, progress), public_seconds=seconds)
+    choice = with_public_steps(choose(config, data.incidence, pace, progress), steps, seconds)
     plan = plan_run(choice.config, data, ledger)
     assembly = assemble(plan, data, prepared=ready)
     cost = estimate(plan, assembly, pace, ledger)
@@ -115,7 +129,8 @@ def evaluate(
     """Evaluate the model of a run on a corpus: by default the one that its config names.
 
     Texts are truncated as in training, so that results are comparable. Computes in float32, or
-    faster where a sample shows that the perplexity is the same within 0.1%.
+    faster where a sample shows that the perplexity is the same within 0.1%. If the corpus has
+    entities, also measures names and other tokens apart, and single categories (`: CATEGORY`).
     """
     config, trained = _finished(Path(run))
     limit = config.data.evaluate_sentences if corpus is None else None
@@ -150,12 +165,7 @@ def generate(
         raise UserError("generate: tokens, count and the number of prompts must be at least 1")
     if not temperature >= 0:
         raise UserError(f"generate: temperature {temperature:g} must not be negative")
-    if (folder / CONFIG).is_file() or not (folder / "config.json").is_file():
-        config, loaded = _finished(folder)
-        if config.task.kind != "next-word":
-            raise UserError(f"{folder}: a model for {config.task.kind} cannot generate text")
-    else:
-        loaded = load_model(folder, "next-word")
+    loaded = load_generator(folder)
     tokenizer = loaded.tokenizer
     starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     start = next(token for token in starts if token is not None)
@@ -180,10 +190,20 @@ def generate(
     return decoded
 
 
+def load_generator(folder: Path) -> LoadedModel:
+    """The model of a finished run, or of any other folder, if it generates text."""
+    if (folder / CONFIG).is_file() or not (folder / "config.json").is_file():
+        config, loaded = _finished(folder)
+        if config.task.kind != "next-word":
+            raise UserError(f"{folder}: a model for {config.task.kind} cannot generate text")
+        return loaded
+    return load_model(folder, "next-word")
+
+
 def _finished(run: Path) -> tuple[Config, LoadedModel]:
     """The config and the model of a finished run."""
     if not (run / CONFIG).is_file():
-        raise UserError(f"{run}: not a run directory")
+        raise UserError(f"{run}: not a run directory; name one that training wrote")
     config = load_config(run / CONFIG)
     if not (run / "config.json").is_file():
         raise UserError(

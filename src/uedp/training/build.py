@@ -27,7 +27,12 @@ from uedp.models.trainable import make_trainable
 from uedp.progress import SILENT, Progress
 from uedp.training import lineage, provenance, tasks
 from uedp.training.config import Config
-from uedp.training.datasets import Texts, TrainingData
+from uedp.training.datasets import (
+    Texts,
+    TrainingData,
+    public_warnings,
+    refuse_private_text,
+)
 from uedp.training.plan import Plan, build_plan, refuse_unfit_corpus
 
 Say = Callable[[str], None]
@@ -46,6 +51,7 @@ class Assembly:
     make_task: Callable[[Texts], tasks.Task]
     max_tokens: int
     autocast: Autocast
+    public: tasks.Task | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -62,12 +68,19 @@ def plan_run(
     """Plan a run on its data; `ancestors` are runs of the model that no file records.
 
     Guarantees:
-      - a private run is refused if the model has learned from the corpus already
+      - a private run is refused if the model has learned from the corpus already, in any epoch,
+        unless its epsilon counts the runs in which it did
     """
     known = check_corpus(config, data, ledger, ancestors)
     plan = build_plan(config, data.incidence, known)
     if plan.private:
-        lineage.refuse_reused_corpus(known.model, plan.shape.digest, config.model.name, known.texts)
+        lineage.refuse_reused_corpus(
+            known.uncounted,
+            known.epochs or ((plan.shape.digest, known.texts),),
+            config.model.name,
+            {entry.run for entry in ledger.entries()},
+            lambda: data.plain_digest,
+        )
     return plan
 
 
@@ -79,6 +92,7 @@ def check_corpus(
 ) -> provenance.Provenance:
     """The provenance of a run; refuses a corpus that no settings can mend, before it takes time."""
     refuse_unfit_corpus(config, data.incidence)
+    refuse_private_text(data)
     return provenance.gather_provenance(config, data, ledger, precision_of(config), ancestors)
 
 
@@ -96,6 +110,7 @@ class Prepared:
     make_task: Callable[[Texts], tasks.Task]
     max_tokens: int
     autocast: Autocast
+    public: tasks.Task | None = None
     labels: tuple[str, ...] = ()
 
 
@@ -145,11 +160,12 @@ def prepare(
             incidence=data.incidence,
             model=model,
             tokenizer=loaded.tokenizer,
-            task=make_task(data.train),
+            task=make_task(replace(data.train, mentions=None)),  # never evaluated on
             held_out=None if data.held_out is None else make_task(data.held_out),
             make_task=make_task,
             max_tokens=max_tokens,
-            autocast=_autocast(precision == "bfloat16", device),
+            autocast=_autocast(precision != "float32", device),
+            public=_public_task(make_task, data),
             labels=tuple(names),
         )
 
@@ -192,6 +208,7 @@ def assemble(
             make_task=ready.make_task,
             max_tokens=ready.max_tokens,
             autocast=ready.autocast,
+            public=ready.public,
         )
         if watch is not None:
             assembly = replace(assembly, method=watch(assembly))
@@ -206,6 +223,7 @@ def assemble(
             f"{data.shared_users:,} users of data.evaluate have the name of a user in the training "
             "corpus: measures on their texts have no noise, and no guarantee covers them"
         )
+    warnings += public_warnings(data)
     for warning in warnings:
         say(f"warning: {warning}")
     return replace(assembly, warnings=tuple(warnings))
@@ -300,9 +318,14 @@ def _task_maker(
             max_tokens,
             encode,
             progress,
+            texts.mentions,
         )
 
     return make_task, max_tokens
+
+
+def _public_task(make_task: Callable[[Texts], tasks.Task], data: TrainingData) -> tasks.Task | None:
+    return None if data.public is None else make_task(Texts(data.public.texts, data.public.labels))
 
 
 def _label_order(saved: Mapping[int, str], names: list[str]) -> list[str]:
@@ -327,12 +350,22 @@ def precision_of(config: Config) -> Precision:
     """The precision of forward and backward passes, on the device that the config selects.
 
     A private run defaults to float32: in half precision, a user's gradient changes by a percent
-    with the other users drawn, which the noise would have to cover.
+    with the other users drawn, which the noise would have to cover. In passes of one shape it does
+    not change, but not every model can be computed in those.
     """
+    return "float32" if config.private and config.run.precision == "auto" else _fastest(config)
+
+
+def without_noise(config: Config) -> Autocast:
+    """The precision of passes over public text: half where that is faster, unless one is set."""
+    return _autocast(_fastest(config) != "float32", device_of(config))
+
+
+def _fastest(config: Config) -> Precision:
     if config.run.precision != "auto":
         return config.run.precision
     half = device_of(config).type == "cuda" and torch.cuda.is_bf16_supported()
-    return "bfloat16" if half and not config.private else "float32"
+    return "bfloat16" if half else "float32"
 
 
 def _autocast(half: bool, device: torch.device) -> Autocast:

@@ -99,6 +99,9 @@ def load_newest_checkpoint(run: Path) -> tuple[dict[str, Tensor], dict[str, Any]
 def _check(info: Any, done: int) -> None:
     if not isinstance(info, dict) or type(info.get("done")) is not int or info["done"] != done:
         raise ValueError(f"{INFO} does not state {done} finished rounds")
-    before = info.get("before", {})
-    if not isinstance(before, dict) or not all(type(v) in (int, float) for v in before.values()):
-        raise ValueError(f"{INFO} lacks the measures before training")
+    for name in ("before", "public"):
+        measures = info.get(name, {})
+        if not isinstance(measures, dict) or not all(
+            type(value) in (int, float) for value in measures.values()
+        ):
+            raise ValueError(f"{INFO} lacks the measures {name} training")

@@ -1,14 +1,14 @@
 """Settings that a config leaves out, chosen from counts of the corpus, the target and the time.
 
-The planner maximises a predicted signal-to-noise ratio of the whole run (`Supply.signal`), times a
-factor for runs of few steps. It gives about the best settings that were found on CoNLL-2003, and
-for short runs those of benchmarks/results/demo_sweep.json. The last percents of the ratio would
-multiply the time, so it stops short of them.
+The planner maximises a predicted signal-to-noise ratio of the whole run (`run_signal`). It puts the
+trials of results/trials in about the order measured (benchmarks/results/planner_order.json), and
+gives for short runs the settings of benchmarks/results/demo_sweep.json. The last percents of the
+ratio would multiply the time, so it stops short of them.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -18,32 +18,34 @@ from typing import Any
 import numpy as np
 
 from uedp.accounting import decisions
-from uedp.accounting.planning import FEW_USERS, RoughNoise, Supply
+from uedp.accounting.calibrate import noise_for
+from uedp.accounting.limits import DEFAULT_DELTA, default_delta
+from uedp.accounting.planning import FEW_USERS, RoughNoise, Supply, run_signal
 from uedp.incidence import Incidence
+from uedp.mechanism.fair import Sharing, fair_supply
 from uedp.mechanism.sampling import supply_of
-from uedp.methods import method_named
+from uedp.methods import ClippedMethod, Method, PrivacySettings, method_named
 from uedp.methods.base import PLANNED
 from uedp.models.load import LoadedModel
-from uedp.progress import SILENT, Progress
+from uedp.progress import SILENT, Meter, Progress, duration
 from uedp.training.build import Prepared, prepare
 from uedp.training.config import ADAPTER_DEFAULTS, Config, default_config, parse_config
 from uedp.training.datasets import TrainingData
 from uedp.training.estimate import Pace, measure_pace
+from uedp.training.public_phase import public_steps
 from uedp.training.vocabulary import make_run_tokenizer
 
 ROUNDS = (15, 25, 50, 100, 200)
-SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85, 1.0)
 _STEPS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
 RATES = (*(float(f"{step}e{power}") for power in range(-4, 0) for step in _STEPS), 1.0)
 CAPS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # sentences of a user in a round
 _ENOUGH = 0.93  # of the best signal-to-noise ratio
 _SHARE_ENOUGH = 0.98  # the same for the entity share
-_FIRST_STEPS = 25  # rounds that a run loses on the way: more rounds beat more users in short runs
 # of adapters (benchmarks/results/demo_sweep.json): a smaller norm weights sentences more equally
 _SENTENCE_CLIP = 0.3
 _USUAL_ROUNDS = 200
 EVALUATED = 1000  # sentences: their mean loss is within a few percent of that of all
-_DELTA = 1e-5
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Option:
+    method: str
     rate: float
     rounds: int
     share: float
@@ -105,11 +108,28 @@ def settle(
     measure it is returned, if a run can use it.
     """
     fields = open_fields(config)
-    if attached is not None or not {"user_rate", "rounds"} & set(fields):
+    timed = attached is None and bool({"user_rate", "rounds"} & set(fields))
+    public = data.public is not None and (timed or config.public.steps is None)
+    if not timed and not public:
         return choose(config, data.incidence, progress=progress), None
     ready = prepare_to_measure(config, data, progress)
-    choice = choose(config, data.incidence, measure_pace(ready, progress), progress)
+    steps, seconds = public_steps(ready)
+    pace = replace(measure_pace(ready, progress), public_seconds=seconds) if timed else None
+    choice = with_public_steps(choose(config, data.incidence, pace, progress), steps, seconds)
     return choice, ready if config.vocabulary.source == "tokenizer" else None
+
+
+def with_public_steps(choice: Choice, steps: int, seconds: float) -> Choice:
+    """A choice with its steps on public text, if there are any."""
+    if not steps:
+        return choice
+    public = choice.config.public.model_copy(update={"steps": steps})
+    words = (
+        f"First {steps:,} {'step' if steps == 1 else 'steps'} of {public.sentences:,} sentences on "
+        f"public text, without privacy: about {duration(seconds)}."
+    )
+    config = choice.config.model_copy(update={"public": public})
+    return replace(choice, config=config, words=(words, *choice.words))
 
 
 def prepare_to_measure(config: Config, data: TrainingData, progress: Progress = SILENT) -> Prepared:
@@ -144,11 +164,10 @@ def choose(
     if not fields or incidence.users < 1 or not incidence.sentences:
         return Choice(config)
     with progress.stage("choosing settings", None, "plans") as meter:
-        planner = _Planner(config, incidence, fields, pace)
-        for considered in planner.search():
-            option = considered
-            meter.advance(1)
+        planner, reason = _searched(config, incidence, fields, pace, meter)
+    option = planner.chosen
     chosen = {
+        "method": option.method,
         "delta": planner.delta,
         "user_rate": option.rate,
         "rounds": option.rounds,
@@ -156,7 +175,7 @@ def choose(
         "sentences_per_user": option.cap,
     }
     # the usual delta says nothing of the corpus
-    fields = tuple(field for field in fields if field != "delta" or planner.delta != _DELTA)
+    fields = tuple(field for field in fields if field != "delta" or planner.delta != DEFAULT_DELTA)
     if not fields:
         return Choice(config)
     update = {field: chosen[field] for field in fields}
@@ -167,9 +186,63 @@ def choose(
             fields = (*fields, "update_clip")
         if "rounds" in fields and optimiser == default_config(config).optimiser:
             optimiser = optimiser.model_copy(update=_steps(optimiser.rate, option.rounds))
-    privacy = config.privacy.model_copy(update=update | {"chosen_by": _chosen_by(config, fields)})
+    by_counts = [f for f in fields if f != "method" or not _refused(config.privacy)]
+    chosen_by = _chosen_by(config, by_counts) if by_counts else config.privacy.chosen_by
+    privacy = config.privacy.model_copy(update=update | {"chosen_by": chosen_by})
     done = config.model_copy(update={"privacy": privacy, "optimiser": optimiser})
-    return Choice(done, fields, tuple(_words(done, fields, planner, option)))
+    return Choice(done, fields, tuple(_words(done, fields, planner, reason)))
+
+
+def _searched(
+    config: Config,
+    incidence: Incidence,
+    fields: Sequence[str],
+    pace: Pace | None,
+    meter: Meter,
+) -> tuple["_Planner", str]:
+    """The planner of the best method with its choice, and why that method, if it was open."""
+    names: Sequence[str] = _RULES if "method" in fields else [config.privacy.method]
+    planners: list[_Planner] = []
+    reason = ""
+    for name in names:
+        if name == _RULES[1] and len(names) > 1 and (why := _unfit(config.privacy, incidence)):
+            reason = why
+            continue
+        planner = _Planner(config, incidence, fields, pace, name)
+        for _ in planner.search():
+            meter.advance(1)
+        planners.append(planner)
+    if len(planners) == 1:
+        return planners[0], reason
+    meter.note("comparing methods")
+    scores = [planner.exact_score() for planner in planners]
+    best, other = (1, 0) if scores[1] > scores[0] else (0, 1)
+    return planners[best], (
+        f"by counts of this corpus its predicted signal-to-noise ratio is {scores[best]:.4g}, "
+        f"that of {names[other]} {scores[other]:.4g}"
+    )
+
+
+_RULES = ("rotation", "fair-shares")
+_LARGE = 2_000_000  # sentences and mentions, whose weights take several seconds
+
+
+def _refused(privacy: PrivacySettings) -> str:
+    """Why the settings, whatever the corpus, exclude fair shares; empty if they do not."""
+    try:
+        method_named(_RULES[1]).check(privacy)
+    except ValueError as error:
+        return str(error).partition(";")[0]
+    return ""
+
+
+def _unfit(privacy: PrivacySettings, incidence: Incidence) -> str:
+    """Why fair shares are not considered, if they are not."""
+    if reason := _refused(privacy):
+        return reason
+    if incidence.sentences + len(incidence.sentence_entities.values) > _LARGE:
+        return f"{_RULES[1]} would take long on so large a corpus"
+    return ""
 
 
 def _adapts(config: Config) -> bool:
@@ -196,30 +269,43 @@ def choose_for_corpus(
 
 class _Planner:
     def __init__(
-        self, config: Config, incidence: Incidence, fields: Sequence[str], pace: Pace | None
+        self,
+        config: Config,
+        incidence: Incidence,
+        fields: Sequence[str],
+        pace: Pace | None,
+        method: str | None = None,
     ) -> None:
         self._privacy, self._run = config.privacy, config.run
         self._fields, self._pace = fields, pace
-        profile = method_named(config.privacy.method).profile_type
+        self._incidence, self._method = incidence, method_named(method or config.privacy.method)
+        profile = self._method.profile_type
         self._entities = profile is not None and profile.protects_entities
-        if self._entities:
+        self._shared = self._method.name == _RULES[1]
+        if self._entities and not self._shared:
             self._supply = supply_of(incidence)
         else:
             counts = np.bincount(incidence.sentence_user, minlength=incidence.users)
             self._supply = Supply(incidence.users, counts.astype(np.float64), None)
         self.users = incidence.users
-        self.delta = _delta(incidence.users) if "delta" in fields else config.privacy.delta
+        self.delta = default_delta(incidence.users) if "delta" in fields else config.privacy.delta
         target = config.privacy.epsilon
         assert target is not None  # or nothing is chosen
         if config.vocabulary.source == "private":
             target *= 1 - config.vocabulary.share
+        self._target = target
         self._noise = lru_cache(None)(_rough_noise(target, self.delta))
-        extended = config.privacy.extended_rate if self._entities else 1.0
-        self._signal = lru_cache(None)(lambda share, cap: self._supply.signal(share, extended, cap))
+        self._signal = lru_cache(None)(self._signal_of)
         self.limited = False  # whether time decided
         self.too_long = False  # whether even the shortest plan takes longer
 
     # --- the parts of a plan ---------------------------------------------------------------------
+
+    def _signal_of(self, share: float, cap: int | None) -> float:
+        extended = self._privacy.extended_rate if self._entities else 1.0
+        if not self._shared:
+            return self._supply.signal(share, extended, cap)
+        return fair_supply(self._incidence, Sharing(share, cap), extended).signal(share)
 
     def sentences(self, cap: int | None) -> float:
         """Sentences of all users that a round could use."""
@@ -229,19 +315,21 @@ class _Planner:
     def seconds(self, rate: float, rounds: int, cap: int | None) -> float:
         assert self._pace is not None
         each = self._pace.round_seconds(rate * self.sentences(cap))
-        return rounds * each + self._pace.evaluation_seconds(rounds, self._run.evaluate_every)
+        evaluated = self._pace.evaluation_seconds(rounds, self._run.evaluate_every)
+        return self._pace.public_seconds + rounds * each + evaluated
 
     def _score(self, rate: float, rounds: int, share: float, cap: int | None) -> float:
         if not self._entities:
             # without a clip of its own, one sentence can fill the update
             signal, noise = self._signal(1.0, cap), self._noise(rounds, rate, 0.0)
         else:
-            signal, noise = self._signal(share, cap), self._noise(rounds, rate, share)
-        return math.sqrt(rounds) * rate * signal / noise * rounds / (rounds + _FIRST_STEPS)
+            holders = 2 if self._shared else 1
+            signal, noise = self._signal(share, cap), self._noise(rounds, rate, share, holders)
+        return run_signal(rounds, rate, signal, noise)
 
     def _option(self, rate: float, rounds: int, share: float, cap: int | None) -> _Option:
         score, cost = self._score(rate, rounds, share, cap), rate * rounds * self.sentences(cap)
-        return _Option(rate, rounds, share, cap, score, cost)
+        return _Option(self._method.name, rate, rounds, share, cap, score, cost)
 
     def _grid(self, field: str, values: Sequence[Any]) -> Sequence[Any]:
         """The values to try for a field; only one if it was set."""
@@ -249,7 +337,8 @@ class _Planner:
 
     def _caps(self) -> Sequence[int]:
         largest = max(1, math.ceil(np.quantile(self._supply.sentences_per_user, 0.95)))
-        return [cap for cap in CAPS if cap < largest] + [largest]
+        caps = CAPS[::2] if self._shared else CAPS  # weights depend on them
+        return [cap for cap in caps if cap < largest] + [largest]
 
     def _rates(self) -> Sequence[float]:
         least = min(1.0, _rounded_up(FEW_USERS / self.users))
@@ -264,8 +353,9 @@ class _Planner:
     # --- the search ------------------------------------------------------------------------------
 
     def search(self) -> Iterator[_Option]:
-        """Plans that are considered; the last one is chosen."""
-        shares = self._grid("entity_share", SHARES) if self._entities else (1.0,)
+        """Plans that are considered; afterwards `chosen` is the one to take."""
+        grid = SHARES[::2] if self._shared else SHARES
+        shares = self._grid("entity_share", grid) if self._entities else (1.0,)
         within: list[_Option] = []
         shortest: tuple[float, _Option] | None = None
         most = 0.0  # the best score, whatever the time
@@ -286,23 +376,44 @@ class _Planner:
         assert shortest is not None
         if not within:
             self.limited = self.too_long = True
-            yield shortest[1]
+            self.chosen, self._reached = shortest[1], shortest[1].score
             return
-        reached = max(option.score for option in within)
+        self._reached = reached = max(option.score for option in within)
         self.limited = reached < _ENOUGH * most
         # the last percents would multiply the time; short of time, all of it is used
         enough = reached * (1 if self.limited else _ENOUGH)
-        yield min(
+        self.chosen = min(
             (option for option in within if option.score >= enough), key=lambda option: option.cost
         )
+
+    def exact_score(self) -> float:
+        """The best score that is reached, to compare methods by.
+
+        With the noise that is proven for the chosen plan, and the weights of its sentences.
+        """
+        plan = self.chosen
+        update = {
+            "user_rate": plan.rate,
+            "entity_share": plan.share,
+            "sentences_per_user": plan.cap,
+        }
+        privacy = self._privacy.model_copy(update=update)
+        assert issubclass(self._method, ClippedMethod)
+        signal = self._method.supply(privacy, self._incidence).signal(plan.share)
+        noise = _exact_noise(self._method, privacy, self._target, self.delta, plan.rounds)
+        return self._reached * run_signal(plan.rounds, plan.rate, signal, noise) / plan.score
 
 
 _rough_noise = lru_cache(16)(RoughNoise)
 
 
-def _delta(users: int) -> float:
-    """1e-5, or the power of ten below a tenth of one over the users."""
-    return min(_DELTA, 10.0 ** math.floor(math.log10(0.1 / users) + 1e-9))
+@lru_cache(16)
+def _exact_noise(
+    method: type[Method], privacy: PrivacySettings, target: float, delta: float, rounds: int
+) -> float:
+    nothing = np.zeros(0, dtype=np.int64)
+    nobody = Incidence.build(nothing, nothing, nothing, 0, 0)
+    return noise_for(target, delta, rounds, lambda z: method.profile(privacy, nobody, z))
 
 
 def _rounded_up(value: float, digits: int = 2) -> float:
@@ -329,14 +440,18 @@ def _chosen_by(config: Config, fields: Sequence[str]) -> str:
         for field in _BY_HAND
         if field not in fields and getattr(config.privacy, field) != getattr(plain.privacy, field)
     ]
-    if by_hand or config.optimiser != plain.optimiser:
+    if by_hand or config.optimiser != plain.optimiser or _public_by_hand(config, plain):
         return f"{planner}{decisions.OTHERS_BY}{decisions.NOT_STATED}"
     return f"{planner}{decisions.OTHERS_BY}the authors of uedp, on public data"
 
 
-def _words(
-    config: Config, fields: Sequence[str], planner: _Planner, option: _Option
-) -> Iterator[str]:
+def _public_by_hand(config: Config, plain: Config) -> bool:
+    """Whether a person chose how to train on public text."""
+    names = ("steps", "sentences", "rate")
+    return any(getattr(config.public, name) != getattr(plain.public, name) for name in names)
+
+
+def _words(config: Config, fields: Sequence[str], planner: _Planner, reason: str) -> Iterator[str]:
     privacy = config.privacy
     drawn = privacy.user_rate * planner.users
     sentences = privacy.user_rate * planner.sentences(privacy.sentences_per_user)
@@ -352,7 +467,10 @@ def _words(
         "delta": f"delta {privacy.delta:g}",
     }
     stated = [words for field, words in parts.items() if field in fields]
-    yield f"Chosen from counts of this corpus: {'; '.join(stated)}."
+    if stated:
+        yield f"Chosen from counts of this corpus: {'; '.join(stated)}."
+    if "method" in fields:
+        yield f"Method {privacy.method}: {reason}."
     if "user_rate" not in fields and "rounds" not in fields:
         return
     if planner.too_long:
@@ -367,13 +485,3 @@ def _words(
         )
     else:
         yield f"This has {_ENOUGH:.0%} of the signal that any number of users a round would give."
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 40 s, 25 min, 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    hours = seconds / 3600
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} days"

@@ -42,6 +42,60 @@ class DataSettings(Section):
         "1,000 if the planner chooses the rounds, since all would take long on a processor, "
         "otherwise on all.",
     )
+    public: Path | None = Field(
+        default=None,
+        description="Text that anybody may read, to train on first, without privacy: a corpus, or "
+        "a file that detection could read; no entities are looked for. By default none, because "
+        "only a person can declare a text public: nothing protects it.",
+    )
+
+
+class PublicSettings(Section):
+    """Training on `data.public`, before the private rounds: ordinary, without clipping or noise.
+
+    It trains the same parameters as the rounds do. Adapters are then added to the weights below
+    them, and the rounds start with new ones.
+    """
+
+    steps: Count | None = Field(
+        default=None,
+        description="Steps of the optimiser (Adam, with a rate that falls linearly). By default "
+        "three passes over the text, at most 500 steps, and no more than take a third of "
+        "`run.time`; the time is measured on the public text, so that nothing private decides.",
+    )
+    sentences: Count = Field(
+        default=128,
+        description="Sentences of a step. Without noise there is no need for more; a step of a few "
+        "thousand tokens keeps most devices busy.",
+    )
+    rate: Positive = Field(
+        default=1e-3,
+        description="The learning rate. The usual one of adapters and new models. By default 1e-4 "
+        "where weights of a saved model are trained themselves, which would forget more at larger "
+        "ones, and 0.01 for probes.",
+    )
+    declared_by: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=200,
+        description="Who declares that the text is public; it goes on the certificate. By default "
+        "the person who ran this, without a name.",
+    )
+    reader: str = Field(
+        default="auto",
+        description="The format, if `data.public` is a file. By default by its suffix; .txt has "
+        "one text per line.",
+    )
+    text: str = Field(default="text", description="The column of a file with the text, as usual.")
+    label: str | None = Field(
+        default=None,
+        description="The column with the class, for a classifier. By default none is read.",
+    )
+    split: str = Field(
+        default="auto",
+        description="The language by whose rules texts of a file are split into sentences, or "
+        "none. By default English, as detection does it, so that sentences are alike.",
+    )
 
 
 class TaskSettings(Section):
@@ -71,6 +125,12 @@ class ModelSettings(Section):
     """A saved model by folder or name; or a new one: its kind, its sizes, a public tokenizer."""
 
     name: str = Field(description="A folder, a .gguf file, a name on the hub, or awd-lstm.")
+    continued: bool = Field(
+        default=False,
+        description="Whether `name` is the folder of a finished run on this corpus, or on an "
+        "earlier epoch of it, that is trained on: then `privacy.epsilon` is that of all these runs "
+        "together. By default no: a model that has learned from the corpus is refused.",
+    )
     sizes: dict[str, bool | int | float] = Field(
         default_factory=dict,
         description="Sizes of a new model, such as `hidden_size`. By default those of its kind.",
@@ -206,6 +266,28 @@ class OptimiserSettings(Section):
         description="The average over past weights that is evaluated and saved. Off with a "
         "falling rate, which averages by itself.",
     )
+    average_tail: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0,
+        description="Instead of `average`, the plain mean of the weights in this last part of the "
+        "rounds. Off: no gain has been shown.",
+    )
+    filter: Literal["none", "low-pass", "kalman"] = Field(
+        default="none",
+        description="Filters the noisy gradients over the rounds before the optimiser: "
+        "DOPPLER's low-pass filter, or DiSK's simplified Kalman filter. Off: no gain has been "
+        "shown.",
+    )
+    filter_gain: Rate = Field(
+        default=0.7, description="What a filter takes from the newest round; 1 filters nothing."
+    )
+
+    @model_validator(mode="after")
+    def _noise_is_known(self) -> "OptimiserSettings":
+        if self.subtract_noise and self.filter != "none":
+            raise ValueError(
+                "subtract_noise: the noise is not known behind a filter; leave out one"
+            )
+        return self
 
 
 def parse_duration(value: Any) -> Any:
@@ -221,6 +303,14 @@ def parse_duration(value: Any) -> Any:
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) *([smhd]?)")
 
 
+Logger = Literal["tensorboard", "wandb", "mlflow"]
+
+
+def _split_words(value: Any) -> Any:
+    """Names in a list, or in one text, separated by commas."""
+    return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
+
+
 class RunSettings(Section):
     """How and where to compute; may change when a run is resumed."""
 
@@ -233,10 +323,11 @@ class RunSettings(Section):
         default="auto",
         description="cpu, cuda or cuda:1. By default an accelerator if there is one.",
     )
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Literal["auto", "float32", "bfloat16", "bfloat16-fixed"] = Field(
         default="auto",
         description="By default float32 for private methods, since half precision needs more "
-        "noise, and half precision on an accelerator for others.",
+        "noise, and half precision on an accelerator for others. bfloat16-fixed needs no more: "
+        "adapters of a language model, on an accelerator, in passes of one shape.",
     )
     tokens_at_once: Count | None = Field(
         default=None,
@@ -249,6 +340,13 @@ class RunSettings(Section):
     )
     checkpoint_seconds: Annotated[float, Field(ge=0)] = Field(
         default=60.0, description="Seconds between two checkpoints: about what a killed run loses."
+    )
+    report_to: Annotated[tuple[Logger, ...], BeforeValidator(_split_words)] | None = Field(
+        default=None,
+        description="Programs that get the figures of every round: tensorboard (in the folder "
+        "`tensorboard` of the run), wandb, mlflow. These figures are not protected, and wandb or "
+        "an MLflow server take them to another machine. By default tensorboard if it is "
+        "installed, since it writes only into the run's folder.",
     )
     vectors: Path | None = Field(
         default=None,
@@ -270,6 +368,7 @@ ADAPTER_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 PROBE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"privacy": {"update_clip": 0.1}, "optimiser": {"rate": 0.05, **CONSTANT_RATE}}
 )
+_PUBLIC_PROBE_RATE, _PUBLIC_WEIGHTS_RATE = 0.01, 1e-4
 
 
 class Config(Section):
@@ -279,6 +378,7 @@ class Config(Section):
     data: DataSettings
     model: ModelSettings
     task: TaskSettings = TaskSettings()
+    public: PublicSettings = PublicSettings()
     optimiser: OptimiserSettings = OptimiserSettings()
     vocabulary: VocabularySettings = VocabularySettings()
     method_options: SerializeAsAny[MethodOptions] = MethodOptions()
@@ -353,13 +453,16 @@ def _options(values: Mapping[str, Any]) -> Any:
 def _defaults_for(values: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
     """Defaults that depend on the trained parameters and the noise."""
     field = partial(_field, values)
-    train = field("model", "train", "lora")
+    new = field("model", "name", "") in NEW_MODELS
+    train = field("model", "train", "full" if new else "lora")
     if train == "probe":
-        return PROBE_DEFAULTS
+        return {**PROBE_DEFAULTS, "public": {"rate": _PUBLIC_PROBE_RATE}}
+    if not train.startswith("lora") and not new:
+        return {"public": {"rate": _PUBLIC_WEIGHTS_RATE}}
     method = field("privacy", "method", "rotation")
     noisy_adapters = (
         train.startswith("lora")
-        and field("model", "name", "") not in NEW_MODELS
+        and not new
         and method in method_names()
         and method_named(method).noises_gradients
         and field("task", "kind", "next-word") == "next-word"
@@ -421,6 +524,8 @@ def load_config(path: Path, changes: Sequence[str] = ()) -> Config:
     """A config from a YAML file, after `section.field=value` changes."""
     if (path / "corpus.json").is_file():
         raise UserError(f"{path}: is a corpus, not a config; name it with `corpus=...`")
+    if (path / "config.yaml").exists():
+        raise UserError(f"{path}: is a run, not a config; name {path / 'config.yaml'}")
     try:
         values = parse_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -20,12 +20,15 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor, nn
 
+from uedp.accounting.card import write_card
 from uedp.accounting.certificate import Certificate, issue, load_certificate
+from uedp.accounting.chain import read_chain
 from uedp.accounting.ledger import (
     RUN_LEDGER,
     Budget,
     CorpusLedger,
     RunLedger,
+    planned_run,
     refuse_another_plan,
 )
 from uedp.accounting.model_files import model_files
@@ -35,7 +38,7 @@ from uedp.hf_hub import max_tokens
 from uedp.mechanism.release import ClipStats
 from uedp.methods import Attempt, Gradient
 from uedp.models.load import LoadedModel
-from uedp.models.trainable import save_model, trained_names
+from uedp.models.trainable import adapter_names, fold_adapters, save_model, trained_names
 from uedp.progress import SILENT, Progress
 from uedp.training import checkpoint, lineage, run_dir, vocabulary
 from uedp.training.build import (
@@ -57,7 +60,8 @@ from uedp.training.round_key import FILE, RoundKey, digest_of
 if TYPE_CHECKING:
     from uedp.corpus.store import Corpus
 
-_STATE, _METHOD = "optimiser.", "method."  # prefixes of a checkpoint's tensors beside the weights
+# prefixes of a checkpoint's tensors beside the weights
+_STATE, _METHOD, _PUBLIC = "optimiser.", "method.", "public."
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,9 @@ class PrivacyEngine:
         participants and weights, or else counts as spent; it is never drawn again for free
       - every run is in the ledger of the corpus, one without a guarantee as infinite
       - two processes never work in one run directory
-      - a private run does not begin with a model that has learned from the same corpus
+      - a private run does not begin with a model that has learned from the same corpus, in any of
+        its epochs, unless its epsilon counts the runs in which it did
+      - a run is resumed on the epoch that it began with, and not at all if somebody has left since
       - a run is resumed with the noise source, precision, texts and detection that it began with
       - the files of a finished run's model are in its ledger and its certificate, by their hashes
     """
@@ -211,7 +217,8 @@ class PrivacyEngine:
         if (out / run_dir.RESULT).is_file():
             raise FinishedRunError(out)
         config = limit_evaluation(config)
-        data = self._data or read_training_data(config)
+        begun = _begun_with(out) if self._resume else None
+        data = self._data or read_training_data(config, self._progress, begun)
         corpus = CorpusLedger(data.ledger)
         trained_on = [] if attached is None else _ancestors(attached.model)
         known = [one for one in trained_on if one.run != name]
@@ -248,7 +255,7 @@ class PrivacyEngine:
                 (out / run_dir.CONFIG).unlink(missing_ok=True)
                 identity.truncate(0)
             raise
-        ancestors = (*plan.provenance.lineage, lineage.run_as_ancestor(planned))
+        ancestors = (*plan.provenance.lineage, *lineage.run_as_ancestors(planned))
         lineage.write_lineage(out, ancestors)
         ledger = key = None
         if plan.profile is not None:
@@ -264,6 +271,12 @@ class PrivacyEngine:
             assembly = assembled(str(words))
         checkpoint.remove_scratch(out)
         return PrivateRun(assembly, out, name, ancestors, ledger, key, corpus, self._held, say)
+
+
+def _begun_with(out: Path) -> str | None:
+    """The digest of the incidence that the run in a folder was planned on, None if it has none."""
+    path = out / RUN_LEDGER
+    return planned_run(path, read_chain(path)[0]).shape.digest if path.is_file() else None
 
 
 _RUNS = "_uedp_runs"  # on every module of a trained model, so that wrapped ones and copies have it
@@ -332,6 +345,10 @@ class PrivateRun:
         self._ledger, self._corpus, self._held, self._say = ledger, corpus, held, say
         self._key = key
         self.finished = False
+        # what adapters learned from public text, once it is part of the frozen weights
+        self._learned: Mapping[str, Tensor] = {}
+        self.public_left = assembly.public is not None
+        """Whether public text is still to be trained on, before the first round."""
         self.abandonable = False
         """Whether a round is being computed that can be abandoned, here and now, for free."""
         self._next: int | None = None
@@ -407,6 +424,11 @@ class PrivateRun:
           - an exception while `abandonable` is set spends nothing; the next attempt at the round
             has the same participants, in another process too
         """
+        if self.public_left:
+            raise UserError(
+                "data.public: this run is planned to train on public text before its first round; "
+                "train it by `uedp.train`, or leave data.public out"
+            )
         trained = [p for p in self.model.parameters() if p.requires_grad]
         if [id(p) for p in trained] != [id(p) for p in self.parameters]:
             raise UserError(
@@ -470,11 +492,15 @@ class PrivateRun:
         return gradient
 
     def finish(self) -> Certificate | None:
-        """Save the model, enter its files in the ledger, close the run, issue the certificate."""
+        """Save the model, enter its files in the ledger, close the run, issue the certificate.
+
+        A privacy card for publication goes beside it.
+        """
         if self._ledger is None:
             self._save_model()
             self._corpus.close(self.name, self.plan.rounds)
             self.finished = True
+            write_card(self.out)  # which says that there is no guarantee
             return None
         if self._ledger.left:  # before a model is written that nothing certifies
             raise UserError(f"{self.out}: {self._ledger.left} rounds are left; spend them first")
@@ -486,10 +512,12 @@ class PrivateRun:
         self.finished = True
         if self._key is not None:
             self._key.remove()
-        return self.certify()
+        certificate = self.certify()
+        write_card(self.out, verified=True)
+        return certificate
 
     def _save_model(self) -> frozenset[str]:
-        return save_model(self.model, self.out, self.assembly.tokenizer)
+        return save_model(self.model, self.out, self.assembly.tokenizer, self._learned)
 
     def certify(self) -> Certificate | None:
         """Issue the certificate of the run as it stands."""
@@ -497,6 +525,28 @@ class PrivateRun:
             return None
         self._ledger.record_corpus(self._corpus.total(self.plan.config.privacy.delta))
         return issue(self.out, warn=self._say)
+
+    # --- public text -----------------------------------------------------------------------------
+
+    def end_public(self, initial: Mapping[str, Tensor]) -> None:
+        """Fix what was learned from public text; the rounds start with adapters as they were.
+
+        A new adapter is at first the same as none, and so is noise on its first half: noise on an
+        adapter that has learned something would disturb the model from the first round on.
+
+        Args:
+            initial: the trained parameters before it, by their names.
+        """
+        current = dict(self.model.named_parameters())
+        names = adapter_names(self.model)
+        self._learned = {name: current[name].detach().clone() for name in names}
+        with torch.no_grad():
+            for name in names:
+                current[name].copy_(initial[name])
+        fold_adapters(self.model, self._learned)
+        self.public_left = False
+        if self._ledger is not None and (text := self.plan.setup().public) is not None:
+            self._ledger.record_public(text.steps)
 
     # --- checkpoints -----------------------------------------------------------------------------
 
@@ -507,7 +557,9 @@ class PrivateRun:
         tensors = dict(zip(trained_names(self.model), self.parameters, strict=True))
         method = {f"{_METHOD}{name}": value for name, value in self.assembly.method.state().items()}
         optimiser = {f"{_STATE}{name}": value for name, value in state.items()}
-        checkpoint.write_checkpoint(self.out, done, {**tensors, **method, **optimiser}, info or {})
+        public = {f"{_PUBLIC}{name}": value for name, value in self._learned.items()}
+        whole = {**tensors, **method, **optimiser, **public}
+        checkpoint.write_checkpoint(self.out, done, whole, info or {})
 
     def restore(self) -> tuple[int, dict[str, Tensor], Mapping[str, Any] | None]:
         """Restore the newest checkpoint.
@@ -524,7 +576,10 @@ class PrivateRun:
             return spent, {}, None
         tensors, info = newest
         done = int(info["done"])
+        self.public_left = False  # or there would be no checkpoint
         try:
+            self._learned = _under(_PUBLIC, tensors)
+            fold_adapters(self.model, self._learned)
             self.set_weights([tensors[name] for name in trained_names(self.model)])
             self.assembly.method.restore(_under(_METHOD, tensors))
         except (KeyError, RuntimeError) as error:

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uedp.accounting import statement
 from uedp.accounting.ledger import Budget, CorpusLedger, CorpusTotal
 from uedp.accounting.proven import epsilon
 from uedp.errors import UserError
@@ -23,7 +22,7 @@ from uedp.files import write_atomically
 from uedp.incidence import Incidence, Ints, Rows
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses, Packing
 from uedp.mechanism.release import FixedPasses, chunks_of, max_tokens_on
-from uedp.mechanism.sampling import Participants, Sampling, supply_of
+from uedp.mechanism.sampling import Participants, Sampling
 from uedp.methods import ClippedMethod, Method, RoundSettings, SentenceTask, method_named
 from uedp.methods.base import EndToEnd
 from uedp.methods.randomness import Randomness
@@ -59,6 +58,7 @@ class Pace:
     measured_tokens: int
     batch: int
     held_out_tokens: int = 0
+    public_seconds: float = 0.0  # of all steps on public text, which come before the rounds
     padding: tuple[tuple[float, float], ...] = ()
     """Tokens computed for each token of a round, by its number of sentences, in order."""
 
@@ -76,8 +76,9 @@ class Pace:
         return self.per_round + self.per_batch * batches + self.per_token * tokens
 
     def evaluation_seconds(self, rounds: int, every: int) -> float:
-        """Before training, every few rounds, and after it."""
-        return (2 + (rounds - 1) // every) * self.evaluated * self.held_out_tokens
+        """Before training, after public text, every few rounds, and at the end."""
+        times = 2 + (self.public_seconds > 0) + (rounds - 1) // every
+        return times * self.evaluated * self.held_out_tokens
 
     def peak_memory(self, sentences: float) -> float:
         """With batches as large as a round of so many sentences fills them."""
@@ -231,7 +232,7 @@ def _drawn(users: Sequence[Ints]) -> Participants:
     """All of these users as the participants of a round, their sentences numbered from 0."""
     offsets = np.cumsum([0, *(len(own) for own in users)])
     numbers = np.arange(int(offsets[-1]))
-    return Participants(np.arange(len(users)), Rows(offsets, numbers), np.ones(len(numbers), int))
+    return Participants(np.arange(len(users)), Rows(offsets, numbers), np.ones(len(numbers)))
 
 
 def _computed(users: Sequence[Ints], lengths: Ints, batch: int, packing: Packing) -> int:
@@ -287,7 +288,7 @@ def _unchecked(ready: Prepared, users: Sequence[Ints], earlier: Method | None) -
         noise=0.0 if named.profile_type is None else 1.0,
         users=count,
         max_tokens=config.run.tokens_at_once,
-        half_precision=ready.precision == "bfloat16",
+        half_precision=ready.precision != "float32",
         options=config.method_options,
     )
     sentences = np.concatenate([none, *users])
@@ -403,6 +404,7 @@ class Estimate:
     tokens_per_round: float
     seconds_per_round: float
     seconds: float
+    public_seconds: float  # that are among these
     memory_bytes: float
     signal_to_noise: float | None
     epsilon: float | None
@@ -415,16 +417,12 @@ class Estimate:
 def sentences_per_round(plan: Plan, incidence: Incidence) -> float:
     """The sentences that a round is expected to use."""
     privacy = plan.config.privacy
-    if plan.profile is not None and plan.profile.protects_entities:
-        supply = supply_of(incidence)
-        usable = supply.sentences_per_user
-        if supply.extended_per_user is not None:
-            usable = usable - (1 - privacy.extended_rate) * supply.extended_per_user
+    if issubclass(plan.method, ClippedMethod):
+        usable = plan.method.supply(privacy, incidence).sentences_per_user.sum()
     else:
-        usable = np.bincount(incidence.sentence_user, minlength=incidence.users).astype(float)
-    if privacy.sentences_per_user is not None:
-        usable = np.minimum(usable, privacy.sentences_per_user)
-    return privacy.user_rate * float(usable.sum())
+        counts = np.bincount(incidence.sentence_user, minlength=incidence.users)
+        usable = np.minimum(counts, privacy.sentences_per_user or incidence.sentences).sum()
+    return privacy.user_rate * float(usable)
 
 
 def estimate(plan: Plan, assembly: Assembly, pace: Pace, ledger: CorpusLedger) -> Estimate:
@@ -440,12 +438,10 @@ def estimate(plan: Plan, assembly: Assembly, pace: Pace, ledger: CorpusLedger) -
     evaluations = pace.evaluation_seconds(plan.rounds, settings.evaluate_every)
     alone, missed = None, {}
     if plan.private and plan.profile is not None:
-        words = () if plan.vocabulary is None else ((plan.vocabulary.user_alone(), 1),)
-        alone = epsilon(plan.profile.user_alone(), plan.rounds, privacy.delta, *words)
-        table = statement.missed_table(
-            plan.profile, plan.rounds, privacy.delta, plan.setup(), plan.vocabulary
-        )
-        missed = {row.words: row.epsilon for row in table}
+        runs = plan.planned("this run").model_runs
+        first, *others = [event for run in runs for event in run.events_user_alone]
+        alone = epsilon(*first, privacy.delta, *others)
+        missed = {row.words: row.epsilon for row in plan.missed_table}
     planned = plan.planned("this run")
     if privacy.corpus_budget is not None:
         ledger.refuse_over_budget(planned, Budget(privacy.corpus_budget, privacy.delta))
@@ -456,7 +452,8 @@ def estimate(plan: Plan, assembly: Assembly, pace: Pace, ledger: CorpusLedger) -
         sentences_per_round=sentences,
         tokens_per_round=sentences * pace.tokens_per_sentence,
         seconds_per_round=each,
-        seconds=plan.rounds * each + evaluations,
+        seconds=pace.public_seconds + plan.rounds * each + evaluations,
+        public_seconds=pace.public_seconds,
         memory_bytes=pace.peak_memory(sentences),
         signal_to_noise=ratio if ratio < math.inf else None,
         epsilon=plan.epsilon if plan.private else None,

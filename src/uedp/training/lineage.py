@@ -1,21 +1,41 @@
 """The runs that a model, or its vocabulary, comes from.
 
 No epsilon covers earlier training, so a private run must not start from a model that has learned
-from the same corpus. A run leaves a list beside its weights: the corpora that it and the runs
-before it learned from, by digests that hold neither text nor names, and the origin of each run's
+from the same corpus; unless it trains on from a finished run and counts its rounds
+(`continued_runs`). A run leaves a list beside its weights: the corpora that it and the runs before
+it learned from, by digests that hold neither text nor names, and the origin of each run's
 vocabulary. A run that starts from these weights, or takes its tokenizer or word list from there,
 reads that list. Texts that were detected again in the same folder are recognised by a digest under
-the key of the corpus. Elsewhere the same texts cannot be recognised, so any earlier training is a
-caveat of the certificate.
+the key of the corpus, runs in its ledger by their names. Elsewhere the same texts cannot be
+recognised, so any earlier training is a caveat of the certificate. Text that was declared public is
+listed by a plain digest, and recognised wherever it lies: who declares a text public in one run
+cannot protect it in the next.
 """
 
 import json
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from uedp.accounting.chain import read_chain
-from uedp.accounting.decisions import CORPUS_VOCABULARY, FOREIGN_VOCABULARY, Origin
-from uedp.accounting.ledger import RUN_LEDGER, PlannedRun
+from uedp.accounting.certificate import refuse_other_run
+from uedp.accounting.chain import of_kind, read_chain
+from uedp.accounting.decisions import (
+    CORPUS_VOCABULARY,
+    FOREIGN_VOCABULARY,
+    PRIVATE_VOCABULARY,
+    Origin,
+)
+from uedp.accounting.growth import PastRun
+from uedp.accounting.ledger import (
+    RUN_LEDGER,
+    CorpusLedger,
+    PlannedRun,
+    planned_run,
+    refusing_malformed,
+    spent_rounds,
+)
+from uedp.accounting.marks import check_mark
+from uedp.accounting.model_files import refuse_other_files
 from uedp.errors import UserError
 from uedp.files import write_atomically
 from uedp.strict import parse_json
@@ -34,6 +54,7 @@ class Ancestor:
     incidence: str
     texts: str = ""  # under the key of the corpus
     words: str = "not known"
+    public: str = ""  # the plain digest of text that was declared public
 
     def __post_init__(self) -> None:
         if not all(isinstance(value, str) for value in asdict(self).values()):
@@ -41,6 +62,14 @@ class Ancestor:
 
     def learned_from(self, incidence: str, texts: str) -> bool:
         return self.incidence == incidence or (self.texts != "" and self.texts == texts)
+
+    def learned_from_any(self, epochs: Sequence[tuple[str, str]]) -> bool:
+        """Whether it learned from any epoch of a corpus."""
+        return any(self.learned_from(*epoch) for epoch in epochs)
+
+    @property
+    def what(self) -> str:
+        return "on text declared public" if self.public else self.method
 
 
 def model_ancestors(name: str) -> tuple[Ancestor, ...]:
@@ -70,35 +99,102 @@ def _ancestors_beside(name: str | None) -> tuple[Ancestor, ...]:
     return ()
 
 
-def vocabulary_origin(ancestors: tuple[Ancestor, ...], incidence: str, texts: str) -> Origin:
-    """What the certificate says about a vocabulary with these ancestors."""
-    if any(ancestor.learned_from(incidence, texts) for ancestor in ancestors):
+def vocabulary_origin(
+    ancestors: Sequence[Ancestor],
+    epochs: Sequence[tuple[str, str]],
+    earlier: Sequence[PastRun] = (),
+) -> Origin:
+    """What the certificate says about a vocabulary with these ancestors.
+
+    Args:
+        epochs: the digests of the corpus in each of its epochs.
+        earlier: runs on it that are counted, with the vocabularies they made privately.
+    """
+    counted = {run.run for run in earlier}
+    stated = [one.words for one in ancestors if one.run in counted]
+    others = [one for one in ancestors if one.run not in counted]
+    if CORPUS_VOCABULARY in stated or any(one.learned_from_any(epochs) for one in others):
         return CORPUS_VOCABULARY
-    return FOREIGN_VOCABULARY if ancestors else "public"
+    if FOREIGN_VOCABULARY in stated or others:
+        return FOREIGN_VOCABULARY
+    private = any(run.vocabulary is not None for run in earlier)
+    return PRIVATE_VOCABULARY if private else "public"
 
 
 def refuse_reused_corpus(
-    ancestors: tuple[Ancestor, ...], incidence: str, model: str, texts: str = ""
+    ancestors: Sequence[Ancestor],
+    epochs: Sequence[tuple[str, str]],
+    model: str,
+    runs: Collection[str] = (),
+    plain: Callable[[], str] = lambda: "",
 ) -> None:
-    """Refuse a model that has learned from this corpus: the new epsilon would not cover that."""
+    """Refuse a model that has learned from this corpus: the new epsilon would not cover that.
+
+    Args:
+        ancestors: the runs that the model went through and that the new one does not count.
+        epochs: the digests of the corpus in each of its epochs.
+        runs: all runs in the ledger of the corpus.
+        plain: computes the digest of its texts that needs no key.
+    """
     for ancestor in ancestors:
-        if ancestor.learned_from(incidence, texts):
+        known = ancestor.run in runs and not ancestor.public
+        known = known or ancestor.learned_from_any(epochs)
+        if known or (ancestor.public and ancestor.public == plain()):
             raise UserError(
                 f"model {model!r}: has learned from this corpus already (run {ancestor.run}, "
-                f"{ancestor.method}), which the epsilon of another run would not cover; start from "
-                "a model that has not, or plan all rounds in one run"
+                f"{ancestor.what}), which the epsilon of another run would not cover; start from "
+                "a model that has not, plan all rounds in one run, or train on from a finished run "
+                "with `model.continued`"
             )
 
 
-def run_as_ancestor(planned: PlannedRun) -> Ancestor:
-    """The entry of a run in the lineage of its model."""
-    return Ancestor(
+def continued_runs(run: Path, ledger: CorpusLedger) -> tuple[PastRun, ...]:
+    """The runs on a corpus that the model of a finished run went through, that one last.
+
+    Guarantees:
+      - refused unless every one of them is closed in the ledger of the corpus, has a guarantee, and
+        is charged there with the rounds that are counted here
+      - refused if the run is not finished, if its ledger was cut, or if a file of its model is not
+        the one it saved
+    """
+    path = run / RUN_LEDGER
+    if not path.is_file():
+        raise UserError(f"model.name {str(run)!r}: holds no run with noise to train on from")
+    records, seals = read_chain(path)
+    planned, spent = planned_run(path, records), spent_rounds(records)
+    with refusing_malformed(path, "run"):
+        saved = of_kind(records, "saved")
+        files = (
+            {str(name): str(digest) for name, digest in saved[-1]["files"].items()} if saved else {}
+        )
+    if not files or spent != planned.rounds:
+        raise UserError(
+            f"{run}: is not finished: {spent} of {planned.rounds} rounds are spent; resume it, and "
+            "train on from it then"
+        )
+    if planned.exposed:
+        raise UserError(f"{run}: has no guarantee ({planned.exposed}), so none can go on from it")
+    ledger.entry(planned.run)
+    check_mark(ledger.folder, planned.run, path, seals, spent)
+    refuse_other_files(run, files)
+    for past in planned.model_runs:
+        refuse_other_run(ledger, past)
+    return planned.model_runs
+
+
+def run_as_ancestors(planned: PlannedRun) -> tuple[Ancestor, ...]:
+    """The entries of a run in the lineage of its model: its public text, if any, and its corpus."""
+    run = Ancestor(
         planned.run,
         planned.method,
         planned.shape.digest,
         planned.setup.texts,
         planned.setup.vocabulary,
     )
+    text = planned.setup.public
+    if text is None:
+        return (run,)
+    return Ancestor(planned.run, "noiseless", "", words=_PUBLIC, public=text.digest), run
 
 
 def write_lineage(folder: Path, ancestors: tuple[Ancestor, ...]) -> None:
@@ -126,4 +222,4 @@ def _ledger_lineage(run: Path) -> tuple[Ancestor, ...]:
     if plan is None:
         return ()
     planned = PlannedRun.from_record(plan)
-    return (*(Ancestor(**fields) for fields in planned.lineage), run_as_ancestor(planned))
+    return (*(Ancestor(**fields) for fields in planned.lineage), *run_as_ancestors(planned))

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from uedp.accounting.certificate import Certificate
 from uedp.accounting.statement import rounded
 from uedp.errors import UserError
 from uedp.mechanism.release import ClipStats
@@ -27,8 +28,11 @@ from uedp.training.build import Say, Watch
 from uedp.training.config import Config
 from uedp.training.datasets import TrainingData
 from uedp.training.engine import FinishedRunError, PrivacyEngine, PrivateRun
+from uedp.training.filters import build_filter
+from uedp.training.loggers import Loggers, require_loggers, warning_for
 from uedp.training.metrics import Metrics
 from uedp.training.outcome import Outcome, finished_outcome, write_result
+from uedp.training.public_phase import PublicPhase, remove_checkpoints
 
 _NOTED_SECONDS = 0.5  # between two notes: the epsilon of a round takes a moment to compute
 _STEEP = 10  # rounds from which on it is worth a line how epsilon grows
@@ -46,8 +50,9 @@ def run(
 ) -> Outcome:
     """Train by a config into a run directory, or resume the run that it holds.
 
-    Ctrl-C stops at once, with a checkpoint; the round that it interrupts is not spent. Only the
-    `run` section of a config may change when a run is resumed.
+    With public text, its steps come first; they spend nothing, and are resumed like rounds. Ctrl-C
+    stops at once, with a checkpoint; the round that it interrupts is not spent. Only the `run`
+    section of a config may change when a run is resumed.
 
     Args:
         data: replaces the corpora that the config names.
@@ -60,6 +65,7 @@ def run(
         participants and weights
       - resuming a finished run does nothing
     """
+    require_loggers(config)
     with PrivacyEngine.from_config(
         config, out, data=data, resume=resume, progress=progress, say=say
     ) as engine:
@@ -87,26 +93,35 @@ class _Training:
     def __init__(self, private: PrivateRun, progress: Progress, say: Say) -> None:
         self._private, self._progress, self._say = private, progress, say
         self._plan, self._model = private.plan, private.model
-        settings, parameters = self._plan.config.optimiser, private.parameters
-        self._optimiser = optimise.build_optimiser(settings, parameters)
-        self._average = optimise.Average(parameters, settings.average) if settings.average else None
+        self._set_optimiser()
         self._evaluated_in: Autocast | None = None  # the precision of evaluations
+        self._measured: dict[str, Mapping[str, float]] = {"before": {}}
         self._stopping = False
+
+    def _set_optimiser(self) -> None:
+        settings, parameters = self._plan.config.optimiser, self._private.parameters
+        self._optimiser = optimise.build_optimiser(settings, parameters)
+        self._average = optimise.build_average(settings, parameters, self._plan.rounds)
+        self._filter = build_filter(settings, parameters)
 
     def run(self) -> Outcome:
         done, state, info = self._private.restore()
         if info is None:
-            before = self._evaluate(self._progress)
-            if before:
-                self._say(f"before training: {_brief(before)}")
-            else:
-                self._say(_NOT_MEASURED)
-            self._save(done, before)
+            if self._private.public_left and not self._train_on_public_text():
+                return self._outcome(done, {}, False, self._private.certify())
+            if "public" not in self._measured:
+                self._measured["before"] = self._evaluate_before()
+            self._save(done)
         else:
-            before = info["before"]
+            self._measured = {name: info[name] for name in ("before", "public") if name in info}
             self._restore(state)
-        with handled_by(self._ask_to_stop), Metrics(self._private.out, done) as metrics:
-            done = self._rounds(done, before, metrics)
+        remove_checkpoints(self._private.out)  # of public text
+        with (
+            handled_by(self._ask_to_stop),
+            Metrics(self._private.out, done) as metrics,
+            self._loggers(done, metrics.logged) as loggers,
+        ):
+            done = self._rounds(done, metrics, loggers)
         self._model.eval()
         if self._average is not None:
             self._private.set_weights(self._average.values)
@@ -120,13 +135,64 @@ class _Training:
             certificate = self._private.certify()
             rounds = self._plan.rounds
             self._say(f"stopped with {done} of {rounds} rounds done; continue with `resume=True`")
-        out, tokenizer = self._private.out, self._private.assembly.tokenizer
-        outcome = Outcome(out, self._model, tokenizer, certificate, before, after, done, finished)
+        outcome = self._outcome(done, after, finished, certificate)
         if finished:
-            write_result(out, before, after, done)
+            write_result(outcome.folder, outcome.before, after, done, outcome.public)
         return outcome
 
-    def _rounds(self, done: int, before: Mapping[str, float], metrics: Metrics) -> int:
+    def _loggers(self, done: int, logged: int) -> Loggers:
+        config, out, name = self._plan.config, self._private.out, self._private.name
+        if warning := warning_for(config):
+            self._say(f"warning: {warning}")
+        return Loggers(config, out, name, done, logged, self._say)
+
+    def _outcome(
+        self,
+        done: int,
+        after: Mapping[str, float],
+        finished: bool,
+        certificate: Certificate | None,
+    ) -> Outcome:
+        out, tokenizer = self._private.out, self._private.assembly.tokenizer
+        before, public = self._measured["before"], self._measured.get("public")
+        return Outcome(
+            out, self._model, tokenizer, certificate, before, after, done, finished, public
+        )
+
+    def _evaluate_before(self) -> Mapping[str, float]:
+        before = self._evaluate(self._progress)
+        self._say(f"before training: {_brief(before)}" if before else _NOT_MEASURED)
+        return before
+
+    def _train_on_public_text(self) -> bool:
+        """Take the steps on public text that are left; False if they were stopped."""
+        task, model = self._private.assembly.public, self._model
+        assert task is not None
+        initial = {
+            name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad
+        }
+        phase = PublicPhase(self._plan.config, self._private.out, model, task)
+        info = phase.restore()
+        before = self._evaluate_before() if info is None else info["before"]
+        self._measured["before"] = before
+        if info is None:
+            phase.save(before)
+        with handled_by(self._ask_to_stop):
+            finished = phase.run(before, self._progress, lambda: self._stopping)
+        if not finished:
+            self._say(
+                f"stopped with {phase.done:,} of {phase.steps:,} steps on public text done, and no "
+                "round spent; continue with `resume=True`"
+            )
+            return False
+        self._private.end_public(initial)
+        self._set_optimiser()  # the average begins here
+        after = self._measured["public"] = self._evaluate(self._progress)
+        steps = f"after {phase.steps:,} steps on public text"
+        self._say(f"{steps}: {_brief(after)}" if after else f"{steps}, the private rounds begin")
+        return True
+
+    def _rounds(self, done: int, metrics: Metrics, loggers: Loggers) -> int:
         plan, settings = self._plan, self._plan.config
         saved, latest = time.monotonic(), ""
         if not done and self._plan.private:
@@ -137,33 +203,40 @@ class _Training:
             while done < plan.rounds and not self._stopping:
                 began = time.monotonic()
                 try:
-                    gradient = self._private.round(done, self._shown(meter, done))
+                    with self._filter.ahead() if self._filter else nullcontext():
+                        gradient = self._private.round(done, self._shown(meter, done))
                 except _Interrupted:
                     break
                 except Exception:
                     if self._private.repeatable(done):
-                        self._save(done, before)
+                        self._save(done)
                     raise
                 rate = optimise.learning_rate(settings.optimiser, done, plan.rounds)
-                self._optimiser.step(gradient.values, rate, gradient.deviation)
+                values = gradient.values
+                if self._filter is not None:
+                    values = self._filter.filtered(values)
+                self._optimiser.step(values, rate, gradient.deviation)
+                if self._filter is not None:
+                    self._filter.stepped()
                 done += 1
                 if self._average is not None:
                     self._average.update(done)
                 row: dict[str, Any] = {"round": done, "rate": rate, **asdict(gradient.stats)}
+                measures: Mapping[str, float] = {}
                 if done % settings.run.evaluate_every == 0 and done < plan.rounds:
                     measures = {} if self._stopping else self._evaluate()
-                    row.update(measures)
                     latest = _brief(measures)
                 row["seconds"] = time.monotonic() - began
-                metrics.add(row)
+                metrics.add({**row, **measures})
+                loggers.log(row, measures)
                 meter.advance(1, done)
                 if time.monotonic() - noted >= _NOTED_SECONDS or done == plan.rounds:
                     meter.note(self._note(gradient.stats, done, latest))
                     noted = time.monotonic()
                 if time.monotonic() - saved >= settings.run.checkpoint_seconds:
-                    self._save(done, before)
+                    self._save(done)
                     saved = time.monotonic()
-        self._save(done, before)
+        self._save(done)
         return done
 
     def _shown(self, meter: Meter, done: int) -> Callable[[int, int], None]:
@@ -207,17 +280,22 @@ class _Training:
         if self._private.abandonable:
             self._say("stopping; this round is not spent, and is done again when the run resumes")
             raise _Interrupted
-        self._say("stopping after this round; interrupt again to stop at once")
+        step = "step" if self._private.public_left else "round"
+        self._say(f"stopping after this {step}; interrupt again to stop at once")
 
-    def _save(self, done: int, before: Mapping[str, float]) -> None:
-        state = self._optimiser.state() | (self._average.state() if self._average else {})
-        self._private.save_checkpoint(done, state, {"before": dict(before)})
+    def _save(self, done: int) -> None:
+        state = self._optimiser.state()
+        for more in (self._average, self._filter):
+            state |= more.state() if more else {}
+        info = {name: dict(measures) for name, measures in self._measured.items()}
+        self._private.save_checkpoint(done, state, info)
 
     def _restore(self, state: Mapping[str, torch.Tensor]) -> None:
         try:
             self._optimiser.restore(state)
-            if self._average is not None:
-                self._average.restore(state)
+            for more in (self._average, self._filter):
+                if more is not None:
+                    more.restore(state)
         except (KeyError, RuntimeError) as error:
             raise UserError(
                 f"{self._private.out}: its checkpoint does not fit the optimiser ({error})"

@@ -18,7 +18,10 @@ from uedp.training.run_dir import RESULT
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run: its model, certificate and measures."""
+    """The outcome of a run: its model, certificate and measures.
+
+    `public` are the measures after training on public text; None without any.
+    """
 
     folder: Path
     model: Any
@@ -28,6 +31,7 @@ class Outcome:
     after: Mapping[str, float]
     rounds: int
     finished: bool
+    public: Mapping[str, float] | None = None
 
 
 def finished_outcome(out: Path, config: Config) -> Outcome:
@@ -42,6 +46,7 @@ def finished_outcome(out: Path, config: Config) -> Outcome:
         after=result["after"],
         rounds=result["rounds"],
         finished=True,
+        public=result.get("public"),
     )
 
 
@@ -51,14 +56,22 @@ def read_result(path: Path) -> dict[str, Any]:
     except ValueError:
         result = None
     shape = {"before": dict, "after": dict, "rounds": int}
+    if isinstance(result, dict) and "public" in result:
+        shape["public"] = dict
     if not isinstance(result, dict) or any(type(result.get(k)) is not v for k, v in shape.items()):
         raise UserError(f"{path}: damaged; restore it from a copy")
     return result
 
 
 def write_result(
-    out: Path, before: Mapping[str, float], after: Mapping[str, float], rounds: int
+    out: Path,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    rounds: int,
+    public: Mapping[str, float] | None = None,
 ) -> None:
     """Mark the run as finished, with its measures before and after training."""
-    result = {"before": finite(before), "after": finite(after), "rounds": rounds}
+    result: dict[str, Any] = {"before": finite(before), "after": finite(after), "rounds": rounds}
+    if public is not None:
+        result["public"] = finite(public)
     write_atomically(out / RESULT, json.dumps(result, indent=2) + "\n")

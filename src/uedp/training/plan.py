@@ -7,13 +7,16 @@ the profile that the ledger and the certificate use.
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 
 from uedp.accounting import decisions
 from uedp.accounting import statement as statements
 from uedp.accounting.calibrate import noise_for
+from uedp.accounting.growth import Growth, growth_lines
 from uedp.accounting.ledger import PlannedRun
+from uedp.accounting.limits import FEWEST_USERS, refuse_few_users, refuse_large_delta
 from uedp.accounting.profile import PrivacyEvent, Profile
-from uedp.accounting.proven import epsilon
+from uedp.accounting.proven import epsilon, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
 from uedp.errors import UserError
 from uedp.incidence import Incidence
@@ -23,7 +26,8 @@ from uedp.methods import Method, RoundSettings, method_named
 from uedp.training.config import Config
 from uedp.training.provenance import Provenance
 
-_TOO_FEW, _FEW = 5, 20  # users per round: fewer are refused, or warned about
+_SPENT = 0.98  # of an epsilon: what is left would need noise that drowns everything
+_FEW = 20  # users per round: fewer are warned about
 _FAINT = 0.05  # signal-to-noise ratio of a whole run below which little is learned
 
 
@@ -50,9 +54,16 @@ class Plan:
         return method_named(self.config.privacy.method)
 
     @property
-    def vocabulary_events(self) -> tuple[tuple[PrivacyEvent, int], ...]:
-        """The release of a private vocabulary, if any."""
-        return () if self.vocabulary is None else ((self.vocabulary, 1),)
+    def other_events(self) -> tuple[tuple[PrivacyEvent, int], ...]:
+        """What else is charged: a private vocabulary, and the runs that are trained on from."""
+        words = () if self.vocabulary is None else ((self.vocabulary, 1),)
+        earlier = (event for run in self.provenance.earlier for event in run.events)
+        return (*words, *earlier)
+
+    @cached_property
+    def growth(self) -> Growth | None:
+        """The guarantee by epochs, of a corpus that was extended or a model that is trained on."""
+        return self.planned("this run").growth if self.private else None
 
     @property
     def rounds(self) -> int:
@@ -77,7 +88,8 @@ class Plan:
             users=self.shape.users,
             seed=self.config.privacy.seed,
             max_tokens=self.config.run.tokens_at_once,
-            half_precision=self.provenance.precision == "bfloat16",
+            half_precision=self.provenance.precision != "float32",
+            fixed_passes=self.provenance.precision == "bfloat16-fixed",
             options=self.config.method_options,
         )
 
@@ -91,20 +103,27 @@ class Plan:
         privacy = self.config.privacy
         if self.profile is None:
             return f"{privacy.method}: this run will have no privacy guarantee."
-        return statements.statement(
+        line = statements.statement(
             self.profile, self.epsilon, privacy.delta, self.private, self.setup()
         )
+        return "\n".join([line, *growth_lines(self.growth)])
 
     @property
     def missed_line(self) -> str:
         """The guarantee for an entity that the detector missed, in one sentence."""
         if not self.private:
             return ""
-        privacy = self.config.privacy
-        return statements.missed_line(
-            statements.missed_table(
-                self.profile, self.rounds, privacy.delta, self.setup(), self.vocabulary
-            )
+        return statements.missed_line(self.missed_table)
+
+    @property
+    def missed_table(self) -> tuple[statements.MissedMention, ...]:
+        return statements.missed_table(
+            self.profile,
+            self.rounds,
+            self.config.privacy.delta,
+            self.setup(),
+            self.vocabulary,
+            self.planned("this run").beside_missed,
         )
 
     @property
@@ -119,7 +138,8 @@ class Plan:
             profile = self.method.profile(self.config.privacy, incidence, self.noise)
             if profile != self.profile:
                 raise ValueError(f"the profile of {self.method.name} depends on the corpus")
-        return replace(self, shape=_shape(incidence))
+        alone = replace(self.provenance, epochs=(), earlier=())
+        return replace(self, shape=_shape(incidence), provenance=alone)
 
     def seeded(self, seed: int | None) -> "Plan":
         """The same plan with another seed, or with none."""
@@ -128,7 +148,7 @@ class Plan:
 
     def epsilon_after(self, rounds: int) -> float:
         assert self.profile is not None
-        return epsilon(self.profile, rounds, self.config.privacy.delta, *self.vocabulary_events)
+        return epsilon(self.profile, rounds, self.config.privacy.delta, *self.other_events)
 
     def signal_to_noise(self, parameters: int) -> float:
         """The largest possible norm of the signal over all rounds, divided by that of the noise.
@@ -157,7 +177,7 @@ class Plan:
         if self.provenance.precision == "bfloat16" and self.profile is not None:
             warnings.append(
                 f"half precision raises the noise by {self.clips.margin:.0%}, because rounding "
-                "depends on the other users drawn; remove run.precision to compute in float32"
+                "depends on the other users drawn; remove run.precision to compute without that"
             )
         if (ratio := self.signal_to_noise(parameters)) < _FAINT:
             warnings.append(
@@ -193,7 +213,8 @@ class Plan:
             users=known.users,
             vocabulary=known.words or _ORIGINS[self.config.vocabulary.source],
             labels=self._labels(),
-            earlier_runs="on other corpora" if known.model else "none known",
+            earlier_runs="on other corpora" if known.uncounted else "none known",
+            public=known.public,
             sentences_per_user=privacy.sentences_per_user,
         )
         if privacy.chosen_by:
@@ -212,6 +233,8 @@ class Plan:
             vocabulary=self.vocabulary,
             lineage=tuple(asdict(ancestor) for ancestor in self.provenance.lineage),
             without_noise=self.config.privacy.method if self.profile is None else None,
+            epochs=self.provenance.epochs,
+            earlier=self.provenance.earlier,
         )
 
     def _labels(self) -> decisions.Labels:
@@ -224,7 +247,12 @@ class Plan:
 # per square root of the number of other users: about twice the largest shift that
 # `benchmarks/rounding.py` measured on a pretrained model. Models with random weights shift by a
 # hundredth of that, so they must not be used to set it.
-_MARGIN: Mapping[decisions.Precision, float] = {"float32": 1e-3, "bfloat16": 3e-2}
+# In fixed passes a sentence's gradient does not change at all; only sums over sentences round.
+_MARGIN: Mapping[decisions.Precision, float] = {
+    "float32": 1e-3,
+    "bfloat16": 3e-2,
+    "bfloat16-fixed": 1e-3,
+}
 
 
 def rounding_margin(precision: decisions.Precision, users: float) -> float:
@@ -250,8 +278,9 @@ def build_plan(config: Config, incidence: Incidence, provenance: Provenance | No
     )
     if not config.private:
         return plan
-    _refuse_large_delta(config, incidence)
-    _refuse_few_users(config, incidence)
+    refuse_large_delta(privacy.delta, incidence.users)
+    refuse_few_users(privacy.user_rate, incidence.users)
+    _refuse_spent(config, provenance)
 
     def profile(noise: float) -> Profile:
         return method.profile(privacy, incidence, noise)
@@ -261,7 +290,7 @@ def build_plan(config: Config, incidence: Incidence, provenance: Provenance | No
     else:
         assert privacy.epsilon is not None  # the config has one of the two
         noise = noise_for(
-            privacy.epsilon, privacy.delta, privacy.rounds, profile, plan.vocabulary_events
+            privacy.epsilon, privacy.delta, privacy.rounds, profile, plan.other_events
         )
     margin = rounding_margin(provenance.precision, plan.expected_users)
     plan = replace(plan, profile=profile(noise), clips=method.clips(privacy, margin))
@@ -272,33 +301,40 @@ def refuse_unfit_corpus(config: Config, incidence: Incidence) -> None:
     """Refuse what no choice of rates and rounds can mend."""
     if not incidence.sentences:
         raise UserError(f"{config.data.train}: the corpus has no sentences to train on")
-    if config.private and incidence.users < _TOO_FEW:
+    if config.private and incidence.users < FEWEST_USERS:
         raise UserError(
             f"{config.data.train}: {incidence.users} users are too few to hide among; at least "
-            f"{_TOO_FEW} are needed, and hundreds are recommended"
+            f"{FEWEST_USERS} are needed, and hundreds are recommended"
         )
     if config.private and "delta" in config.privacy.model_fields_set:  # or it is chosen
-        _refuse_large_delta(config, incidence)
+        refuse_large_delta(config.privacy.delta, incidence.users)
 
 
-def _refuse_large_delta(config: Config, incidence: Incidence) -> None:
-    delta = config.privacy.delta
-    if delta * incidence.users >= 1:
-        # with such a delta, publishing one user's text verbatim would count as private
+def _refuse_spent(config: Config, provenance: Provenance) -> None:
+    """Refuse to train on by another method, or to an epsilon that the runs before have spent."""
+    privacy, earlier = config.privacy, provenance.earlier
+    if privacy.entity_rate < 1 and (earlier or provenance.epochs):
         raise UserError(
-            f"privacy.delta {delta:g}: must be below one over the number of users, "
-            f"{1 / incidence.users:.2g}; choose {0.1 / incidence.users:.1g} or less"
+            f"privacy.entity_rate {privacy.entity_rate:g}: on a corpus that was extended, or to "
+            "train on, no coins are flipped for entities; leave it out"
         )
-
-
-def _refuse_few_users(config: Config, incidence: Incidence) -> None:
-    privacy = config.privacy
-    if incidence.users * privacy.user_rate < _TOO_FEW:
+    if not earlier:
+        return
+    if {run.profile.method for run in earlier} != {privacy.method}:
         raise UserError(
-            f"privacy.user_rate {privacy.user_rate:g}: of {incidence.users:,} users a round would "
-            f"draw {incidence.users * privacy.user_rate:.2g}, too few to hide among; choose at "
-            f"least {math.ceil(1e3 * _TOO_FEW / incidence.users) / 1e3:g}"
+            f"privacy.method {privacy.method!r}: the model was trained by "
+            f"{earlier[-1].profile.method}, and rounds of several methods do not add up to one "
+            "guarantee; train on by the same"
         )
+    if privacy.epsilon is not None:
+        events = [event for run in earlier for event in run.events]
+        spent = guarantee(events).epsilon(privacy.delta)
+        if spent >= _SPENT * privacy.epsilon:
+            raise UserError(
+                f"privacy.epsilon {privacy.epsilon:g}: the runs that the model went through have "
+                f"spent {statements.rounded(spent)} (delta {privacy.delta:g}), and it counts them: "
+                "choose a larger one"
+            )
 
 
 def _shape(incidence: Incidence) -> decisions.Shape:

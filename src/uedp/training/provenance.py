@@ -12,6 +12,7 @@ from uedp.accounting.certificate import Certificate
 from uedp.accounting.decisions import (
     CORPUS_VOCABULARY,
     Coverage,
+    DeclaredText,
     Entities,
     EntityList,
     Origin,
@@ -19,12 +20,14 @@ from uedp.accounting.decisions import (
     Propagation,
     Users,
 )
+from uedp.accounting.growth import PastRun
 from uedp.accounting.ledger import CorpusLedger
-from uedp.errors import UserError
+from uedp.errors import CheckFailedError, UserError
 from uedp.training import lineage
-from uedp.training.config import Config
-from uedp.training.datasets import TrainingData, training_data_from
+from uedp.training.config import Config, PublicSettings, load_config
+from uedp.training.datasets import TrainingData, read_public_text, training_data_from
 from uedp.training.lineage import Ancestor
+from uedp.training.run_dir import CONFIG
 
 # fields of corpus.json that hold a person's own lists
 _LISTS = {
@@ -47,6 +50,16 @@ class Provenance:
     words: Origin | None = None  # of the tokenizer; None: as the config says
     model: tuple[Ancestor, ...] = ()  # runs that the model went through
     vocabulary: tuple[Ancestor, ...] = ()  # runs that the words come from
+    public: DeclaredText | None = None  # text to train on first; null while its steps are open
+    # the digests of each epoch of a corpus that was extended, the texts' under its key
+    epochs: tuple[tuple[str, str], ...] = ()
+    earlier: tuple[PastRun, ...] = ()  # runs on this corpus that the model is trained on from
+
+    @property
+    def uncounted(self) -> tuple[Ancestor, ...]:
+        """The runs that the model went through, without those on this corpus that are counted."""
+        counted = {run.run for run in self.earlier}
+        return tuple(one for one in self.model if one.run not in counted)
 
     @property
     def lineage(self) -> tuple[Ancestor, ...]:
@@ -62,12 +75,15 @@ def gather_provenance(
 ) -> Provenance:
     """The provenance of a corpus and a model; `ancestors` are further runs of the model."""
     texts = ledger.keyed(data.text_digest)
+    epochs = tuple((incidence, ledger.keyed(digest)) for incidence, digest in data.epochs)
     vocabulary = lineage.vocabulary_ancestors(config)
+    earlier = _earlier(config, ledger)
     words: Origin | None = None
     if config.vocabulary.source == "corpus":
         words = CORPUS_VOCABULARY
-    elif vocabulary:
-        words = lineage.vocabulary_origin(vocabulary, data.incidence.digest, texts)
+    elif vocabulary or earlier:
+        chain = epochs or ((data.incidence.digest, texts),)
+        words = lineage.vocabulary_origin(vocabulary, chain, earlier)
     return Provenance(
         texts=texts,
         entities=detected_entities(data.info, ledger.keyed),
@@ -76,7 +92,27 @@ def gather_provenance(
         words=words,
         model=tuple(dict.fromkeys((*lineage.model_ancestors(config.model.name), *ancestors))),
         vocabulary=vocabulary,
+        public=_stated(config, data),
+        epochs=epochs,
+        earlier=earlier,
     )
+
+
+def _earlier(config: Config, ledger: CorpusLedger) -> tuple[PastRun, ...]:
+    if not config.model.continued or not config.private:
+        return ()
+    if config.data.public is not None:
+        raise UserError(
+            "data.public: public text comes before the first private round of a model; leave it "
+            "out, or start from a model that has seen none"
+        )
+    return lineage.continued_runs(Path(config.model.name).expanduser(), ledger)
+
+
+def _stated(config: Config, data: TrainingData) -> DeclaredText | None:
+    if data.public is None or config.public.steps is None:
+        return None
+    return data.public.stated(config.public)
 
 
 def detected_entities(
@@ -122,20 +158,38 @@ def user_assignment(info: Mapping[str, Any] | None) -> Users:
     return "assigned at random" if assigned else "as given"
 
 
+def refuse_other_public_text(certificate: Certificate, path: Path, run: Path) -> None:
+    """Refuse a text that is not the one that a run was trained on first."""
+    stated = certificate.setup.public
+    if stated is None:
+        raise UserError(f"{path}: the run learned from no public text; leave it out")
+    config = load_config(run / CONFIG) if (run / CONFIG).is_file() else None
+    settings = PublicSettings() if config is None else config.public
+    public = read_public_text(path, settings)
+    if public.digest != stated.digest:
+        raise CheckFailedError(
+            f"{path}: not the public text that the run was trained on (SHA-256 "
+            f"{public.digest[:12]}, not {stated.digest[:12]})"
+        )
+
+
 def refuse_other_corpus(certificate: Certificate, corpus: Path) -> None:
     """Refuse a corpus whose texts or detection differ from those that a run was trained on."""
     from uedp.corpus.store import Corpus
 
-    data, keyed = training_data_from(Corpus(corpus)), CorpusLedger(corpus).keyed
-    setup = certificate.setup
+    setup, keyed, opened = certificate.setup, CorpusLedger(corpus).keyed, Corpus(corpus)
+    for epoch in opened.epochs[:-1]:  # a run of before the corpus was extended
+        if epoch.incidence == certificate.incidence.digest:
+            opened = Corpus(corpus, epoch.number)
+    data = training_data_from(opened)
     if data.incidence.digest != certificate.incidence.digest:
-        raise UserError(f"{corpus}: not the users and entities that the run was trained on")
+        raise CheckFailedError(f"{corpus}: not the users and entities that the run was trained on")
     if setup.texts and keyed(data.text_digest) != setup.texts:
-        raise UserError(f"{corpus}: not the texts that the run was trained on")
+        raise CheckFailedError(f"{corpus}: not the texts that the run was trained on")
     if (users := user_assignment(data.info)) != setup.users:
-        raise UserError(f"{corpus}: its users are {users}, not {setup.users} as certified")
+        raise CheckFailedError(f"{corpus}: its users are {users}, not {setup.users} as certified")
     stated, here = setup.entities, detected_entities(data.info, keyed)
     if stated is not None and here is not None:
         here = here.model_copy(update={"coverage": stated.coverage})  # may be measured later
     if stated is not None and here != stated:
-        raise UserError(f"{corpus}: its detection is not the certified one")
+        raise CheckFailedError(f"{corpus}: its detection is not the certified one")

@@ -13,6 +13,7 @@ from typing import IO, Any
 from uedp import files
 from uedp.accounting.decisions import OTHERS_BY
 from uedp.errors import UserError
+from uedp.methods import method_named
 from uedp.methods.base import PLANNED
 from uedp.strict import parse_json
 from uedp.training.config import Config, default_config, load_config
@@ -20,6 +21,7 @@ from uedp.training.config import Config, default_config, load_config
 CONFIG = "config.yaml"
 IDENTITY = "run.json"
 RESULT = "result.json"  # written last: a run that has one is finished
+_LOOKED_AT = 0.2  # seconds: somebody may be looking whether the run is being trained
 _NAME = re.compile(r"[\w.-]{1,150}")  # becomes part of a file name beside the corpus
 
 
@@ -35,7 +37,8 @@ def lock_run_dir(out: Path) -> Iterator[IO[bytes]]:
     created = [folder for folder in (out, *out.parents) if not folder.exists()]
     out.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(out / IDENTITY, "a+b", opener=files.private_opener) as file:
-        files.lock_file(file, f"{out}: another process is using this run; wait for it, or stop it")
+        busy = f"{out}: another process is using this run; wait for it, or stop it"
+        files.lock_file(file, busy, _LOOKED_AT)
         try:
             yield file
         finally:
@@ -57,6 +60,9 @@ def as_planned(config: Config, out: Path) -> Config:
         for field in (*PLANNED, "update_clip")
         if field not in given.model_fields_set
     }
+    profile = method_named(planned.method).profile_type
+    if profile is None or not profile.protects_entities:
+        update.pop("method", None)  # the planner never chooses one that protects less
     stated = OTHERS_BY + (given.chosen_by or "")
     if given.chosen_by is None or (planned.chosen_by or "").endswith(stated):
         update["chosen_by"] = planned.chosen_by
@@ -64,6 +70,9 @@ def as_planned(config: Config, out: Path) -> Config:
     if "evaluate_sentences" not in config.data.model_fields_set:
         limit = {"evaluate_sentences": saved.data.evaluate_sentences}
         sections["data"] = config.data.model_copy(update=limit)
+    if config.public.steps is None:
+        steps = {"steps": saved.public.steps}
+        sections["public"] = config.public.model_copy(update=steps)
     if config.optimiser == default_config(config).optimiser:
         sections["optimiser"] = saved.optimiser
     return config.model_copy(update=sections)
