@@ -27,8 +27,9 @@ test: $(DEV)  ## install if need be, run the tests on two cores
 slow: $(DEV)  ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
-fuzz: $(DEV)  ## 10,000 damaged inputs and 1,000 damaged corpora, in minutes
+fuzz: $(DEV)  ## 10,000 damaged inputs, 1,000 damaged corpora, new examples for property tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz
+	UEDP_EXAMPLES=new-examples $(BIN)/python -m pytest -n 2 --dist loadfile $$(grep -rl '@given' tests)
 
 lint: $(DEV)  ## ruff and mypy
 	$(BIN)/ruff check src research tests benchmarks docs

@@ -1,5 +1,6 @@
 """Small corpora and a way to run commands, for all tests."""
 
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +8,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from tests.browser import browser as browser
 from uedp.cli import main
 from uedp.corpus.sentence import Sentence, Span
+
+# The same examples every time: a change fails for what it changed. `make fuzz` tries new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.register_profile("new-examples", deadline=None)
+settings.load_profile(os.environ.get("UEDP_EXAMPLES", "repeatable"))
 
 # Under nohup, or in the background of a script, some signals are ignored, here and in every process
 # that is started from here; what is tested is what they do.
