@@ -15,6 +15,7 @@ import torch
 from uedp.errors import UserError
 from uedp.hf_hub import max_tokens, read_saved
 from uedp.models import scratch
+from uedp.models.quantized import quantize_blocks
 
 TaskKind = Literal["next-word", "classification"]
 
@@ -48,6 +49,7 @@ def load_model(
     seed: int = 0,
     sizes: scratch.Sizes | None = None,
     tokenizer: str | Path | None = None,
+    quantize: bool = False,
 ) -> LoadedModel:
     """Load a model from a folder or a `.gguf` file, the local cache or the hub, in this order.
 
@@ -58,6 +60,7 @@ def load_model(
         sizes: of a new model, where they differ from the paper's
         tokenizer: of a new model, a public one: a folder, a `tokenizer.json`, a name on the hub,
             or `bytes`
+        quantize: store the frozen linear layers of its blocks in four bits
 
     Guarantees:
       - a folder, a file and a cached model are read without asking the network for anything
@@ -68,7 +71,7 @@ def load_model(
         drawn from the seed
       - the tokenizer has a padding token and pads on the right; no token is added for it
     """
-    request = _Request(f"model {str(model)!r}", task, labels, dropout, seed)
+    request = _Request(f"model {str(model)!r}", task, labels, dropout, seed, quantize)
     if model in scratch.KINDS:
         return _new_model(request, sizes or {}, tokenizer)
     if sizes or tokenizer is not None:
@@ -87,6 +90,7 @@ class _Request:
     labels: int | None
     dropout: float | None
     seed: int
+    quantize: bool
 
     def __post_init__(self) -> None:
         if self.task not in get_args(TaskKind):
@@ -221,7 +225,7 @@ def _read_weights(
         model, report = auto_class.from_pretrained(
             source,
             config=config,
-            dtype=torch.float32,
+            dtype="auto" if request.quantize else torch.float32,
             output_loading_info=True,
             ignore_mismatched_sizes=request.classifies,  # another number of labels
             **options,
@@ -239,6 +243,8 @@ def _read_weights(
             f"{request.asked}: the saved model lacks weights ({', '.join(missing[:3])}); "
             f"it was not trained as a {type(model).__name__}"
         )
+    if request.quantize:
+        quantize_blocks(model, request.asked)
     return model, tuple(new)
 
 

@@ -15,6 +15,7 @@ from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.files import scratch_dir
 from uedp.hf_hub import quiet_transformers
+from uedp.models.quantized import QuantizedLinear
 
 _ADAPTER = "default"  # PEFT's name for the only one
 
@@ -261,8 +262,14 @@ def _merged(base: nn.Module) -> dict[str, Tensor]:
         for name, module in base.named_modules()
         if isinstance(module, LoraLayer)
     }
+    state = base.state_dict()
+    for name, module in base.named_modules():
+        if isinstance(module, QuantizedLinear):
+            for buffer, _ in module.named_buffers():
+                del state[f"{name}.{buffer}"]
+            state[f"{name}.weight"] = module.weight
     weights = {}
-    for key, tensor in base.state_dict().items():
+    for key, tensor in state.items():
         if ".lora_" in key or ".original_module." in key:
             continue
         before, adapted, leaf = key.partition("base_layer.")

@@ -297,6 +297,7 @@ def _load(config: Config, tokenizer: str | None, labels: int) -> LoadedModel:
         seed=settings.seed,
         sizes=settings.sizes,
         tokenizer=tokenizer or settings.tokenizer,
+        quantize=settings.quantize is not None,
     )
 
 

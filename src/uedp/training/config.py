@@ -161,6 +161,12 @@ class ModelSettings(Section):
         description="The layers that get adapters, by the last part of their names. By default all "
         "that can have one.",
     )
+    quantize: Literal["4bit"] | None = Field(
+        default=None,
+        description="4bit: the frozen linear layers under adapters are stored in four bits, for "
+        "models that do not fit in memory otherwise (needs the extra `quantize`). The model that "
+        "is written has weights of full precision again. By default nothing is quantized.",
+    )
     max_tokens: Annotated[int, Field(ge=2)] = Field(
         default=128,
         description="Longer sentences are truncated. 128 tokens hold nearly every single "
@@ -186,6 +192,8 @@ class ModelSettings(Section):
     def _adapts_saved_models(self) -> "ModelSettings":
         if self.name in NEW_MODELS and self.train.startswith(("lora", "probe")):
             raise ValueError(f"{self.name} is new and has nothing to adapt; train it `full`")
+        if self.quantize and not self.train.startswith("lora"):
+            raise ValueError(f"quantize {self.quantize}: frozen weights only; train adapters, lora")
         return self
 
 
@@ -401,6 +409,15 @@ class Config(Section):
             if isinstance(given := values.get(section, {}), Mapping)
         }
         return {**values, **defaults, "method_options": _options(values)}
+
+    @model_validator(mode="after")
+    def _quantized_weights_stay(self) -> "Config":
+        if self.model.quantize and self.data.public is not None:
+            raise ValueError(
+                "model.quantize: adapters learned from data.public cannot be added to weights of "
+                "four bits; leave one of the two out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _vocabulary_fits(self) -> "Config":
