@@ -249,8 +249,8 @@ def table(result: dict[str, Any]) -> str:
     for row in result["users"]:
         lines.append(
             f"{row['users']:>10,} {row['build_seconds']:>6.2f}s "
-            f"{row['round_seconds'] * 1e3:>6.1f}ms {row['round_with_lending_seconds']:>12.2f}s {row['fair_shares_seconds']:>11.1f}s "
-            f"{row['peak_bytes'] / 1e9:>8.2f}"
+            f"{row['round_seconds'] * 1e3:>6.1f}ms {row['round_with_lending_seconds']:>12.2f}s "
+            f"{row['fair_shares_seconds']:>11.1f}s {row['peak_bytes'] / 1e9:>8.2f}"
         )
     lines += ["", "    weights  trained  plain s  private s  plain/private"]
     for row in result["models"]:
