@@ -221,8 +221,8 @@ def random_holders(
     for bound in moves:
         rest = within(1.0)
         move = within(bound)
-        # shortened until the update is within its clip; zero always is
-        while np.linalg.norm(rest + move) > 1:
+        # shortened until the update is within its clip; zero always is, but for rounding
+        while np.linalg.norm(rest + move) > 1 + 1e-12:
             move = move * 0.8 if np.linalg.norm(move) > 1e-3 else move * 0
         rests.append(rest)
         moved.append(move)
