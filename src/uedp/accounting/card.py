@@ -16,6 +16,8 @@ from pydantic import Field, ValidationError
 from uedp.accounting.certificate import CERTIFICATE, verify
 from uedp.accounting.decisions import StrictModel
 from uedp.accounting.publishable import (
+    CHOSEN_BY_COUNTS,
+    FROM_COUNTS,
     PublicDetector,
     PublicEntities,
     PublicFacts,
@@ -225,12 +227,15 @@ def _private(facts: PublicFacts) -> Iterator[str]:
         "",
         "This card is generated from the certificate of the run. It states nothing that was "
         "counted or measured in the private texts. Epsilons are rounded up."
-        + (
-            " They depend on settings that were chosen by counts of the texts (see the caveats)."
-            if facts.withheld
-            else ""
-        ),
+        + _DEPENDENCE.get(facts.withheld or "", ""),
     )
+
+
+_DEPENDENCE = {
+    CHOSEN_BY_COUNTS: " They depend on settings that were chosen by counts of the texts (see the "
+    "caveats).",
+    FROM_COUNTS: " They depend on counts of the texts, from which this method computes them.",
+}
 
 
 def _strength(epsilon: float, delta: float, success: float) -> Iterator[str]:
