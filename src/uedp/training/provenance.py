@@ -112,9 +112,9 @@ def _earlier(config: Config, ledger: CorpusLedger, chain: Chain) -> tuple[PastRu
             # a sentence in which only this detection found an entity was not hidden with it there
             raise UserError(
                 f"model.name {config.model.name!r}: run {run.run}, which it went through, saw "
-                "another detection of these texts, or an epoch that the corpus no longer has; train "
-                "on from a run on the corpus as it is, or start from a model that has not learned "
-                "from it"
+                "another detection of these texts, or an epoch that the corpus no longer has; "
+                "train on from a run on the corpus as it is, or start from a model that has not "
+                "learned from it"
             )
     return runs
 
