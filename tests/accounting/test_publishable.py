@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from tests.accounting.runs import ENTITIES, FILES, PROFILE, PUBLIC, SETUP, SHAPE, make_run
+from tests.accounting.runs import ENTITIES, FILES, PROFILE, PUBLIC, SETUP, SHAPE, TOTAL, make_run
 from uedp.accounting.card import hub_metadata, markdown
 from uedp.accounting.certificate import Certificate, issue
 from uedp.accounting.decisions import BY_PLANNER, OTHERS_BY, Coverage, EntityList, StrictModel
@@ -170,6 +170,13 @@ def test_the_settings_of_one_of_several_runs_are_not_given_for_all(tmp_path):
     assert facts.withheld == SEVERAL_RUNS
     assert "settings of its own" in markdown(facts, hub_metadata())
     assert "chosen by counts" not in markdown(facts, hub_metadata())
+
+
+def test_a_total_of_several_runs_says_what_it_assumes(tmp_path, certificate):
+    for runs, said in ((1, False), (2, True)):
+        total = TOTAL.model_copy(update={"runs": runs})
+        facts = publishable(certificate.model_copy(update={"corpus_total": total}))
+        assert ("by what an earlier model shows" in markdown(facts, hub_metadata())) == said
 
 
 def test_a_margin_in_the_epsilon_counts_users(tmp_path):

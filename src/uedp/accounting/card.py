@@ -305,6 +305,12 @@ def not_covered(facts: PublicFacts) -> tuple[str, ...]:
     return tuple(fixed)
 
 
+_UNSEEN = (
+    " This assumes that nobody chose the rounds, rates and noise of a run by what an earlier model "
+    "shows."
+)
+
+
 def _limits(facts: PublicFacts) -> Iterator[str]:
     yield from ("## What is not covered", "")
     yield from (f"- {sentence}" for sentence in not_covered(facts))
@@ -326,7 +332,8 @@ def _limits(facts: PublicFacts) -> Iterator[str]:
         runs = "one run" if total.runs == 1 else f"{total.runs:,} runs"
         yield from (
             f"When this model was finished, there had been {runs} on these texts. Together: "
-            f"epsilon {_shown(total.epsilon)}, delta {total.delta:g}, for {total.unit}.",
+            f"epsilon {_shown(total.epsilon)}, delta {total.delta:g}, for {total.unit}."
+            + (_UNSEEN if total.runs > 1 else ""),
             "",
         )
     caveats = facts.caveats if facts.public_text is None else facts.caveats[1:]
