@@ -274,3 +274,13 @@ def test_extreme_settings_are_bounded_by_one(noise, rate, share):
     bound = SharedParts(noise, rate, share)
     for values in (bound.full(SOME), bound.emptied(SOME)):
         assert ((values >= 0) & (values <= 1)).all()
+
+
+def test_a_second_id_is_not_a_missed_sentence():
+    """Two shares among five users, against one share and a missed sentence of one user."""
+    noise, rate, share = 0.584, 0.005, 1.0
+    moves, epsilons = np.full(5, 2 * share / 5), np.array([0.002, 0.005, 0.01, 0.02, 0.05])
+    rest = np.full((5, 1), -1.0)
+    laws = holder_laws(rate, np.zeros(1), np.ones(1), rest, moves[:, None])
+    row = FairSharesProfile(noise, rate, share).missed(1, 1).pairs()["user and missed entity"]
+    assert exceeds(row, laws, noise, epsilons) > 1.01
