@@ -14,6 +14,7 @@ from tests.accounting.runs import SHAPE, make_run
 from uedp.accounting import attacker
 from uedp.accounting.attacker import FALSE_ALARMS, Strength
 from uedp.accounting.chain import read_chain
+from uedp.accounting.growth import PastRun
 from uedp.accounting.ledger import RUN_LEDGER, planned_run
 from uedp.accounting.proven import (
     FairSharesProfile,
@@ -195,3 +196,23 @@ def test_the_vocabulary_of_a_certificate_counts():
     }
     claimed = attacker.from_pair(whole.epsilon, DELTA)
     assert attacker.strength_as_certified("rotation", parameters, 30, claimed) == whole
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.method)
+def test_runs_that_the_model_went_through_are_counted(profile):
+    """The odds of a model that was trained on are those of all its rounds."""
+    own, digest = plan(profile, 20), SHAPE.digest
+    before = PastRun("before", profile, 30, digest, own.setup.texts, sentences_per_user=2)
+    model, whole = plan(profile, 20, earlier=(before,)), plan(profile, 50)
+    assert attacker.strength_of(model).epsilon == pytest.approx(
+        epsilon(profile, 20, DELTA, *model.beside), rel=1e-9
+    )
+    for found in (attacker.strength_of, attacker.strength_for_user):
+        assert found(model).success == pytest.approx(found(whole).success, rel=1e-3)
+        assert found(model).success > found(own).success
+    spent = attacker.epsilon_spent(model, 20)
+    assert spent[20] == pytest.approx(attacker.epsilon_spent(whole, 50)[50], rel=1e-3)
+    if profile.missed(1, 1) is not None:
+        assert attacker.strength_if_missed(model, 1, 1).epsilon == pytest.approx(
+            attacker.strength_if_missed(whole, 1, 1).epsilon, rel=1e-3
+        )

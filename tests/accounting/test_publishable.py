@@ -5,13 +5,16 @@ from typing import get_args
 
 import pytest
 
-from tests.accounting.runs import ENTITIES, FILES, PUBLIC, SETUP, SHAPE, make_run
+from tests.accounting.runs import ENTITIES, FILES, PROFILE, PUBLIC, SETUP, SHAPE, TOTAL, make_run
+from uedp.accounting.card import hub_metadata, markdown
 from uedp.accounting.certificate import Certificate, issue
 from uedp.accounting.decisions import BY_PLANNER, OTHERS_BY, Coverage, EntityList, StrictModel
-from uedp.accounting.proven import UedpAlgProfile
+from uedp.accounting.growth import PastRun
+from uedp.accounting.proven import FairSharesProfile, UedpAlgProfile
 from uedp.accounting.publishable import (
     CHOSEN,
     PUBLISHED,
+    SEVERAL_RUNS,
     WITHHELD,
     PublicFacts,
     public_facts,
@@ -156,6 +159,33 @@ def test_words_in_place_of_planned_settings_are_not_published(tmp_path):
     facts = publishable(certificate_of(tmp_path / "run", chosen_by=chosen))
     assert facts.settings is None
     assert "Jane" not in facts.model_dump_json()
+
+
+def test_the_settings_of_one_of_several_runs_are_not_given_for_all(tmp_path):
+    """Who computed an epsilon from them would find less than what is charged."""
+    before = PastRun("before", PROFILE, 2, SHAPE.digest, SETUP["texts"])
+    certificate = certificate_of(tmp_path / "run", earlier=(before,))
+    facts = publishable(certificate)
+    assert facts.settings is None
+    assert facts.withheld == SEVERAL_RUNS
+    assert "settings of its own" in markdown(facts, hub_metadata())
+    assert "chosen by counts" not in markdown(facts, hub_metadata())
+
+
+def test_a_total_of_several_runs_says_what_it_assumes(tmp_path, certificate):
+    for runs, said in ((1, False), (2, True)):
+        total = TOTAL.model_copy(update={"runs": runs})
+        facts = publishable(certificate.model_copy(update={"corpus_total": total}))
+        assert ("by what an earlier model shows" in markdown(facts, hub_metadata())) == said
+
+
+def test_a_margin_in_the_epsilon_counts_users(tmp_path):
+    """Of fair shares: with rates and noise, epsilon would tell it."""
+    for margin, settings in ((0.0, True), (0.01, False)):
+        profile = FairSharesProfile(4.0, 0.1, 0.3, margin=margin)
+        facts = publishable(certificate_of(tmp_path / f"run-{margin}", profile=profile))
+        assert (facts.settings is not None) == settings
+        assert ("depend on counts" in markdown(facts, hub_metadata())) != settings
 
 
 def test_counts_among_the_parameters_of_a_method_are_left_out(tmp_path):

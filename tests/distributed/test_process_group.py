@@ -1,7 +1,9 @@
 """Several processes give what one gives, and a run survives the death of any of them."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -11,8 +13,10 @@ from tests.distributed.trainers import GONE, together
 from tests.training import worlds
 from tests.training.test_killed import check
 from uedp.accounting import certificate as certificates
+from uedp.distributed.process_group import _hash_of_tokens, _reduce
 from uedp.training import loop
 from uedp.training.plan import build_plan
+from uedp.training.tasks import NextWord
 
 DIED = -9
 
@@ -99,3 +103,40 @@ def test_a_method_of_one_process_is_refused(tmp_path, saved, corpus):
     config = worlds.config(saved(), privacy__method="noiseless")
     assert together(2, config, out, corpus) == [GONE, 0]
     assert "one process" in log(out)
+
+
+def test_processes_that_are_not_alike_are_refused(tmp_path, saved, corpus):
+    """A text moves users from one process to another: their updates must not change by that."""
+    out = tmp_path / "run"
+    assert together(2, worlds.config(saved()), out, corpus, unlike=True) == [GONE, 0]
+    assert "device: another GPU, where process 0 has cpu" in log(out)
+    assert not out.exists()
+
+
+def test_other_tokens_of_the_same_texts_are_noticed():
+    words, letters = (_Tokens([[1, 2], ids]) for ids in ([3, 4], [3, 5]))
+    assert _hash_of_tokens(words) == _hash_of_tokens(_Tokens([[1, 2], [3, 4]]))
+    assert _hash_of_tokens(words) != _hash_of_tokens(letters)
+    assert _hash_of_tokens(words) != _hash_of_tokens(_Tokens([[1], [2, 3, 4]]))
+
+
+class _Tokens(NextWord):
+    def __init__(self, ids):
+        self._own, self.longest = ids, 2
+        self.lengths = np.array([len(one) for one in ids])
+
+    def tokens_of(self, sentences):
+        return np.concatenate([self._own[i] for i in sentences]), self.lengths[sentences]
+
+
+def test_a_sum_on_an_accelerator_is_waited_for(monkeypatch):
+    """There a reduction returns at once, and the ledger would be told of a sum that is not there.
+
+    Without an accelerator: the calls and their order.
+    """
+    done = []
+    total = SimpleNamespace(is_cuda=True, device="cuda:0")
+    monkeypatch.setattr(torch.distributed, "reduce", lambda *arguments: done.append("queued"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"wait {device}"))
+    _reduce(total)
+    assert done == ["queued", "wait cuda:0"]

@@ -13,6 +13,7 @@ import torch
 import transformers.models.gpt2.modeling_gpt2  # noqa: F401
 
 from tests.training import worlds
+from uedp.distributed import process_group
 from uedp.distributed.process_group import ProcessGroup, train_together
 from uedp.errors import UserError
 from uedp.methods import ClippedMethod
@@ -33,11 +34,14 @@ def _join(
     corpus: Path,
     resume: bool,
     dies: tuple[int, int] | None,
+    unlike: bool,
 ) -> None:
     os.environ.update(environment, RANK=str(rank))
     (out.parent / f"{out.name}-{rank}.log").write_text("")
     if dies is not None and dies[0] == rank:
         _die_in_round(rank, dies[1])
+    if unlike and rank:
+        process_group._device_name = lambda device: "another GPU"
     lines: list[str] = []
     try:
         train_together(
@@ -79,8 +83,13 @@ def together(
     corpus: Path,
     resume: bool = False,
     dies: tuple[int, int] | None = None,
+    unlike: bool = False,
 ) -> list[int | None]:
-    """Train with so many processes; `dies` is a process and the round in which it is killed.
+    """Train with so many processes.
+
+    Args:
+        dies: a process and the round in which it is killed.
+        unlike: whether the others say that they run on another device than the lead.
 
     Returns:
         The exit code of each.
@@ -95,7 +104,7 @@ def together(
     }
     started: list[ForkServerProcess] = []
     for rank in range(processes):
-        arguments = (rank, environment, config, out, corpus, resume, dies)
+        arguments = (rank, environment, config, out, corpus, resume, dies, unlike)
         started.append(_CONTEXT.Process(target=_join, args=arguments))
         started[-1].start()
     for process in started:

@@ -209,3 +209,24 @@ def test_a_run_is_resumed_on_the_epoch_it_began_with(first, saved, tmp_path, mon
     extend(Corpus(tmp_path / "corpus"), (), DETECTION, forget=["leaver"])
     with pytest.raises(UserError, match="users have left since this run began"):
         loop.run(config, tmp_path / "run-b", resume=True)
+
+
+def test_a_model_of_another_detection_is_not_trained_on(place):
+    """Where only the later detection found an entity, the earlier rounds did not hide it."""
+    texts = [*people(0, 30), Sentence("user-3", "a sunny day")]
+    detect(texts, place / "again", DETECTION)
+    for path in (place / "corpus").glob("ledger*"):  # as `detect --overwrite` keeps it
+        shutil.copy(path, place / "again" / path.name)
+    config = config_for(place / "again", place / "run", model__continued=True)
+    with pytest.raises(UserError, match="another detection"):
+        loop.run(config, place / "run-2")
+    assert not (place / "run-2").exists()
+
+
+def test_a_model_of_an_epoch_that_was_taken_back_is_not_trained_on(place):
+    go_on(place)
+    shutil.rmtree(place / "corpus" / "epochs" / "0002")
+    extend(Corpus(place / "corpus"), people(50, 3), DETECTION)
+    config = config_for(place / "corpus", place / "run-2", model__continued=True)
+    with pytest.raises(UserError, match="an epoch that the corpus no longer has"):
+        loop.run(config, place / "run-3")

@@ -16,6 +16,8 @@ from pydantic import Field, ValidationError
 from uedp.accounting.certificate import CERTIFICATE, verify
 from uedp.accounting.decisions import StrictModel
 from uedp.accounting.publishable import (
+    CHOSEN_BY_COUNTS,
+    FROM_COUNTS,
     PublicDetector,
     PublicEntities,
     PublicFacts,
@@ -225,12 +227,15 @@ def _private(facts: PublicFacts) -> Iterator[str]:
         "",
         "This card is generated from the certificate of the run. It states nothing that was "
         "counted or measured in the private texts. Epsilons are rounded up."
-        + (
-            " They depend on settings that were chosen by counts of the texts (see the caveats)."
-            if facts.withheld
-            else ""
-        ),
+        + _DEPENDENCE.get(facts.withheld or "", ""),
     )
+
+
+_DEPENDENCE = {
+    CHOSEN_BY_COUNTS: " They depend on settings that were chosen by counts of the texts (see the "
+    "caveats).",
+    FROM_COUNTS: " They depend on counts of the texts, from which this method computes them.",
+}
 
 
 def _strength(epsilon: float, delta: float, success: float) -> Iterator[str]:
@@ -300,6 +305,12 @@ def not_covered(facts: PublicFacts) -> tuple[str, ...]:
     return tuple(fixed)
 
 
+_UNSEEN = (
+    " This assumes that nobody chose the rounds, rates and noise of a run by what an earlier model "
+    "shows."
+)
+
+
 def _limits(facts: PublicFacts) -> Iterator[str]:
     yield from ("## What is not covered", "")
     yield from (f"- {sentence}" for sentence in not_covered(facts))
@@ -321,7 +332,8 @@ def _limits(facts: PublicFacts) -> Iterator[str]:
         runs = "one run" if total.runs == 1 else f"{total.runs:,} runs"
         yield from (
             f"When this model was finished, there had been {runs} on these texts. Together: "
-            f"epsilon {_shown(total.epsilon)}, delta {total.delta:g}, for {total.unit}.",
+            f"epsilon {_shown(total.epsilon)}, delta {total.delta:g}, for {total.unit}."
+            + (_UNSEEN if total.runs > 1 else ""),
             "",
         )
     caveats = facts.caveats if facts.public_text is None else facts.caveats[1:]

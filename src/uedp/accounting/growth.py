@@ -219,8 +219,9 @@ def growth_lines(growth: Growth | None) -> tuple[str, ...]:
     if runs > 1:
         lines.append(
             f"This counts all {runs} runs on this corpus that the model went through, for those "
-            "who were there from the first of them on. It is assumed that nobody chose the rounds "
-            "and the noise of a run by what an earlier model shows."
+            "who were there from the first of them on. It is assumed that nobody chose the rounds, "
+            "rates and noise of a run by what an earlier model shows, or by counts of what was "
+            "written because of it."
         )
     if len(growth.by_joining_epoch) > 1:
         since = [

@@ -69,6 +69,14 @@ class Profile(ABC):
         """
         return None
 
+    def with_margin(self, margin: float) -> Self:
+        """The same round, where rounding lets a text move what others add by up to `margin`.
+
+        That is in units of the update clip. The noise is raised for it, and shares are lowered
+        (`uedp.mechanism.release.Clips`), which is all that most methods need.
+        """
+        return self
+
     def in_some_sentences(self) -> PrivacyEvent:
         """The round where not all sentences that mention the entity are emptied.
 

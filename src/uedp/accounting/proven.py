@@ -5,6 +5,7 @@ privacy-loss distributions of rounds compose. Symbols are the paper's: `q_u` use
 rate, `q_s` extended rate, `z` noise, `s` entity share, all in units of the update clip beta.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
@@ -175,25 +176,44 @@ class SomeSentences:
 class FairSharesProfile(EntityProfile):
     """Fair shares (section 5): an entity moves any number of drawn users' updates (Theorem 7).
 
-    What it moves each of them by adds up to `entity_share`, drawn or not.
+    What it moves each of them by adds up to `entity_share`, drawn or not. Rounding comes on top: by
+    `margin` once any holder was drawn, which nothing makes rare (section 8).
     """
 
     method = "fair-shares"
     largest_share = 1.0
 
     extended_rate: float = 1.0
+    margin: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rates(extended_rate=self.extended_rate)
+        if not 0 <= self.margin < math.inf:
+            raise UserError(f"margin {self.margin}: must not be negative")
+
+    @property
+    def kept_share(self) -> float:
+        """The share that sentences are clipped to, in update clips; `Clips` refuses one of 0."""
+        return max(self.entity_share - self.margin * (1 - self.entity_share), _TINY)
+
+    @property
+    def noise_on_sum(self) -> float:
+        """The noise in update clips, as it was raised."""
+        return self.noise * (1 + self.margin)
+
+    def with_margin(self, margin: float) -> Self:
+        return replace(self, margin=margin)
 
     def pairs(self) -> Mapping[str, DominatingPair]:
-        share = self.entity_share
         one = _one_holder(self, 1.0)
-        divided = 0 < self.user_rate < 1 and share > 0
-        rate, share = max(self.user_rate, _TINY), max(share, _TINY)
+        entity, rate = one, max(self.user_rate, _TINY)
+        if 0 < self.user_rate < 1 and self.entity_share > 0:
+            entity = SharedParts(self.noise_on_sum, rate, self.kept_share, self.margin)
+            if self.margin:  # so that an entity counts for no less than a sentence
+                entity = PointwiseMax((entity, one))
         return {
-            "user and entity": SharedParts(self.noise, rate, share) if divided else one,
+            "user and entity": entity,
             "user and sentence": _one_holder(self, self.extended_rate),
         }
 
@@ -266,11 +286,12 @@ class FairMissedProfile:
         nothing_missed = self.fair.pairs()["user and entity"]
         if self.users == 0 or self.moves == 0:
             return nothing_missed
-        rate, share = max(self.user_rate, _TINY), max(self.fair.entity_share, _TINY)
+        rate, share = max(self.user_rate, _TINY), self.fair.kept_share
+        noise, margin = self.fair.noise_on_sum, self.fair.margin
         if rate == 1:
-            farthest = share + self.users * self.moves
-            return _with_user(self.noise, rate, ((farthest, 1.0),))
-        missed = MissedParts(self.noise, rate, share, self.users, self.moves)
+            farthest = share + margin + self.users * self.moves
+            return _with_user(noise, rate, ((farthest, 1.0),))
+        missed = MissedParts(noise, rate, share, self.users, self.moves, margin)
         return PointwiseMax((nothing_missed, missed))
 
 

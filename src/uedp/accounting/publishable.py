@@ -111,6 +111,10 @@ CHOSEN = (
     *("user_rate", "rounds", "entity_share", "sentences_per_user", "delta", "method"),
     "update_clip",
 )
+# why settings are left out
+CHOSEN_BY_COUNTS = "some were chosen by counts of the corpus"
+FROM_COUNTS = "this method computes its epsilon from counts of the corpus"
+SEVERAL_RUNS = "the model went through several runs on these texts, each with settings of its own"
 _LISTS = {"public": "allow-list", "sensitive": "deny-list", "aliases": "alias list"}
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9][\w./-]{0,100}")
@@ -369,14 +373,16 @@ def _settings(
 ) -> tuple[dict[str, int | float] | None, str | None]:
     """Rates, share, noise and rounds; or why they are left out."""
     if by_counts:
-        return None, "some were chosen by counts of the corpus"
+        return None, CHOSEN_BY_COUNTS
+    if certificate.growth is not None and len(certificate.growth.runs) > 1:
+        return None, SEVERAL_RUNS
     given = {
         name: value
         for name, value in certificate.parameters.items()
-        if not name.startswith(("vocabulary_", "words_per_"))
+        if not name.startswith(("vocabulary_", "words_per_")) and (name, value) != ("margin", 0)
     }
     if given.keys() - {*_SETTINGS, *_NO_NUMBERS}:
-        return None, "this method computes its epsilon from counts of the corpus"
+        return None, FROM_COUNTS
     settings: dict[str, int | float] = {
         name: float(value) for name in _SETTINGS if (value := given.get(name)) is not None
     }

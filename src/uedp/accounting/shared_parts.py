@@ -44,7 +44,8 @@ _WIDE_WINDOW = 0.5  # of epsilons around zero: wider than that, a line is a poor
 class SharedParts:
     """An entity of which any number of users hold parts, at most `share` together.
 
-    `full` and `emptied` are bounds, convex once enveloped.
+    `offset` moves the full corpus beside that, whoever was drawn: rounding, which any holder that
+    was drawn may cause. `full` and `emptied` are bounds, convex once enveloped.
 
     Guarantees:
       - no division of the share, in any world and dimension, diverges by more at any epsilon
@@ -54,6 +55,7 @@ class SharedParts:
     noise: float
     user_rate: float
     share: float
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0 < self.user_rate < 1 or not 0 < self.share <= 1:
@@ -67,32 +69,41 @@ class SharedParts:
 
     def loss_range(self) -> tuple[float, float]:
         # no loss is beyond those where all holders are known to be drawn
-        farthest = (1 + _EXCESS) * self.share
+        farthest = self._farthest
         chances = (1 - self.user_rate, self.user_rate)
         return ShiftedGaussian(self.noise, (farthest, farthest + 1), chances).loss_range()
 
     def loss_spread(self) -> float:
-        return HiddenHolders(self.noise, self.user_rate, self.share, 0, 0.0).loss_spread()
+        return self._one.loss_spread()
+
+    @property
+    def _farthest(self) -> float:
+        return (1 + _EXCESS) * self.share + self.offset
+
+    @property
+    def _one(self) -> HiddenHolders:
+        """One holder of everything."""
+        return HiddenHolders(self.noise, self.user_rate, self.share, 0, 0.0, self.offset)
 
     def _bound(self, side: str, epsilons: Floats, losses: Floats) -> Floats:
         bound = self._linear(side, epsilons)
-        convex, window = _convexity(losses, self.noise, self.user_rate, (1 + _EXCESS) * self.share)
+        convex, window = _convexity(losses, self.noise, self.user_rate, self._farthest)
         divided = [_at(pair, side, epsilons[convex]) for pair in self._divisions]
         bound[convex] = np.minimum(bound[convex], np.maximum.reduce(divided))
         if window > _WIDE_WINDOW and not convex.all():
             rest = [self._by_mean(side, epsilons[~convex], *step) for step in _COARSE]
             bound[~convex] = np.minimum(bound[~convex], np.maximum.reduce(rest))
-        one = HiddenHolders(self.noise, self.user_rate, self.share, 0, 0.0)
-        return np.minimum(np.maximum(bound, _at(one, side, epsilons)), 1.0)
+        return np.minimum(np.maximum(bound, _at(self._one, side, epsilons)), 1.0)
 
     def _linear(self, side: str, epsilons: Floats) -> Floats:
-        user = sampled_gaussian(self.noise, self.user_rate)
+        shifts, chances = (self.offset, self.offset + 1), (1 - self.user_rate, self.user_rate)
+        user = ShiftedGaussian(self.noise, shifts, chances)
         steepest = _density(self.noise, self.user_rate) * _weight(side, epsilons)
         return _at(user, side, epsilons) + self.user_rate * self.share * steepest
 
     def _by_mean(self, side: str, epsilons: Floats, high: float, low: float) -> Floats:
         hidden, left = high * self.share, (1 - low) * self.share
-        return _by_mean(self.noise, self.user_rate, side, epsilons, hidden, left)
+        return _by_mean(self.noise, self.user_rate, side, epsilons, hidden, left, self.offset)
 
     @cached_property
     def _divisions(self) -> tuple[DominatingPair, ...]:
@@ -108,7 +119,7 @@ class SharedParts:
         for drawn, chance in enumerate(stats.binom.pmf(np.arange(count + 1), count, q).tolist()):
             for one, probability in ((0, 1 - q), (1, q)) if rest > 0 else ((0, 1.0),):
                 weights.append(chance * probability)
-                offset = drawn * most + one * rest
+                offset = self.offset + drawn * most + one * rest
                 pairs.append(HiddenHolders(self.noise, q, most, 0, 0.0, offset))
         return RevealedMixture(tuple(weights), tuple(pairs))
 
@@ -118,6 +129,7 @@ class MissedParts:
     """The same for an entity that was missed in the texts of `users` more users.
 
     Each of them moves by up to `missed`, and by its part, if it has one. One of them is hidden.
+    `offset` is as in `SharedParts`.
 
     Guarantees:
       - no division of the share, among these users and others, diverges by more at any epsilon
@@ -128,6 +140,7 @@ class MissedParts:
     share: float
     users: int
     missed: float
+    offset: float = 0.0
 
     def __post_init__(self) -> None:
         if self.users < 1 or not 0 < self.user_rate < 1 or not 0 < self.share <= 1:
@@ -150,14 +163,14 @@ class MissedParts:
         return min(2.0, self.missed + part * self.share)
 
     def _holders(self, hidden: float, offset: float) -> HiddenHolders:
-        return HiddenHolders(self.noise, self.user_rate, hidden, 0, 0.0, offset)
+        return HiddenHolders(self.noise, self.user_rate, hidden, 0, 0.0, self.offset + offset)
 
     def _bound(self, side: str, epsilons: Floats, losses: Floats) -> Floats:
         """The largest over all parts that the hidden user may have, in steps."""
         bounds = []
         for high, low in _COARSE:
             hidden, left = self._own(high), (1 - low) * self.share
-            farthest = hidden + left + (self.users - 1) * self.missed
+            farthest = self.offset + hidden + left + (self.users - 1) * self.missed
             turned = max(hidden - 1, 0.0)
             convex, _ = _convexity(losses, self.noise, self.user_rate, farthest, turned)
             bound = self._whatever(side, epsilons, hidden, left)
@@ -190,13 +203,21 @@ class MissedParts:
                 pair = self._holders(hidden, drawn * self.missed + left)
                 total += chance * _at(pair, side, epsilons)
             else:
-                mean = _by_mean(self.noise, self.user_rate, side, epsilons, hidden, left)
+                mean = _by_mean(
+                    self.noise, self.user_rate, side, epsilons, hidden, left, self.offset
+                )
                 total += chance * mean
         return total
 
 
 def _by_mean(
-    noise: float, user_rate: float, side: str, epsilons: Floats, hidden: float, most: float
+    noise: float,
+    user_rate: float,
+    side: str,
+    epsilons: Floats,
+    hidden: float,
+    most: float,
+    offset: float,
 ) -> Floats:
     """Others move by at most `most`, in the mean by `user_rate` of it; nothing else is known.
 
@@ -207,7 +228,7 @@ def _by_mean(
     halvings = min(int(np.ceil(-np.log2(user_rate))), _MOST_HALVINGS)
     ends = [most * 2.0**-step for step in range(halvings + 1)][::-1]
     values = [
-        _at(HiddenHolders(noise, user_rate, hidden, 0, 0.0, end), side, epsilons)
+        _at(HiddenHolders(noise, user_rate, hidden, 0, 0.0, offset + end), side, epsilons)
         for end in (0.0, *ends)
     ]
     slope = mean * _highest(noise) * _weight(side, epsilons)

@@ -7,8 +7,9 @@ for clipped updates. It clips them again, adds them up, and everything after tha
 step, certificate) is that of any other run. How messages travel is a `Transport`'s matter.
 
 The server is trusted with the draw, the noise and the updates of single users. Clients are trusted
-with the share of an entity in their own text, and to answer or not for reasons other than its
-content (`docs/security.md`).
+with the share of an entity in their own text. Whether a user's update arrives must depend neither
+on anybody's texts nor on who else was drawn (`docs/security.md`): a transport must not stop after
+the first so many answers, or leave less time where more is asked for.
 """
 
 import hmac
@@ -219,6 +220,9 @@ class FederatedRounds:
             name = assembly.plan.config.privacy.method
             raise UserError(f"privacy.method {name}: its updates cannot come from clients")
         refuse_shared_masks(assembly.model)
+        if assembly.incidence.digest != self.federation.incidence.digest:
+            # users would be drawn, and shares divided, by who mentions what elsewhere
+            raise UserError("the corpus of this run is not the incidence that clients registered")
         self._method = method
         method.processes = self
         return method
@@ -242,6 +246,8 @@ class FederatedRounds:
         clip, size = self._method.settings.clips.update, own.total.numel()
         self.received, norms = Received(), []
         taken: set[tuple[str, int]] = set()
+        # in float64, in which the order of arrival, which may depend on texts, makes no difference
+        total = own.total.double()
         for client, answer in self.transport.exchange(self._asked):
             if problem := self._problem(client, answer, size):
                 self.received.refused.append(f"client {client}: {problem}")
@@ -254,13 +260,13 @@ class FederatedRounds:
                 exact = update.double()  # in which no finite update and no factor is out of range
                 norm = float(exact.norm())
                 exact *= min(1.0, clip / max(norm * _ROUNDED_UP, 1e-300))
-                own.total.add_(exact.to(own.total))
+                total.add_(exact.to(total))
                 norms.append(norm / clip)
         self.received.users = len(taken)
         self.received.missing = self._drawn - len(taken)
         # a user whose update is missing counts as zero
         updates = np.array([*norms, *[0.0] * self.received.missing])
-        return PartialSum(own.total, own.clipped, updates)
+        return PartialSum(total.to(own.total), own.clipped, updates)
 
     def _problem(self, client: str, answer: Answer, size: int) -> str | None:
         """Why an answer is refused as a whole."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,7 +27,8 @@ from uedp.errors import UserError
 from uedp.incidence import Ints
 from uedp.mechanism.processes import MaskKey, PartialSum, divide
 from uedp.mechanism.sampling import Participants
-from uedp.methods import ClippedMethod, RoundSettings
+from uedp.methods import ClippedMethod, RoundSettings, SentenceTask
+from uedp.methods.base import EndToEnd
 from uedp.signals import handled_by
 from uedp.training.build import Assembly, Watch, prepare, set_up_for_training
 from uedp.training.config import Config
@@ -34,6 +36,7 @@ from uedp.training.datasets import TrainingData, read_training_data
 
 Result = TypeVar("Result")
 LEAD = 0
+_AT_ONCE = 10_000  # sentences whose tokens are hashed at a time
 _PATIENCE = timedelta(days=7)  # others wait while the lead plans, evaluates and saves
 
 
@@ -45,6 +48,7 @@ class _SetUp:
     settings: RoundSettings
     tokenizer: str | None
     corpus: tuple[str, str]
+    surroundings: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class ProcessGroup:
             assembly.plan.round_settings,
             words if made else None,
             _digests(self.read(config)),
+            _surroundings(method),
         )
         with _as_user_error():
             self._send(order)
@@ -193,6 +198,13 @@ class ProcessGroup:
                 order.settings, data.incidence, ready.model, ready.task, ready.autocast
             )
         refuse_shared_masks(ready.model)
+        for name, here in _surroundings(method).items():
+            if here != (there := order.surroundings[name]):
+                # which process computes a user depends on the lengths of others' texts
+                raise UserError(
+                    f"{name}: {here}, where process {LEAD} has {there}; the update of a user must "
+                    "not depend on which process computes it: start processes that are alike"
+                )
         method.model.train()
         self._config = config
         return method
@@ -292,6 +304,29 @@ def _digests(data: TrainingData) -> tuple[str, str]:
     return data.incidence.digest, data.text_digest
 
 
+def _surroundings(method: ClippedMethod) -> dict[str, str]:
+    """What a user's update depends on beside weights and texts: by name, as it is here."""
+    return {
+        "device": _device_name(method.parameters[0].device),
+        "PyTorch": torch.__version__,
+        "Transformers": version("transformers"),
+        "tokens of the texts (SHA-256)": _hash_of_tokens(method.task),
+    }
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _hash_of_tokens(task: SentenceTask) -> str:
+    state = hashlib.sha256(np.ascontiguousarray(task.lengths, dtype="<i8").data)
+    if isinstance(task, EndToEnd):
+        for start in range(0, len(task.lengths), _AT_ONCE):
+            ids, _ = task.tokens_of(np.arange(start, min(start + _AT_ONCE, len(task.lengths))))
+            state.update(np.ascontiguousarray(ids, dtype="<i8").data)
+    return state.hexdigest()
+
+
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     return dict(model.named_parameters()) | dict(model.named_buffers())
 
@@ -317,5 +352,7 @@ def _broadcast(parameters: Sequence[Tensor]) -> None:
 
 
 def _reduce(total: Tensor) -> None:
-    """The sum over all processes, in the lead's tensor."""
+    """The sum over all processes, in the lead's tensor, complete on return."""
     dist.reduce(total, LEAD)
+    if total.is_cuda:  # there it is only queued, and the round would be entered before it is there
+        torch.cuda.synchronize(total.device)

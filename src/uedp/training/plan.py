@@ -136,7 +136,7 @@ class Plan:
         """The same rounds on another corpus, if the profile does not depend on the corpus."""
         if self.profile is not None:
             profile = self.method.profile(self.config.privacy, incidence, self.noise)
-            if profile != self.profile:
+            if profile.with_margin(0.0) != self.profile.with_margin(0.0):
                 raise ValueError(f"the profile of {self.method.name} depends on the corpus")
         alone = replace(self.provenance, epochs=(), earlier=())
         return replace(self, shape=_shape(incidence), provenance=alone)
@@ -281,9 +281,11 @@ def build_plan(config: Config, incidence: Incidence, provenance: Provenance | No
     refuse_large_delta(privacy.delta, incidence.users)
     refuse_few_users(privacy.user_rate, incidence.users)
     _refuse_spent(config, provenance)
+    margin = rounding_margin(provenance.precision, plan.expected_users)
+    plan = replace(plan, clips=method.clips(privacy, margin))  # refuses a share that is too small
 
     def profile(noise: float) -> Profile:
-        return method.profile(privacy, incidence, noise)
+        return method.profile(privacy, incidence, noise).with_margin(margin)
 
     if privacy.noise is not None:
         noise = privacy.noise
@@ -292,8 +294,7 @@ def build_plan(config: Config, incidence: Incidence, provenance: Provenance | No
         noise = noise_for(
             privacy.epsilon, privacy.delta, privacy.rounds, profile, plan.other_events
         )
-    margin = rounding_margin(provenance.precision, plan.expected_users)
-    plan = replace(plan, profile=profile(noise), clips=method.clips(privacy, margin))
+    plan = replace(plan, profile=profile(noise))
     return replace(plan, epsilon=plan.epsilon_after(privacy.rounds))
 
 

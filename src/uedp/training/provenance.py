@@ -20,7 +20,7 @@ from uedp.accounting.decisions import (
     Propagation,
     Users,
 )
-from uedp.accounting.growth import PastRun
+from uedp.accounting.growth import UNKNOWN, Chain, PastRun, epoch_of
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import CheckFailedError, UserError
 from uedp.training import lineage
@@ -77,12 +77,12 @@ def gather_provenance(
     texts = ledger.keyed(data.text_digest)
     epochs = tuple((incidence, ledger.keyed(digest)) for incidence, digest in data.epochs)
     vocabulary = lineage.vocabulary_ancestors(config)
-    earlier = _earlier(config, ledger)
+    chain = epochs or ((data.incidence.digest, texts),)
+    earlier = _earlier(config, ledger, chain)
     words: Origin | None = None
     if config.vocabulary.source == "corpus":
         words = CORPUS_VOCABULARY
     elif vocabulary or earlier:
-        chain = epochs or ((data.incidence.digest, texts),)
         words = lineage.vocabulary_origin(vocabulary, chain, earlier)
     return Provenance(
         texts=texts,
@@ -98,7 +98,7 @@ def gather_provenance(
     )
 
 
-def _earlier(config: Config, ledger: CorpusLedger) -> tuple[PastRun, ...]:
+def _earlier(config: Config, ledger: CorpusLedger, chain: Chain) -> tuple[PastRun, ...]:
     if not config.model.continued or not config.private:
         return ()
     if config.data.public is not None:
@@ -106,7 +106,17 @@ def _earlier(config: Config, ledger: CorpusLedger) -> tuple[PastRun, ...]:
             "data.public: public text comes before the first private round of a model; leave it "
             "out, or start from a model that has seen none"
         )
-    return lineage.continued_runs(Path(config.model.name).expanduser(), ledger)
+    runs = lineage.continued_runs(Path(config.model.name).expanduser(), ledger)
+    for run in runs:
+        if epoch_of(chain, run.incidence, run.texts) == UNKNOWN:
+            # a sentence in which only this detection found an entity was not hidden with it there
+            raise UserError(
+                f"model.name {config.model.name!r}: run {run.run}, which it went through, saw "
+                "another detection of these texts, or an epoch that the corpus no longer has; "
+                "train on from a run on the corpus as it is, or start from a model that has not "
+                "learned from it"
+            )
+    return runs
 
 
 def _stated(config: Config, data: TrainingData) -> DeclaredText | None:
