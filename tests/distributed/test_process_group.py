@@ -66,6 +66,14 @@ def test_a_process_that_dies_stops_the_round_and_the_run_resumes(tmp_path, saved
     assert ("counts as spent" if rank == 0 else "same participants") in log(out)
 
 
+def test_an_interrupted_announcement_leaves_nobody_waiting(tmp_path, saved, corpus):
+    config, out = worlds.config(saved()), tmp_path / "run"
+    assert together(2, config, out, corpus, interrupted=3) == [0, 0], log(out)
+    assert "this round is not spent" in log(out)
+    assert together(2, config, out, corpus, resume=True) == [0, 0], log(out)
+    check(out, corpus, 4)
+
+
 def test_the_noise_of_two_processes_is_the_noise_of_one(tmp_path, saved, corpus):
     """A thousand clips in every entry, against which updates vanish; false alarms: 1 in 10^6."""
     sgd = {"name": "sgd", "rate": 1.0, "warm_up": 0.0, "decay": "none", "average": 0.0}

@@ -35,11 +35,14 @@ def _join(
     resume: bool,
     dies: tuple[int, int] | None,
     unlike: bool,
+    interrupted: int | None,
 ) -> None:
     os.environ.update(environment, RANK=str(rank))
     (out.parent / f"{out.name}-{rank}.log").write_text("")
     if dies is not None and dies[0] == rank:
         _die_in_round(rank, dies[1])
+    if interrupted is not None and rank == 0:
+        _interrupt_when_announced(interrupted)
     if unlike and rank:
         process_group._device_name = lambda device: "another GPU"
     lines: list[str] = []
@@ -76,6 +79,21 @@ def _die_in_round(rank: int, nth: int) -> None:
     setattr(owner, name, counted)
 
 
+def _interrupt_when_announced(nth: int) -> None:
+    """Ctrl-C when the n-th round was announced, and its weights were not sent."""
+    original, rounds = ProcessGroup._send, []
+
+    def sent(group: ProcessGroup, message: object) -> object:
+        found = original(group, message)
+        if isinstance(message, process_group._Round):
+            rounds.append(message)
+            if len(rounds) == nth:
+                os.kill(os.getpid(), signal.SIGINT)
+        return found
+
+    ProcessGroup._send = sent
+
+
 def together(
     processes: int,
     config: Config,
@@ -84,12 +102,14 @@ def together(
     resume: bool = False,
     dies: tuple[int, int] | None = None,
     unlike: bool = False,
+    interrupted: int | None = None,
 ) -> list[int | None]:
     """Train with so many processes.
 
     Args:
         dies: a process and the round in which it is killed.
         unlike: whether the others say that they run on another device than the lead.
+        interrupted: the round in which the lead gets Ctrl-C, at an awkward moment.
 
     Returns:
         The exit code of each.
@@ -104,7 +124,7 @@ def together(
     }
     started: list[ForkServerProcess] = []
     for rank in range(processes):
-        arguments = (rank, environment, config, out, corpus, resume, dies, unlike)
+        arguments = (rank, environment, config, out, corpus, resume, dies, unlike, interrupted)
         started.append(_CONTEXT.Process(target=_join, args=arguments))
         started[-1].start()
     for process in started:

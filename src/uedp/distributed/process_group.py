@@ -29,7 +29,7 @@ from uedp.mechanism.processes import MaskKey, PartialSum, divide
 from uedp.mechanism.sampling import Participants
 from uedp.methods import ClippedMethod, RoundSettings, SentenceTask
 from uedp.methods.base import EndToEnd
-from uedp.signals import handled_by
+from uedp.signals import deferred, handled_by
 from uedp.training.build import Assembly, Watch, prepare, set_up_for_training
 from uedp.training.config import Config
 from uedp.training.datasets import TrainingData, read_training_data
@@ -115,13 +115,14 @@ class ProcessGroup:
     ) -> Iterator[Participants]:
         parts = [drawn.part(places) for places in divide(drawn, lengths, self.size)]
         keys = [mask_key(process) for process in range(self.size)]
-        with _as_user_error():
-            if not self._agreed:  # public text and a checkpoint may have changed frozen weights
-                self._agree_on_weights()
-            self._send(_Round(parts, keys))
-            _broadcast(self._parameters)
-        self._sharing = True
+        weights = _flat(self._parameters)  # whatever may fail does so before others are told
         try:
+            with _as_user_error(), deferred():  # a round is announced with its weights, or not
+                if not self._agreed:  # public text and a checkpoint may change frozen weights
+                    self._agree_on_weights()
+                self._send(_Round(parts, keys))
+                dist.broadcast(weights, LEAD)
+                self._sharing = True
             yield parts[LEAD]
         finally:
             if self._sharing:  # an exception on the way: no process may wait for this one
@@ -138,7 +139,7 @@ class ProcessGroup:
         self._agreed = True
 
     def add_up(self, own: PartialSum) -> PartialSum:
-        with _as_user_error():
+        with _as_user_error(), deferred():  # others would wait for what the lead does not send
             self._sharing = False
             answers = self._gather((None, None))
             _refuse_errors(answers)
@@ -210,7 +211,7 @@ class ProcessGroup:
         return method
 
     def _compute(self, method: ClippedMethod, order: _Round) -> None:
-        _broadcast(method.parameters)
+        _receive(method.parameters)
         error, part = None, None
         try:
             with set_up_for_training(method.model, self._config.task.kind):
@@ -341,14 +342,19 @@ def _hashes(model: nn.Module) -> dict[str, str]:
 
 
 @torch.no_grad()
-def _broadcast(parameters: Sequence[Tensor]) -> None:
-    """The lead's values, for all processes."""
-    flat = torch.cat([p.detach().flatten() for p in parameters])
+def _flat(parameters: Sequence[Tensor]) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+@torch.no_grad()
+def _receive(parameters: Sequence[Tensor]) -> None:
+    """Take the values that the lead broadcasts."""
+    flat = _flat(parameters)
     dist.broadcast(flat, LEAD)
-    if dist.get_rank() != LEAD:
-        sizes = [p.numel() for p in parameters]
-        for parameter, values in zip(parameters, flat.split(sizes), strict=True):
-            parameter.copy_(values.view(parameter.shape))
+    for parameter, values in zip(
+        parameters, flat.split([p.numel() for p in parameters]), strict=True
+    ):
+        parameter.copy_(values.view(parameter.shape))
 
 
 def _reduce(total: Tensor) -> None:
