@@ -13,6 +13,8 @@ from tests.distributed.trainers import GONE, together
 from tests.training import worlds
 from tests.training.test_killed import check
 from uedp.accounting import certificate as certificates
+from uedp.accounting.chain import read_chain
+from uedp.accounting.ledger import RUN_LEDGER, spent_rounds
 from uedp.distributed.process_group import _hash_of_tokens, _reduce
 from uedp.training import loop
 from uedp.training.plan import build_plan
@@ -64,6 +66,18 @@ def test_a_process_that_dies_stops_the_round_and_the_run_resumes(tmp_path, saved
     check(out, corpus, 4)  # four rounds, each spent once
     # the lead has no time to save the weights that the round began with
     assert ("counts as spent" if rank == 0 else "same participants") in log(out)
+
+
+def test_a_process_that_dies_after_its_part_was_added_has_spent_nothing(tmp_path, saved, corpus):
+    """The sum may be complete by then; it is thrown away, and the round repeated."""
+    config, out = worlds.config(saved()), tmp_path / "run"
+    codes = together(2, config, out, corpus, dies=(1, 3), summed=True)
+    assert codes == [GONE, DIED]
+    records, _ = read_chain(out / RUN_LEDGER)
+    assert spent_rounds(records) == 2
+    assert together(2, config, out, corpus, resume=True) == [0, 0], log(out)
+    check(out, corpus, 4)
+    assert "same participants" in log(out)
 
 
 def test_the_noise_of_two_processes_is_the_noise_of_one(tmp_path, saved, corpus):
