@@ -15,7 +15,10 @@ from tests.training.test_killed import check
 from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read_chain
 from uedp.accounting.ledger import RUN_LEDGER, spent_rounds
-from uedp.distributed.process_group import _hash_of_tokens, _reduce
+from uedp.distributed import process_group
+from uedp.distributed.process_group import ProcessGroup, _hash_of_tokens, _reduce
+from uedp.errors import UserError
+from uedp.mechanism.processes import PartialSum
 from uedp.training import loop
 from uedp.training.plan import build_plan
 from uedp.training.tasks import NextWord
@@ -154,3 +157,20 @@ def test_a_sum_on_an_accelerator_is_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"wait {device}"))
     _reduce(total)
     assert done == ["queued", "wait cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("value", "complete"), [(0.9, True), (1.1, False), (float("nan"), False), (1e30, False)]
+)
+def test_a_sum_that_no_updates_add_up_to_is_not_released(monkeypatch, value, complete):
+    """Two users with a clip of a half each, and a process whose part is something else."""
+    group = object.__new__(ProcessGroup)
+    group._clip = 0.5
+    monkeypatch.setattr(process_group, "_reduce", lambda total: total.fill_(value / 2))
+    monkeypatch.setattr(group, "_gather", lambda own: [own, own], raising=False)
+    own = PartialSum(torch.zeros(4), np.zeros(3, dtype=bool), np.ones(1))
+    if complete:
+        assert len(group.add_up(own).updates) == 2
+    else:
+        with pytest.raises(UserError, match="longer than they can be, or not finite"):
+            group.add_up(own)
