@@ -1,6 +1,6 @@
 """Rounds of one process beside the same rounds of several, on the bundled sample.
 
-    python benchmarks/distributed.py [--processes 1 2 4] [--rounds 12] [--out FILE]
+    python benchmarks/distributed.py [--processes 1 2 4] [--rounds 8] [--out FILE]
 
 Every process has one thread. Each trains the same untrained GPT-2 (4 blocks of width 256) over
 bytes with LoRA, by the same seed: the sums must agree. The median of the seconds that rounds took
@@ -28,8 +28,8 @@ _SKIPPED = 2
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--people", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--people", type=int, default=60)
     parser.add_argument("--out", type=Path, default=OUT)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -13,7 +13,12 @@ from tests.distributed.trainers import GONE, together
 from tests.training import worlds
 from tests.training.test_killed import check
 from uedp.accounting import certificate as certificates
-from uedp.distributed.process_group import _hash_of_tokens, _reduce
+from uedp.accounting.chain import read_chain
+from uedp.accounting.ledger import RUN_LEDGER, spent_rounds
+from uedp.distributed import process_group
+from uedp.distributed.process_group import ProcessGroup, _hash_of_tokens, _reduce
+from uedp.errors import UserError
+from uedp.mechanism.processes import PartialSum
 from uedp.training import loop
 from uedp.training.plan import build_plan
 from uedp.training.tasks import NextWord
@@ -72,6 +77,18 @@ def test_an_interrupted_announcement_leaves_nobody_waiting(tmp_path, saved, corp
     assert "this round is not spent" in log(out)
     assert together(2, config, out, corpus, resume=True) == [0, 0], log(out)
     check(out, corpus, 4)
+
+
+def test_a_process_that_dies_after_its_part_was_added_has_spent_nothing(tmp_path, saved, corpus):
+    """The sum may be complete by then; it is thrown away, and the round repeated."""
+    config, out = worlds.config(saved()), tmp_path / "run"
+    codes = together(2, config, out, corpus, dies=(1, 3), summed=True)
+    assert codes == [GONE, DIED]
+    records, _ = read_chain(out / RUN_LEDGER)
+    assert spent_rounds(records) == 2
+    assert together(2, config, out, corpus, resume=True) == [0, 0], log(out)
+    check(out, corpus, 4)
+    assert "same participants" in log(out)
 
 
 def test_the_noise_of_two_processes_is_the_noise_of_one(tmp_path, saved, corpus):
@@ -148,3 +165,20 @@ def test_a_sum_on_an_accelerator_is_waited_for(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: done.append(f"wait {device}"))
     _reduce(total)
     assert done == ["queued", "wait cuda:0"]
+
+
+@pytest.mark.parametrize(
+    ("value", "complete"), [(0.9, True), (1.1, False), (float("nan"), False), (1e30, False)]
+)
+def test_a_sum_that_no_updates_add_up_to_is_not_released(monkeypatch, value, complete):
+    """Two users with a clip of a half each, and a process whose part is something else."""
+    group = object.__new__(ProcessGroup)
+    group._clip = 0.5
+    monkeypatch.setattr(process_group, "_reduce", lambda total: total.fill_(value / 2))
+    monkeypatch.setattr(group, "_gather", lambda own: [own, own], raising=False)
+    own = PartialSum(torch.zeros(4), np.zeros(3, dtype=bool), np.ones(1))
+    if complete:
+        assert len(group.add_up(own).updates) == 2
+    else:
+        with pytest.raises(UserError, match="longer than they can be, or not finite"):
+            group.add_up(own)

@@ -35,12 +35,13 @@ def _join(
     resume: bool,
     dies: tuple[int, int] | None,
     unlike: bool,
+    summed: bool,
     interrupted: int | None,
 ) -> None:
     os.environ.update(environment, RANK=str(rank))
     (out.parent / f"{out.name}-{rank}.log").write_text("")
     if dies is not None and dies[0] == rank:
-        _die_in_round(rank, dies[1])
+        _die_in_round(rank, dies[1], summed)
     if interrupted is not None and rank == 0:
         _interrupt_when_announced(interrupted)
     if unlike and rank:
@@ -65,16 +66,19 @@ def _join(
         os._exit(GONE)
 
 
-def _die_in_round(rank: int, nth: int) -> None:
+def _die_in_round(rank: int, nth: int, summed: bool) -> None:
     """As a `kill -9` in the n-th round would; the lead, when its own part is computed."""
     owner, name = (ProcessGroup, "add_up") if rank == 0 else (ClippedMethod, "part_of_round")
+    if summed:
+        owner, name = process_group, "_reduce"
     original, calls = getattr(owner, name), []
 
     def counted(*arguments: object) -> object:
         calls.append(name)
+        result = original(*arguments) if summed else None
         if len(calls) == nth:
             os.kill(os.getpid(), signal.SIGKILL)
-        return original(*arguments)
+        return result if summed else original(*arguments)
 
     setattr(owner, name, counted)
 
@@ -102,12 +106,14 @@ def together(
     resume: bool = False,
     dies: tuple[int, int] | None = None,
     unlike: bool = False,
+    summed: bool = False,
     interrupted: int | None = None,
 ) -> list[int | None]:
     """Train with so many processes.
 
     Args:
         dies: a process and the round in which it is killed.
+        summed: whether it is killed once its part is in the sum, not before.
         unlike: whether the others say that they run on another device than the lead.
         interrupted: the round in which the lead gets Ctrl-C, at an awkward moment.
 
@@ -124,7 +130,8 @@ def together(
     }
     started: list[ForkServerProcess] = []
     for rank in range(processes):
-        arguments = (rank, environment, config, out, corpus, resume, dies, unlike, interrupted)
+        fails = (dies, unlike, summed, interrupted)
+        arguments = (rank, environment, config, out, corpus, resume, *fails)
         started.append(_CONTEXT.Process(target=_join, args=arguments))
         started[-1].start()
     for process in started:

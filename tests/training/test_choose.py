@@ -66,7 +66,7 @@ def quick(monkeypatch, request):
         mean = planning._limit_mean(target, delta)
         return partial(planning._limit_noise, mean)
 
-    def of_plan(method, privacy, target, delta, rounds):
+    def of_plan(method, privacy, target, delta, rounds, margin):
         holders = 2 if method.name == "fair-shares" else 1
         return limit(target, delta)(rounds, privacy.user_rate, privacy.entity_share, holders)
 

@@ -208,3 +208,16 @@ def test_a_plan_needs_no_model():
     """What cannot work is refused before anything is loaded."""
     values = {"privacy": {"epsilon": 1}, "data": {"train": "c"}, "model": {"name": "no such"}}
     assert build_plan(parse_config(values), worlds.incidence(200)).private
+
+
+def test_the_margin_of_fair_shares_is_in_their_epsilon():
+    """There any holder that was drawn may cause rounding, so raising the noise is not enough."""
+    settings = {"privacy__noise": 1.0, "privacy__entity_share": 0.3}
+    found = plan(privacy__method="fair-shares", **settings)
+    assert found.profile.margin == found.clips.margin > 0
+    assert found.profile.noise_on_sum == found.noise * found.clips.unit_of_noise
+    assert found.epsilon == epsilon(found.profile, found.rounds, 1e-5)
+    assert found.epsilon != epsilon(found.profile.with_margin(0.0), found.rounds, 1e-5)
+    assert found.on(worlds.incidence()).profile == found.profile
+    rotation = plan(**settings).profile
+    assert rotation.with_margin(0.5) == rotation

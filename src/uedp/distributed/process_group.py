@@ -36,6 +36,7 @@ from uedp.training.datasets import TrainingData, read_training_data
 
 Result = TypeVar("Result")
 LEAD = 0
+_ROUNDED_UP = 1 + 2.0**-10  # what a sum of rounded updates may be longer
 _AT_ONCE = 10_000  # sentences whose tokens are hashed at a time
 _PATIENCE = timedelta(days=7)  # others wait while the lead plans, evaluates and saves
 
@@ -105,6 +106,7 @@ class ProcessGroup:
             self._send(order)
             _refuse_errors(self._gather((None, None)))
         self._model, self._parameters = assembly.model, method.parameters
+        self._clip = method.settings.clips.update
         self._agreed = False
         method.processes = self
         return method
@@ -145,7 +147,15 @@ class ProcessGroup:
             _refuse_errors(answers)
             _reduce(own.total)
             clipped, updates = zip(*self._gather((own.clipped, own.updates)), strict=True)
-        return PartialSum(own.total, np.concatenate(clipped), np.concatenate(updates))
+        whole = PartialSum(own.total, np.concatenate(clipped), np.concatenate(updates))
+        norm = float(torch.linalg.vector_norm(whole.total, dtype=torch.float64))
+        if not norm <= _ROUNDED_UP * self._clip * len(whole.updates):  # or not a number
+            raise UserError(
+                f"the sum of {len(whole.updates):,} clipped updates is longer than they can be, or "
+                "not finite: a process computed, or sent, something else; nothing of this round "
+                "was released"
+            )
+        return whole
 
     def stop(self) -> None:
         """Let the other processes end; they may be gone already."""

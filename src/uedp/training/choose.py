@@ -28,10 +28,11 @@ from uedp.methods import ClippedMethod, Method, PrivacySettings, method_named
 from uedp.methods.base import PLANNED
 from uedp.models.load import LoadedModel
 from uedp.progress import SILENT, Meter, Progress, duration
-from uedp.training.build import Prepared, prepare
+from uedp.training.build import Prepared, precision_of, prepare
 from uedp.training.config import ADAPTER_DEFAULTS, Config, default_config, parse_config
 from uedp.training.datasets import TrainingData
 from uedp.training.estimate import Pace, measure_pace
+from uedp.training.plan import rounding_margin
 from uedp.training.public_phase import public_steps
 from uedp.training.vocabulary import make_run_tokenizer
 
@@ -277,6 +278,7 @@ class _Planner:
         method: str | None = None,
     ) -> None:
         self._privacy, self._run = config.privacy, config.run
+        self._precision = precision_of(config)
         self._fields, self._pace = fields, pace
         self._incidence, self._method = incidence, method_named(method or config.privacy.method)
         profile = self._method.profile_type
@@ -400,7 +402,8 @@ class _Planner:
         privacy = self._privacy.model_copy(update=update)
         assert issubclass(self._method, ClippedMethod)
         signal = self._method.supply(privacy, self._incidence).signal(plan.share)
-        noise = _exact_noise(self._method, privacy, self._target, self.delta, plan.rounds)
+        margin = rounding_margin(self._precision, plan.rate * self.users)
+        noise = _exact_noise(self._method, privacy, self._target, self.delta, plan.rounds, margin)
         return self._reached * run_signal(plan.rounds, plan.rate, signal, noise) / plan.score
 
 
@@ -409,11 +412,18 @@ _rough_noise = lru_cache(16)(RoughNoise)
 
 @lru_cache(16)
 def _exact_noise(
-    method: type[Method], privacy: PrivacySettings, target: float, delta: float, rounds: int
+    method: type[Method],
+    privacy: PrivacySettings,
+    target: float,
+    delta: float,
+    rounds: int,
+    margin: float,
 ) -> float:
     nothing = np.zeros(0, dtype=np.int64)
     nobody = Incidence.build(nothing, nothing, nothing, 0, 0)
-    return noise_for(target, delta, rounds, lambda z: method.profile(privacy, nobody, z))
+    return noise_for(
+        target, delta, rounds, lambda z: method.profile(privacy, nobody, z).with_margin(margin)
+    )
 
 
 def _rounded_up(value: float, digits: int = 2) -> float:
