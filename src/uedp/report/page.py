@@ -26,7 +26,14 @@ from uedp.errors import UserError
 from uedp.files import private_opener
 from uedp.progress import SILENT, Progress
 from uedp.report import wording
-from uedp.report.attacks import Attack, Extracted, alarms, attacks, extractions, strongest
+from uedp.report.attacks import (
+    JOINT_CONFIDENCE,
+    Attacks,
+    Extracted,
+    alarms,
+    attacks,
+    extractions,
+)
 from uedp.report.charts import Line, line_chart
 from uedp.report.run_record import RunRecord
 from uedp.report.templates import stylesheet, template
@@ -69,9 +76,8 @@ class RunPage:
     record: RunRecord
     verification: Verification
     decision: Decision
+    attacks: Attacks
     alarms: Sequence[str] = ()
-    attacks: Sequence[Attack] = ()
-    strongest: Attack | None = None
     extracted: Sequence[Extracted] = ()
     figures: Sequence[tuple[str, str, str]] = ()  # title, remark, SVG
 
@@ -173,6 +179,7 @@ def report(
         comparison=_comparison(pages) if len(pages) > 1 else (),
         measures=_measures(pages),
         translate=translate,
+        joint_confidence=JOINT_CONFIDENCE,
     )
     return Report(html, kind, statuses)
 
@@ -222,9 +229,8 @@ def _run_page(place: int, record: RunRecord, verification: Verification) -> RunP
         record=record,
         verification=verification,
         decision=_decision(record, verification),
-        alarms=alarms(record),
+        alarms=alarms(found),
         attacks=found,
-        strongest=strongest(found),
         extracted=extractions(record),
         figures=_figures(record, verification),
     )
