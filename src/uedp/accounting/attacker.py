@@ -43,7 +43,7 @@ class Strength:
     whole_profile: bool
 
     @property
-    def odds(self) -> float:
+    def factor(self) -> float:
         """How many times as likely anything is with the texts as without, up to delta."""
         return math.exp(min(self.epsilon, 700.0))
 

@@ -31,7 +31,7 @@ CARD = "privacy_card.json"
 README = "README.md"
 ASIDE = "privacy_card.md"  # where the card goes if a person edited the README
 
-_SUSPICIONS = (0.001, 0.01, 0.1, 0.5)  # before looking at the model, for the table of odds
+_SUSPICIONS = (0.001, 0.01, 0.1, 0.5)  # before looking at the model
 _PIPELINES = {
     "CausalLM": "text-generation",
     "LMHeadModel": "text-generation",
@@ -57,7 +57,7 @@ class PrivacyCard(StrictModel):
     kind: Literal["uedp privacy card"] = "uedp privacy card"
     format: Literal[1] = 1
     guarantee: str
-    odds_factor: float | None
+    probability_factor: float | None
     attack_success: float | None
     hub: HubMetadata
     facts: PublicFacts
@@ -108,7 +108,7 @@ def write_card(run: Path, hub: HubMetadata | None = None, *, verified: bool = Fa
     text = markdown(facts, hub, _architecture(run))
     card = PrivacyCard(
         guarantee=facts.guarantee,
-        odds_factor=facts.odds_factor,
+        probability_factor=facts.probability_factor,
         attack_success=facts.attack_success,
         hub=hub,
         facts=facts,
@@ -239,7 +239,7 @@ def _strength(epsilon: float, delta: float, success: float) -> Iterator[str]:
         "",
         f"Epsilon is {epsilon:g} and delta is {delta:g}. Smaller is stronger.",
         "",
-        f"- **Odds.** Anything that the model could show is at most e^{epsilon:g}, about "
+        f"- **Probabilities.** Anything that the model could show is at most e^{epsilon:g}, about "
         f"{_factor(epsilon)}, times as likely with the protected texts as with these texts left "
         f"blank, and the other way round, but for a probability of at most {delta:g} "
         f"(1 in {_one_in(delta)}) on top.",

@@ -89,8 +89,10 @@ def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
             setup.vocabulary == FOREIGN_VOCABULARY
         ),
         f"with this noise and so many rounds there is {NO_FINITE_EPSILON}": epsilon == math.inf,
-        f"an epsilon above {LARGE_EPSILON} says little: it bounds odds by a factor of "
-        "e^epsilon": LARGE_EPSILON < epsilon < math.inf,
+        f"an epsilon above {LARGE_EPSILON} says little: it lets odds grow by a factor of "
+        "2 e^epsilon, and with a probability of 2 delta by more": LARGE_EPSILON
+        < epsilon
+        < math.inf,
         "who wrote what is not known: users are groups of texts put together at random, and "
         "people are not protected beyond the texts in one group": (
             setup.users == "assigned at random"

@@ -71,7 +71,7 @@ def account_proven(
     ),
     entity_rate: options.EntityRate = 1.0,
     extended_rate: options.ExtendedRate = 1.0,
-    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
+    delta: float | None = Option(None, help="The delta of the guarantee. Default: 1e-5."),
     method: options.EntityMethod = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -148,7 +148,7 @@ def calibrate(
     noise: float | None = Option(None, help="Noise multiplier. Default: solve."),
     entity_rate: options.EntityRate = 1.0,
     extended_rate: options.ExtendedRate = 1.0,
-    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
+    delta: float | None = Option(None, help="The delta of the guarantee. Default: 1e-5."),
     method: options.EntityMethod = None,
     as_json: options.AsJson = False,
 ) -> None:

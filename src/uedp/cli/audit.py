@@ -51,7 +51,7 @@ def audit_mechanism(
     entity_share: float | None = Option(
         None, help="How far one entity can move an update, in clips. Default: 0.3."
     ),
-    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
+    delta: float | None = Option(None, help="The delta of the guarantee. Default: 1e-5."),
     changes: options.SetOption = [],  # noqa: B006 - Typer copies it
     runs: int | None = Option(None, help="Runs on each corpus of a world. Default: by time."),
     quick: bool = Option(False, "--quick", help="Fewer runs, in half a minute."),

@@ -100,8 +100,7 @@ def train(
     ),
     delta: float | None = Option(
         None,
-        help="The allowed probability of failure. Default: 1e-5, less for many users. "
-        "privacy.delta",
+        help="The delta of the guarantee. Default: 1e-5, less for many users. privacy.delta",
         rich_help_panel=_PRIVACY,
     ),
     method: str | None = Option(
