@@ -19,7 +19,7 @@ from uedp.accounting.proven import (
     UserLevelProfile,
     epsilon,
 )
-from uedp.accounting.statement import NOT_PROTECTED, PUBLIC_NOT_PROTECTED, rounded
+from uedp.accounting.statement import NOT_PROTECTED, PLAIN_WORDS, PUBLIC_NOT_PROTECTED, rounded
 from uedp.audit.bounds import GuessCounts
 from uedp.errors import UserError
 from uedp.report import wording
@@ -130,8 +130,8 @@ def test_the_figures_of_the_public_report_are_the_accountants(folder, public):
 
 
 def test_every_gap_of_the_guarantee_is_explained(public):
-    assert set(wording.EXPLAINED) == {*NOT_PROTECTED, PUBLIC_NOT_PROTECTED}
-    assert all(wording.EXPLAINED[words] in public for words in NOT_PROTECTED)
+    assert set(PLAIN_WORDS) == {*NOT_PROTECTED, PUBLIC_NOT_PROTECTED}
+    assert all(PLAIN_WORDS[words] in public for words in NOT_PROTECTED)
 
 
 # --- the public kind ------------------------------------------------------------------------------

@@ -234,10 +234,8 @@ class Extracted:
     kind: str
     method: str
     epsilon: float | None
-    candidates: int | None
     groups: Sequence[tuple[str, Mapping[str, float | None]]]
     by_chance: float | None
-    area: float | None
 
 
 SHARES = ("ranked_first", "extracted", "in_beams")
@@ -255,20 +253,16 @@ def extractions(record: RunRecord) -> list[Extracted]:
 def _extracted(one: Mapping[str, Any]) -> Extracted:
     summary = one["summary"]
     groups = summary.get("groups")
-    membership = summary.get("membership")
-    candidates = _number(summary.get("candidates"))
     return Extracted(
         run=str(one.get("run", "")).rstrip("/").rsplit("/", 1)[-1],
         kind=str(one.get("kind")),
         method=str(one.get("method")),
         epsilon=_number(one.get("epsilon")),
-        candidates=None if candidates is None else int(candidates),
         groups=[
             (str(name), {"mean_exposure": _part(group, "mean_exposure")} | _shares(group))
             for name, group in (groups.items() if isinstance(groups, dict) else ())
         ],
         by_chance=_number(summary.get("exposure_by_chance")),
-        area=_part(membership, "area"),
     )
 
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import uedp
 from uedp.accounting.attacker import (
@@ -22,6 +22,7 @@ from uedp.accounting.attacker import (
 from uedp.accounting.ledger import CorpusLedger, CorpusTotal, LedgerEntry
 from uedp.accounting.profile import profile_type
 from uedp.accounting.publishable import PublicFacts, public_facts
+from uedp.accounting.statement import finite
 from uedp.errors import UserError
 from uedp.files import private_opener
 from uedp.progress import SILENT, Progress
@@ -39,9 +40,6 @@ from uedp.report.run_record import RunRecord
 from uedp.report.templates import stylesheet, template
 from uedp.report.verification import Status, Verification, verify_run
 from uedp.report.wording import Decision, MissedCase
-
-if TYPE_CHECKING:
-    pass
 
 Kind = Literal["internal", "public"]
 FILES: Mapping[Kind, str] = {"internal": "report.html", "public": "report-public.html"}
@@ -347,9 +345,8 @@ def _corpus_page(folder: Path, records: Sequence[RunRecord], progress: Progress)
     delta = min(deltas, default=1e-5)
     ledger = CorpusLedger(corpus.folder)
     entries = ledger.entries()
-    values = [(entry, entry.epsilon(delta)) for entry in entries]
     return CorpusPage(
         total=ledger.total(delta) if entries else None,
-        entries=[(entry, value if value < float("inf") else None) for entry, value in values],
+        entries=[(entry, finite(entry.epsilon(delta))) for entry in entries],
         numbers=breakdown(corpus, progress),
     )
