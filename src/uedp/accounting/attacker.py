@@ -14,7 +14,7 @@ import numpy as np
 from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.pld import BothDirections
-from uedp.accounting.profile import PrivacyEvent, profile_from_record, profile_type
+from uedp.accounting.profile import profile_from_record, profile_type
 from uedp.accounting.proven import Events, Guarantee, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
@@ -126,32 +126,32 @@ def _strength(events: Events, delta: float) -> Strength:
 
 
 def strength_of(planned: PlannedRun, delta: float | None = None) -> Strength | None:
-    """What is proven of the planned rounds of a run; None where nothing is."""
+    """What is proven of the planned rounds of a run, and of those that its model went through.
+
+    None where nothing is.
+    """
     if planned.profile is None or planned.exposed is not None:
         return None
-    own = _events(planned.profile, planned.rounds, planned.vocabulary)
-    return _finite(_strength(own, planned.delta if delta is None else delta))
+    events = ((planned.profile, planned.rounds), *planned.beside)
+    return _finite(_strength(events, planned.delta if delta is None else delta))
 
 
 def strength_for_user(planned: PlannedRun) -> Strength | None:
     """The same for a user without an entity."""
     if planned.profile is None or planned.exposed is not None:
         return None
-    words = None if planned.vocabulary is None else planned.vocabulary.user_alone()
-    own = _events(planned.profile.user_alone(), planned.rounds, words)
-    return _finite(_strength(own, planned.delta))
+    events = tuple(event for run in planned.model_runs for event in run.events_user_alone)
+    return _finite(_strength(events, planned.delta))
 
 
 def strength_if_missed(planned: PlannedRun, users: int, sentences: int | None) -> Strength | None:
     """The same for an entity that was missed in `sentences` of each of so many users."""
     if planned.profile is None or planned.exposed is not None:
         return None
-    missed = planned.profile.missed(users, sentences, planned.setup.sentences_per_user)
-    if missed is None:
+    events = [run.events_missed(users, sentences) for run in planned.model_runs]
+    if None in events:
         return None
-    words = planned.vocabulary
-    own = _events(missed, planned.rounds, None if words is None else words.missed(users, sentences))
-    return _finite(_strength(own, planned.delta))
+    return _finite(_strength(tuple(e for each in events for e in each or ()), planned.delta))
 
 
 def strength_as_certified(
@@ -168,19 +168,20 @@ def strength_as_certified(
     try:
         profile = profile_from_record({"method": method, **values})
         release = None if words["noise"] is None else VocabularyRelease(**words)  # type: ignore[arg-type]
-        whole = _strength(_events(profile, rounds, release), claimed.delta)
+        events = ((profile, rounds), *(() if release is None else ((release, 1),)))
+        whole = _strength(events, claimed.delta)
     except (UserError, ValueError, TypeError):
         return claimed
     return whole if math.isclose(whole.epsilon, claimed.epsilon, rel_tol=1e-6) else claimed
 
 
 def epsilon_spent(planned: PlannedRun, rounds: int, points: int = 10) -> dict[int, float]:
-    """Epsilon after some of the rounds, up to as many as were spent."""
+    """Epsilon after some of the rounds, up to as many as were spent; runs before them included."""
     if planned.profile is None or planned.exposed is not None or rounds < 1:
         return {}
     counts = np.unique(np.round(np.geomspace(1, rounds, points)).astype(int)).tolist()
     return {
-        count: _epsilon(_events(planned.profile, count, planned.vocabulary), planned.delta)
+        count: _epsilon(((planned.profile, count), *planned.beside), planned.delta)
         for count in counts
     }
 
@@ -188,12 +189,6 @@ def epsilon_spent(planned: PlannedRun, rounds: int, points: int = 10) -> dict[in
 @lru_cache(maxsize=4096)
 def _epsilon(events: Events, delta: float) -> float:
     return guarantee(events).epsilon(delta)
-
-
-def _events(
-    event: PrivacyEvent, rounds: int, words: VocabularyRelease | PrivacyEvent | None
-) -> Events:
-    return ((event, rounds), *(() if words is None else ((words, 1),)))
 
 
 def _finite(strength: Strength) -> Strength | None:

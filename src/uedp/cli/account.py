@@ -221,8 +221,7 @@ def _prove_run(run: Path, delta: float | None, as_json: bool) -> None:
     if planned.profile is None:
         raise UserError(f"{run}: this run adds no noise and has no epsilon")
     delta = planned.delta if delta is None else delta
-    events = () if planned.vocabulary is None else ((planned.vocabulary, 1),)
-    value = epsilon(planned.profile, planned.rounds, delta, *events)
+    value = epsilon(planned.profile, planned.rounds, delta, *planned.beside)
     proven = value < math.inf and planned.setup.exposed is None
     stated = statement(planned.profile, value, delta, proven, planned.setup)
     words = f"{stated}\n{ADJACENCY}"
