@@ -18,9 +18,9 @@ from uedp.accounting.limits import DEFAULT_DELTA
 from uedp.accounting.model_files import refuse_other_files
 from uedp.accounting.statement import epsilon_text
 from uedp.errors import UserError
+from uedp.report.run_charts import contradicted, run_charts, spent_so_far
 from uedp.report.run_record import RunRecord
 from uedp.studio.pages import page
-from uedp.studio.run_charts import contradicted, run_charts, spent_so_far
 from uedp.studio.run_folders import Live, RunFolder, find_run, run_folders, state_of
 from uedp.studio.settings import Settings
 
