@@ -13,6 +13,7 @@ from uedp.cli import complete, options
 from uedp.cli.help import Commands
 from uedp.cli.terminal import STOPPED, number, progress, say, show, table, with_flags
 from uedp.errors import UserError
+from uedp.files import write_atomically
 
 if TYPE_CHECKING:
     from uedp.audit.sensitivity import Sensitivity
@@ -136,7 +137,7 @@ def save_or_print(answer: object, out: Path | None, as_json: bool) -> bool:
     text = json.dumps(answer, indent=2, allow_nan=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n")
+        write_atomically(out, text + "\n")
     if as_json:
         typer.echo(text)
     return as_json
