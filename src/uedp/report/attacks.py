@@ -5,7 +5,7 @@ The files come from anybody: nothing is taken for granted, and a value of anothe
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from uedp.accounting.plan_digest import plan_digest
@@ -17,7 +17,7 @@ from uedp.report.run_record import AuditFile, RunRecord
 
 JOINT_CONFIDENCE = 0.95
 _KINDS = {"user": "one user", "entity": "one entity"}
-_UNCOUNTED = "without the counts of its guesses"
+_OTHER_PLAN = "of another plan"
 _MOST = 10**12  # of counts in a file; no audit makes as many guesses
 
 Bound = Callable[[float], float]
@@ -26,24 +26,19 @@ Bound = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack on a run's own plan; epsilon is at least `lower`."""
+    """An attack on rounds; `reason` says why it tells nothing of the run's guarantee, if it does.
+
+    If there is none, epsilon is at least `lower`.
+    """
 
     what: str
     how: str
-    lower: float
+    bound: Bound | None  # None: the file has no counts to compute it from
     proven: float | None
-    published: float | None
     refutes: bool
-
-
-@dataclass(frozen=True)
-class Unused:
-    """An attack that says nothing of the run's guarantee, and why."""
-
-    what: str
-    how: str
-    reason: str
-    alarm: bool
+    reason: str | None
+    published: float | None = None
+    lower: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +52,7 @@ class Attacks:
     """
 
     own: Sequence[Attack] = ()
-    others: Sequence[Unused] = ()
+    others: Sequence[Attack] = ()
     broken: Sequence[str] = ()  # rules that rounds of the run's plan broke
 
     @property
@@ -65,23 +60,9 @@ class Attacks:
         return max(self.own, key=lambda one: one.lower, default=None)
 
 
-@dataclass(frozen=True)
-class _Found:
-    """An attack as a file has it; `bound` is None without counts, `other` says why it is unused."""
-
-    what: str
-    how: str
-    bound: Bound | None
-    proven: float | None
-    published: float | None
-    refutes: bool
-    other: str | None
-    of_this_plan: bool
-
-
 def attacks(record: RunRecord) -> Attacks:
     """All lower bounds in the audits of a run, those on its own plan at a joint confidence."""
-    found: list[_Found] = []
+    found: list[Attack] = []
     broken: list[str] = []
     for audit in record.audits:
         if audit.kind == "mechanism":
@@ -89,54 +70,46 @@ def attacks(record: RunRecord) -> Attacks:
             broken += _broken(record, audit)
         elif audit.kind == "training":
             found += _of_training(record, audit)
-    used = [(one, one.bound) for one in found if one.other is None and one.bound is not None]
+    used = [(one, one.bound) for one in found if one.reason is None and one.bound is not None]
     level = 1 - (1 - JOINT_CONFIDENCE) / max(len(used), 1)  # Bonferroni
     return Attacks(
-        own=tuple(
-            Attack(one.what, one.how, bound(level), one.proven, one.published, one.refutes)
-            for one, bound in used
-        ),
-        others=tuple(
-            Unused(one.what, one.how, one.other or _UNCOUNTED, one.refutes and one.of_this_plan)
+        tuple(replace(one, lower=bound(level)) for one, bound in used),
+        tuple(
+            replace(one, reason=one.reason or "without the counts of its guesses")
             for one in found
-            if one.other is not None or one.bound is None
+            if one.reason is not None or one.bound is None
         ),
-        broken=tuple(broken),
+        tuple(broken),
     )
 
 
 def alarms(found: Attacks) -> list[str]:
     """What audits of this run's plan say against it, in words."""
-    against = [
-        *(one.what for one in found.own if one.refutes),
-        *(one.what for one in found.others if one.alarm),
-    ]
     return [
-        *(f"{what}: an attack did better than what is proven allows" for what in against),
+        *(
+            f"{one.what}: an attack did better than what is proven allows"
+            for one in (*found.own, *found.others)
+            if one.refutes and one.reason != _OTHER_PLAN
+        ),
         *found.broken,
     ]
 
 
-def _of_mechanism(record: RunRecord, audit: AuditFile) -> Iterator[_Found]:
+def _of_mechanism(record: RunRecord, audit: AuditFile) -> Iterator[Attack]:
     own = _digest(record)
     for one in audit.content["audits"]:
         if not isinstance(one, dict):
             continue
         alarm, runs, pair = one.get("alarm"), _number(one.get("runs")), one.get("pair")
         same = own is not None and one.get("plan") == own
-        yield _Found(
+        yield Attack(
             what=f"{one.get('method')}, {pair}",
             how=f"attack on the mechanism, {runs:,.0f} runs" if runs else "attack on the mechanism",
             bound=_threshold(one),
             proven=_number(one.get("proven")),
             published=_number(one.get("published")),
             refutes=isinstance(alarm, dict) and alarm.get("raised") is True,
-            other="of another plan"
-            if not same
-            else None
-            if pair in TARGETS
-            else "of another guarantee",
-            of_this_plan=same,
+            reason=_reason(same, pair in TARGETS, "of another guarantee"),
         )
 
 
@@ -149,7 +122,7 @@ def _broken(record: RunRecord, audit: AuditFile) -> Iterator[str]:
             yield from (str(rule) for rule in broken) if isinstance(broken, list) else ()
 
 
-def _of_training(record: RunRecord, audit: AuditFile) -> Iterator[_Found]:
+def _of_training(record: RunRecord, audit: AuditFile) -> Iterator[Attack]:
     content = audit.content
     method, delta, proven = (content.get(name) for name in ("method", "delta", "proven"))
     own = _digest(record, with_precision=True)
@@ -164,17 +137,19 @@ def _of_training(record: RunRecord, audit: AuditFile) -> Iterator[_Found]:
         made = ""
         if None not in counts:
             made = f": {planted:,} planted, {correct:,} of {guesses:,} guesses right"
-        yield _Found(
+        yield Attack(
             what=f"{method}, {_KINDS.get(str(one.get('kind')), one.get('kind'))}",
             how=f"attack on a training run by {one.get('score')}{made}",
             bound=_guesses(planted, guesses, correct, _number(delta)),
             proven=limit if covered else None,
-            published=None,
             # a bound may have been held against another epsilon than the one that is proven
             refutes=covered and alarm is not None and limit is not None and alarm > limit,
-            other="of another plan" if not same else None if covered else "not covered",
-            of_this_plan=same,
+            reason=_reason(same, covered, "not covered"),
         )
+
+
+def _reason(same_plan: bool, covered: bool, otherwise: str) -> str | None:
+    return _OTHER_PLAN if not same_plan else None if covered else otherwise
 
 
 def _digest(record: RunRecord, with_precision: bool = False) -> str | None:
