@@ -60,7 +60,8 @@ class Watched:
         """What axe finds against WCAG 2.1 A and AA and its best practices."""
         from axe_playwright_python.sync_playwright import Axe
 
-        found = Axe().run(self.page).response["violations"]
+        # axe would fetch style sheets again, which a page opened from a file may not
+        found = Axe().run(self.page, options={"preload": False}).response["violations"]
         return [
             f"{item['id']}: {item['help']}: {node['html'][:120]}"
             for item in found

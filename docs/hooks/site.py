@@ -64,6 +64,12 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return _FENCE.sub(r'```\1 title="\2"', _LINK.sub(rewritten, markdown))
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Name the search dialog for screen readers, which the theme does not."""
+    dialog = 'data-md-component="search" role="dialog"'
+    return output.replace(dialog, f'{dialog} aria-label="Search"')
+
+
 def _outside(page: str, target: str) -> str | None:
     """The path in the repository of a relative link that leaves docs/, or None."""
     if re.match(r"[a-z]+:|/", target):

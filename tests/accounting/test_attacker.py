@@ -1,7 +1,7 @@
 """Bounds on attackers, compared with exact trade-offs, with the accountant, and with attacks."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
@@ -10,12 +10,13 @@ from scipy.optimize import linprog
 from scipy.stats import norm
 
 from tests.accounting.plans import planned
-from tests.accounting.runs import SHAPE, make_run
+from tests.accounting.runs import ENTITIES, SHAPE, make_run
 from uedp.accounting import attacker
 from uedp.accounting.attacker import FALSE_ALARMS, Strength
+from uedp.accounting.certificate import issue
 from uedp.accounting.chain import read_chain
 from uedp.accounting.growth import PastRun
-from uedp.accounting.ledger import RUN_LEDGER, planned_run
+from uedp.accounting.ledger import RUN_LEDGER, RunLedger, planned_run
 from uedp.accounting.proven import (
     FairSharesProfile,
     RotationProfile,
@@ -216,3 +217,26 @@ def test_runs_that_the_model_went_through_are_counted(profile):
         assert attacker.strength_if_missed(model, 1, 1).epsilon == pytest.approx(
             attacker.strength_if_missed(whole, 1, 1).epsilon, rel=1e-3
         )
+
+
+def test_runs_that_the_model_trained_on_from_count(tmp_path):
+    """Every figure is that of the certificate, or follows from it; not of the last rounds alone."""
+    profile, setup = RotationProfile(1.0, 0.05, 0.3), {"texts": "t", "entities": ENTITIES}
+    setup["vocabulary_origin"] = "differentially private"
+    words = VocabularyRelease(3.0, 200.0, 64, 16)
+    first = PastRun("first", replace(profile, noise=0.9), 20, SHAPE.digest, "t", words)
+    continued = plan(profile, 30, earlier=(first,), **setup)
+    with RunLedger.open(tmp_path, continued) as ledger:
+        ledger.spend(30)
+    certificate = issue(tmp_path)
+    alone = attacker.strength_of(plan(profile, 30, **setup))
+    whole = attacker.strength_of(continued)
+    assert whole.epsilon == certificate.epsilon > 1.2 * alone.epsilon
+    assert whole.success > alone.success
+    assert attacker.strength_for_user(continued).epsilon == certificate.epsilon_user_alone
+    for row in certificate.missed_mentions:
+        missed = attacker.strength_if_missed(continued, row.users, row.sentences_per_user)
+        assert missed.epsilon == pytest.approx(row.epsilon, rel=1e-9)
+    spent = attacker.epsilon_spent(continued, 30)
+    assert spent[30] == certificate.epsilon
+    assert min(spent.values()) >= epsilon(first.profile, 20, DELTA)

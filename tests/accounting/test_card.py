@@ -236,7 +236,7 @@ def test_the_card_says_what_is_protected_how_strongly_and_what_is_not(tmp_path):
         "(1 in 100,000)",
         "All but 1 in 50,000",
         "| one sentence | ",
-        "What the model had learned before this training.",
+        "What the model had learned before, when others trained it.",
         "marks that people made" if "labels" in ENTITIES.detectors else "a spaCy pipeline",
         "| person | people, including fictional |",
         "The curator gave lists of their own (deny-list).",

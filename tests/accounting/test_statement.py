@@ -1,5 +1,7 @@
 """Statements, caveats and the line on missed mentions."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ from uedp.accounting.certificate import issue
 from uedp.accounting.decisions import BY_PLANNER, NOT_STATED, OTHERS_BY, Setup
 from uedp.accounting.missed import MISSED_CASES
 from uedp.accounting.proven import RotationProfile, UedpAlgProfile, UserLevelProfile
-from uedp.accounting.statement import rounded
+from uedp.accounting.statement import caveats, rounded
 
 
 def test_missed_sentences_stand_in_plain_words(tmp_path, monkeypatch):
@@ -114,3 +116,21 @@ def test_words_never_promise_more_than_the_number():
     for value in (0.1234567, 1.00001, 99.995, 3e-9, 499.99):
         assert value <= float(rounded(value)) <= value * 1.001
         assert value * 0.999 <= float(rounded(value, down=True)) <= value
+
+
+def test_no_sentence_bounds_odds_by_epsilon_alone():
+    """False for a delta above 0 (docs/privacy.md, section 4); probabilities are bounded so."""
+    root = Path(__file__).parents[2]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
+    pages += [*(root / "src").rglob("*.py"), *(root / "src").rglob("*.html")]
+    said = [
+        sentence
+        for page in pages
+        for sentence in re.split(r"[.:]\s", " ".join(page.read_text().replace('"', "").split()))
+        if re.search(r"\bodds\b.*\be\^|\be\^.*\bodds\b", sentence)
+        and not re.search(r"2 e\^|By `e\^eps` alone", sentence)
+    ]
+    assert said == []
+    lines = caveats(RotationProfile(0.3, 0.1, 0.3), Setup(), 21.0)
+    (caveat,) = (line for line in lines if "odds" in line)
+    assert "2 e^epsilon, and with a probability of 2 delta by more" in caveat

@@ -13,6 +13,7 @@ import pytest
 from scipy import stats
 
 from tests.cli.story import TINY, typed
+from uedp.audit.bounds import gaussian_epsilon
 from uedp.cli import checks
 from uedp.mechanism.clip.engine import Engine
 
@@ -72,7 +73,7 @@ def test_extras_are_those_of_the_package():
 
 @pytest.mark.parametrize("noise", [0.7, 2.0, 9.0])
 def test_the_formula_of_the_gaussian(noise):
-    epsilon, low, high = checks.gaussian_epsilon(noise, 1e-5), 1 / (2 * noise), -1 / (2 * noise)
+    epsilon, low, high = gaussian_epsilon(1 / noise, 1e-5), 1 / (2 * noise), -1 / (2 * noise)
     near, far = stats.norm.cdf(low - epsilon * noise), stats.norm.cdf(high - epsilon * noise)
     assert near - math.exp(epsilon) * far == pytest.approx(1e-5, rel=1e-6)
 

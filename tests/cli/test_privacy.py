@@ -6,8 +6,9 @@ import re
 import pytest
 
 from tests.accounting.plans import planned
-from tests.accounting.runs import SETUP, make_run
+from tests.accounting.runs import SETUP, SHAPE, make_run
 from uedp.accounting.certificate import CERTIFICATE, issue, schema
+from uedp.accounting.growth import PastRun
 from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.proven import FairSharesProfile, RotationProfile, epsilon
@@ -201,6 +202,17 @@ def test_a_run_has_its_numbers(run, folder):
     found = answer(run, "account", "proven", folder)
     assert found["epsilon"] == epsilon(RotationProfile(20.0, 0.5, 0.33), 20, 1e-5)
     assert answer(run, "account", "proven", folder, "--delta", "1e-4")["delta"] == 1e-4
+
+
+def test_a_run_that_trained_on_has_the_epsilon_of_all_runs(run, tmp_path):
+    """That of its certificate: the rounds of the model before it count."""
+    profile = RotationProfile(1.0, 0.05, 0.3)
+    first = PastRun("first", profile, 20, SHAPE.digest, "t")
+    plan = planned("second", SHAPE.digest, profile, 30, shape=SHAPE, texts="t", earlier=(first,))
+    with RunLedger.open(tmp_path, plan) as ledger:
+        ledger.spend(30)
+    found = answer(run, "account", "proven", tmp_path)
+    assert found["epsilon"] == issue(tmp_path).epsilon > 1.1 * epsilon(profile, 30, 1e-5)
 
 
 def test_the_numbers_of_a_run_come_with_its_caveats(run, tmp_path):

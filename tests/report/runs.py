@@ -18,6 +18,11 @@ from uedp.accounting.proven import RotationProfile
 
 PROFILE = RotationProfile(1.2, 0.05, 0.3)
 MEASURES = {"perplexity": 900.0, "perplexity on names": 4000.0, "perplexity on other tokens": 700.0}
+CONFIG_OF_RUN: dict[str, Any] = {
+    "privacy": {"method": "rotation", "epsilon": 8.0, "rounds": 40, "delta": 1e-5},
+    "data": {"train": "corpus", "evaluate": "others"},
+    "model": {"name": "distilgpt2", "train": "lora"},
+}
 ERRORS = {"error rate": 0.5, "error rate with entities": 0.6, "error rate without entities": 0.4}
 
 
@@ -83,9 +88,8 @@ def _write_config(
 ) -> None:
     method = method or ("noiseless" if profile is None else profile.method)
     config = {
-        "privacy": {"method": method, "epsilon": 8.0, "rounds": rounds, "delta": 1e-5},
-        "data": {"train": "corpus", "evaluate": "others"},
-        "model": {"name": "distilgpt2", "train": "lora"},
+        **CONFIG_OF_RUN,
+        "privacy": CONFIG_OF_RUN["privacy"] | {"method": method, "rounds": rounds},
         "task": {"kind": "classification" if measures is ERRORS else "next-word"},
     }
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

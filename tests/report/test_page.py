@@ -9,7 +9,7 @@ import pytest
 
 from tests.accounting.runs import ENTITIES, PUBLIC
 from tests.report.runs import ERRORS, MEASURES, PROFILE, finished_run
-from tests.report.test_attacks import mechanism
+from tests.report.test_attacks import mechanism, training
 from uedp.accounting.attacker import strength_of
 from uedp.accounting.decisions import Coverage
 from uedp.accounting.proven import (
@@ -19,11 +19,13 @@ from uedp.accounting.proven import (
     UserLevelProfile,
     epsilon,
 )
-from uedp.accounting.statement import NOT_PROTECTED, PUBLIC_NOT_PROTECTED, rounded
+from uedp.accounting.statement import NOT_PROTECTED, PLAIN_WORDS, PUBLIC_NOT_PROTECTED, rounded
+from uedp.audit.bounds import GuessCounts
 from uedp.errors import UserError
 from uedp.report import wording
 from uedp.report.page import report
 from uedp.report.run_record import RunRecord
+from uedp.report.wording import lower_text
 
 HOSTILE = '<script>alert(1)</script> "it\'s" שלום‮ 🙂 ' + "w" * 10_000
 
@@ -128,8 +130,8 @@ def test_the_figures_of_the_public_report_are_the_accountants(folder, public):
 
 
 def test_every_gap_of_the_guarantee_is_explained(public):
-    assert set(wording.EXPLAINED) == {*NOT_PROTECTED, PUBLIC_NOT_PROTECTED}
-    assert all(wording.EXPLAINED[words] in public for words in NOT_PROTECTED)
+    assert set(PLAIN_WORDS) == {*NOT_PROTECTED, PUBLIC_NOT_PROTECTED}
+    assert all(PLAIN_WORDS[words] in public for words in NOT_PROTECTED)
 
 
 # --- the public kind ------------------------------------------------------------------------------
@@ -294,11 +296,24 @@ def test_a_published_epsilon_is_marked(folder, tmp_path):
     (tmp_path / "audit.json").write_text(json.dumps(mechanism()))
     shown = text_of(report([folder], audits=[tmp_path / "audit.json"]).html)
     assert "published: 0.5, not a guarantee" in shown
-    assert "shows that epsilon is at least 0.7 (95% confidence)" in shown
+    lower = lower_text(GuessCounts(430, 850, 200, 850).epsilon(1e-5, 0.95))
+    assert f"It shows that epsilon is at least {lower} (95% confidence)" in shown
+
+
+def test_several_attacks_and_their_joint_confidence_are_named(folder, tmp_path):
+    other = mechanism(800, 3, plan="0" * 64)
+    for name, content in (("a", mechanism()), ("b", training()), ("c", other)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    shown = text_of(report([folder], audits=sorted(tmp_path.glob("*.json"))).html)
+    lower = lower_text(GuessCounts(430, 850, 200, 850).epsilon(1e-5, 0.975))
+    assert "2 attacks were tried on this plan. The strongest shows that epsilon is at " in shown
+    assert f"at least {lower} (95% confidence that all 2 bounds hold)" in shown
+    unused = "rotation, user and entity, attack on the mechanism, 1,000 runs: of another plan"
+    assert f"Not used: {unused}" in shown
 
 
 def test_an_audit_that_refutes_the_guarantee_is_at_the_top(folder, tmp_path):
-    (tmp_path / "audit.json").write_text(json.dumps(mechanism(9.0, raised=True)))
+    (tmp_path / "audit.json").write_text(json.dumps(mechanism(raised=True)))
     shown = text_of(report([folder], audits=[tmp_path / "audit.json"]).html)
     assert shown.index("An audit contradicts the guarantee") < shown.index("The decision")
 

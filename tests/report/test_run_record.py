@@ -1,13 +1,17 @@
 """Reading a run folder, in whatever state it is."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 
 from tests.report.runs import finished_run
+from uedp.accounting.certificate import load_certificate
 from uedp.errors import UserError
+from uedp.report.page import report
 from uedp.report.run_record import RunRecord, audit_kind, read_metrics
+from uedp.report.verification import verify_run
 
 
 @pytest.fixture
@@ -106,3 +110,74 @@ def test_a_stopped_run_says_how_far_it_is(tmp_path):
     finished_run(tmp_path / "ended", rounds_spent=7)
     record = RunRecord.read(tmp_path / "ended")
     assert record.state == "not finished, 7 of 40 rounds done"
+
+
+# --- folders from strangers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "run.json",
+        "ledger.jsonl",
+        "certificate.json",
+        "certificate.sig",
+        "metrics.jsonl",
+        "result.json",
+        "lineage.json",
+        "model.safetensors",
+        "report.html",
+        "audits",
+        "audits/mine.json",
+        "more/weights.bin",
+        "notes.md",
+    ],
+)
+def test_links_in_a_folder_are_refused_before_anything_is_read(tmp_path, name):
+    """A report of a folder from a stranger reads, and writes, no file outside of it."""
+    folder = finished_run(tmp_path / "run")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret.json").write_text("a secret")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(outside if name == "audits" else outside / "secret.json")
+    for kind in ("internal", "public"):
+        with pytest.raises(UserError, match="is a link") as refused:
+            report([folder], kind)
+        assert str(folder / name) in str(refused.value)
+        assert "\n" not in str(refused.value)
+    assert (outside / "secret.json").read_text() == "a secret"
+
+
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path):
+    folder = finished_run(tmp_path / "run")
+    os.mkfifo(folder / "audits.json")
+    with pytest.raises(UserError, match="neither a file nor a folder"):
+        RunRecord.read(folder)
+
+
+def test_logs_that_nothing_here_reads_may_hold_links(tmp_path):
+    """Weights & Biases links to its latest run."""
+    folder = finished_run(tmp_path / "run")
+    (folder / "wandb" / "run-1").mkdir(parents=True)
+    (folder / "wandb" / "latest-run").symlink_to("run-1")
+    assert RunRecord.read(folder).finished
+    (folder / "mlflow").symlink_to(tmp_path)
+    with pytest.raises(UserError, match="is a link"):
+        RunRecord.read(folder)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a/../../secret", "a\0b", ""])
+def test_a_certificate_names_files_in_its_folder_only(tmp_path, name):
+    folder = finished_run(tmp_path / "run")
+    (tmp_path / "secret").write_text("a secret")
+    certificate = json.loads((folder / "certificate.json").read_text())
+    certificate["files"][name] = "0" * 64
+    (folder / "certificate.json").write_text(json.dumps(certificate))
+    with pytest.raises(UserError, match="files"):
+        load_certificate(folder)
+    record = RunRecord.read(folder)
+    assert record.certificate is None
+    assert verify_run(record).status == "failed"

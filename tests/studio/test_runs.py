@@ -235,3 +235,18 @@ def test_a_number_that_does_not_verify_is_not_shown(browser, folder):
         (drawn,) = (f for f in page.query_selector_all("figure") if "Epsilon" in f.inner_text())
         assert drawn.query_selector_all(".line title")[0].text_content() == "two"
         assert len(drawn.query_selector_all(".line")) == 1
+
+
+def test_a_link_in_a_run_is_not_followed(studio, folder, tmp_path):
+    """Also one that was put there after the run was first shown."""
+    assert studio.get("/runs/live", params={"run": "0/one"}).status_code == 200
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"round": 1, "perplexity": 987654}\n')
+    (folder / "one" / "metrics.jsonl").unlink()
+    (folder / "one" / "metrics.jsonl").symlink_to(secret)
+    for page in ("view", "live", "verify", "report"):
+        answer = studio.get(f"/runs/{page}", params={"run": "0/one"})
+        assert answer.status_code == 400
+        assert "is a link" in answer.text
+        assert "987" not in answer.text
+    assert "is a link" in studio.get("/runs").text

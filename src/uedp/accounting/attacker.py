@@ -14,7 +14,7 @@ import numpy as np
 from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.pld import BothDirections
-from uedp.accounting.profile import PrivacyEvent, profile_from_record, profile_type
+from uedp.accounting.profile import profile_from_record, profile_type
 from uedp.accounting.proven import Events, Guarantee, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
@@ -32,7 +32,7 @@ class Strength:
 
     `success` is the share of right guesses where both corpora are equally likely, and `power` the
     share of members that are recognised, by the share of others that are taken for members. They
-    follow from the whole privacy profile if `whole_profile`, else from epsilon and delta alone,
+    follow from the whole privacy profile where it is known, else from epsilon and delta alone,
     which says less.
     """
 
@@ -40,10 +40,9 @@ class Strength:
     delta: float
     success: float
     power: Mapping[float, float]
-    whole_profile: bool
 
     @property
-    def odds(self) -> float:
+    def factor(self) -> float:
         """How many times as likely anything is with the texts as without, up to delta."""
         return math.exp(min(self.epsilon, 700.0))
 
@@ -72,7 +71,7 @@ def from_pair(epsilon: float, delta: float) -> Strength:
         )
         for rate in FALSE_ALARMS
     }
-    return Strength(epsilon, delta, success_bound(epsilon, delta), power, False)
+    return Strength(epsilon, delta, success_bound(epsilon, delta), power)
 
 
 def from_guarantee(composed: Guarantee, delta: float) -> Strength:
@@ -84,7 +83,7 @@ def from_guarantee(composed: Guarantee, delta: float) -> Strength:
     """
     epsilon = composed.epsilon(delta)
     if math.isinf(epsilon):
-        return Strength(epsilon, delta, 1.0, dict.fromkeys(FALSE_ALARMS, 1.0), False)
+        return Strength(epsilon, delta, 1.0, dict.fromkeys(FALSE_ALARMS, 1.0))
     alone = from_pair(epsilon, delta)
     epsilons = np.linspace(0.0, np.clip(composed.epsilon(_LEAST_DELTA), 0.1, MAX_EPSILON), _POINTS)
     full, emptied = (
@@ -103,7 +102,7 @@ def from_guarantee(composed: Guarantee, delta: float) -> Strength:
         for rate, most in alone.power.items()
     }
     success = min(alone.success, (1 + composed.delta(0.0)) / 2)
-    return Strength(epsilon, delta, success, power, True)
+    return Strength(epsilon, delta, success, power)
 
 
 def _distinct(composed: Guarantee) -> list[BothDirections]:

@@ -23,7 +23,14 @@ from uedp.accounting.publishable import (
     PublicFacts,
     public_facts,
 )
-from uedp.accounting.statement import LARGE_EPSILON, NO_FINITE_EPSILON, rounded
+from uedp.accounting.statement import (
+    COVERAGE_NOT_PROTECTED,
+    LARGE_EPSILON,
+    NO_FINITE_EPSILON,
+    PLAIN_WORDS,
+    PUBLIC_NOT_PROTECTED,
+    rounded,
+)
 from uedp.entities.categories import BASE
 from uedp.errors import UserError
 from uedp.files import write_atomically
@@ -33,7 +40,7 @@ CARD = "privacy_card.json"
 README = "README.md"
 ASIDE = "privacy_card.md"  # where the card goes if a person edited the README
 
-_SUSPICIONS = (0.001, 0.01, 0.1, 0.5)  # before looking at the model, for the table of odds
+_SUSPICIONS = (0.001, 0.01, 0.1, 0.5)  # before looking at the model
 _PIPELINES = {
     "CausalLM": "text-generation",
     "LMHeadModel": "text-generation",
@@ -59,7 +66,7 @@ class PrivacyCard(StrictModel):
     kind: Literal["uedp privacy card"] = "uedp privacy card"
     format: Literal[1] = 1
     guarantee: str
-    odds_factor: float | None
+    probability_factor: float | None
     attack_success: float | None
     hub: HubMetadata
     facts: PublicFacts
@@ -110,7 +117,7 @@ def write_card(run: Path, hub: HubMetadata | None = None, *, verified: bool = Fa
     text = markdown(facts, hub, _architecture(run))
     card = PrivacyCard(
         guarantee=facts.guarantee,
-        odds_factor=facts.odds_factor,
+        probability_factor=facts.probability_factor,
         attack_success=facts.attack_success,
         hub=hub,
         facts=facts,
@@ -244,7 +251,7 @@ def _strength(epsilon: float, delta: float, success: float) -> Iterator[str]:
         "",
         f"Epsilon is {epsilon:g} and delta is {delta:g}. Smaller is stronger.",
         "",
-        f"- **Odds.** Anything that the model could show is at most e^{epsilon:g}, about "
+        f"- **Probabilities.** Anything that the model could show is at most e^{epsilon:g}, about "
         f"{_factor(epsilon)}, times as likely with the protected texts as with these texts left "
         f"blank, and the other way round, but for a probability of at most {delta:g} "
         f"(1 in {_one_in(delta)}) on top.",
@@ -268,41 +275,17 @@ def _strength(epsilon: float, delta: float, success: float) -> Iterator[str]:
         yield from (f"**An epsilon above {LARGE_EPSILON} says little.**", "")
 
 
-# The words of a certificate about what no guarantee covers, for readers who have not seen one.
-_PLAIN = {
-    "that a user took part": "That somebody's texts were used at all.",
-    "sentence counts": "How many sentences somebody wrote.",
-    "which sentences carry detected entities": "Which sentences name a sensitive entity, without "
-    "their words.",
-    "which users and sentences share an anonymous entity": "Which users and sentences share an "
-    "entity, without its name. This pattern is taken as fixed; the texts in it are protected.",
-    "edits that change detection or linking": "Changes to a text after which other entities would "
-    "be found in it.",
-    "mentions missed or split over several ids (see `missed_mentions`)": "Mentions of an entity "
-    "that the detectors missed, or took for another one, are protected less.",
-    "facts about an entity in sentences that do not name it": "Facts about an entity in sentences "
-    'that do not name it, such as "she". They are protected for their author.',
-    "evaluation data": "Texts that the model was evaluated on.",
-    "what the model had learned before this run": "What the model had learned before this "
-    "training.",
-    "what later runs on the same corpus add (`corpus_total` is the sum so far)": "What other "
-    "models trained on the same texts reveal: each adds to the total.",
-    "coverage, where it is stated": "",  # it is not stated here
-}
-
-
 def not_covered(facts: PublicFacts) -> tuple[str, ...]:
     """What the guarantee leaves out, one plain sentence each."""
-    plain = (_PLAIN.get(words, f"{words}.") for words in facts.not_protected)
-    fixed = [sentence for sentence in plain if sentence]
-    text = facts.public_text
-    if text is not None:
-        fixed = [sentence for sentence in fixed if "setup.public" not in sentence]
-        fixed.append(
+    elsewhere = (COVERAGE_NOT_PROTECTED, PUBLIC_NOT_PROTECTED)  # not stated here; in the next line
+    left = (words for words in facts.not_protected if words not in elsewhere)
+    lines = [PLAIN_WORDS.get(words, f"{words}.") for words in left]
+    if (text := facts.public_text) is not None:
+        lines.append(
             f"Texts that were declared public and trained on first, without noise: "
             f"{text.sentences:,} sentences, SHA-256 `{text.sha256}`."
         )
-    return tuple(fixed)
+    return tuple(lines)
 
 
 _UNSEEN = (
@@ -433,6 +416,7 @@ def _checking(facts: PublicFacts) -> Iterator[str]:
         "Compare the model's files with these hashes (`sha256sum FILE`):",
         "",
         *_hashes(facts),
+        "",
         "The curator has a certificate with all numbers, and a ledger from which "
         "`uedp certificate verify` recomputes them. They also state counts of the texts without "
         "noise, so it is for the curator to decide who gets them. "
@@ -455,7 +439,6 @@ def _checking(facts: PublicFacts) -> Iterator[str]:
 def _hashes(facts: PublicFacts) -> Iterator[str]:
     yield from ("| file | SHA-256 |", "|---|---|")
     yield from (f"| {name} | `{digest}` |" for name, digest in facts.files.items())
-    yield ""
 
 
 def _unprotected(facts: PublicFacts) -> Iterator[str]:
@@ -469,9 +452,7 @@ def _unprotected(facts: PublicFacts) -> Iterator[str]:
         "Names, numbers and whole sentences of the texts that it was trained on may be recovered "
         "from it. Do not give it to anybody who may not read those texts.",
         "",
-        "| file | SHA-256 |",
-        "|---|---|",
-        *(f"| {name} | `{digest}` |" for name, digest in facts.files.items()),
+        *_hashes(facts),
     )
 
 

@@ -15,7 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 
 import uedp
 from uedp.accounting.chain import Record, of_kind, read_chain
@@ -33,7 +33,7 @@ from uedp.accounting.ledger import (
     total_of,
 )
 from uedp.accounting.marks import check_mark
-from uedp.accounting.model_files import refuse_other_files
+from uedp.accounting.model_files import names_within, refuse_other_files
 from uedp.accounting.proven import epsilon
 from uedp.accounting.signature import SIGNATURE, check_signature
 from uedp.accounting.statement import (
@@ -83,7 +83,7 @@ class Certificate(StrictModel):
     setup: Setup
     incidence: Shape
     run: str
-    files: dict[str, str]
+    files: Annotated[dict[str, str], AfterValidator(names_within)]
     ledger_seal: str
     versions: dict[str, str]
     created: str
@@ -201,7 +201,7 @@ def _compute(folder: Path, created: str, versions: dict[str, str]) -> Certificat
         spent = spent_rounds(records)
         (plan, *_), saved = of_kind(records, "plan"), of_kind(records, "saved")
         saved_files = saved[-1]["files"].items() if saved else ()
-        files = {str(name): str(digest) for name, digest in saved_files}
+        files = names_within({str(name): str(digest) for name, digest in saved_files})
         resumed = [
             first_difference(plan["setup"], record["setup"], "setup")
             for record in of_kind(records, "resume")

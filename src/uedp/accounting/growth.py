@@ -14,7 +14,7 @@ from uedp.accounting.decisions import StrictModel
 from uedp.accounting.missed import MISSED_CASES, missed_words
 from uedp.accounting.profile import PrivacyEvent, Profile, profile_from_record, profile_to_record
 from uedp.accounting.proven import guarantee
-from uedp.accounting.statement import NO_FINITE_EPSILON, finite, rounded
+from uedp.accounting.statement import finite, named_epsilon
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError
 
@@ -225,7 +225,8 @@ def growth_lines(growth: Growth | None) -> tuple[str, ...]:
         )
     if len(growth.by_joining_epoch) > 1:
         since = [
-            f"{row.epoch}: {_shown(row.epsilon)} (a user alone {_shown(row.epsilon_user_alone)})"
+            f"{row.epoch}: {named_epsilon(row.epsilon)} "
+            f"(a user alone {named_epsilon(row.epsilon_user_alone)})"
             for row in growth.by_joining_epoch
         ]
         lines.append(
@@ -233,7 +234,7 @@ def growth_lines(growth: Growth | None) -> tuple[str, ...]:
             f"{'; '.join(since)}. An entity is covered in the sentences where it was found when "
             "they joined."
         )
-        left = [f"{r.epoch}: {_shown(r.epsilon_left)}" for r in growth.by_joining_epoch[1:]]
+        left = [f"{r.epoch}: {named_epsilon(r.epsilon_left)}" for r in growth.by_joining_epoch[1:]]
         lines.append(
             "For a user alone who was there from the start, by the epoch in which the user left: "
             f"{'; '.join(left)}. What the model learned before stays in it, within this bound."
@@ -245,9 +246,7 @@ def growth_lines(growth: Growth | None) -> tuple[str, ...]:
 def _late_line(growth: Growth) -> str:
     if not growth.late_mentions:
         return "Nothing is claimed for an entity in older sentences where it was found late."
-    cases = "; ".join(f"in {row.words}: {_shown(row.epsilon)}" for row in growth.late_mentions)
+    cases = "; ".join(
+        f"in {row.words}: {named_epsilon(row.epsilon)}" for row in growth.late_mentions
+    )
     return f"If an entity was found in older text only later, up to epoch {growth.epoch}, {cases}."
-
-
-def _shown(value: float | None) -> str:
-    return NO_FINITE_EPSILON if value is None else f"epsilon {rounded(value)}"

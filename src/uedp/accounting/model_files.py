@@ -6,10 +6,11 @@ may prefer an unexpected file, such as a `model.safetensors` beside shards or an
 """
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from uedp.errors import UserError
 from uedp.files import sha256_of
+from uedp.strict import shortened
 
 # Other files that a run leaves in its folder; no loader reads any of these.
 _RECORDS = frozenset(
@@ -69,6 +70,15 @@ def refuse_other_files(folder: Path, certified: Mapping[str, str]) -> None:
         raise UserError(
             f"{folder / more[0]}: {what}, and a loader could take it for one; move it away"
         )
+
+
+def names_within(files: dict[str, str]) -> dict[str, str]:
+    """The files as they are; ValueError for a name that leads out of their folder."""
+    for name in files:
+        path = PurePosixPath(name)
+        if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"a file of the model is called {shortened(name)}")
+    return files
 
 
 def _belongs(within: Path) -> bool:

@@ -239,7 +239,7 @@ class PublicFacts(StrictModel):
         return f"The model is {pair}-differentially private for {self.unit}."
 
     @property
-    def odds_factor(self) -> float | None:
+    def probability_factor(self) -> float | None:
         """How many times as likely anything is with the texts as with them blank, up to delta."""
         return None if self.epsilon is None else _up(math.exp(self.epsilon), _DIGITS)
 

@@ -5,7 +5,7 @@ Verification compares them: certificates issued before a change of wording no lo
 
 import decimal
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from uedp.accounting.decisions import (
@@ -22,23 +22,37 @@ from uedp.accounting.vocabulary import VocabularyRelease
 ADJACENCY = (
     "Compared with the same corpus with these texts emptied (replacing a text costs two steps)."
 )
-NOT_PROTECTED = (
-    "that a user took part",
-    "sentence counts",
-    "which sentences carry detected entities",
-    "which users and sentences share an anonymous entity",
-    "edits that change detection or linking",
-    "mentions missed or split over several ids (see `missed_mentions`)",
-    "facts about an entity in sentences that do not name it",
-    "evaluation data",
-    "what the model had learned before this run",
-    "what later runs on the same corpus add (`corpus_total` is the sum so far)",
-    "coverage, where it is stated",
-)
+COVERAGE_NOT_PROTECTED = "coverage, where it is stated"
+_NOT_PROTECTED = {
+    "that a user took part": "That a person's texts were in the collection at all. What they say "
+    "is protected, not that they are there.",
+    "sentence counts": "How many sentences each person wrote.",
+    "which sentences carry detected entities": "Which sentences contain a sensitive entity. Which "
+    "entity it is, is protected.",
+    "which users and sentences share an anonymous entity": "Which people and sentences mention the "
+    "same entity, its name aside. This pattern of who shares what is taken as known to everybody.",
+    "edits that change detection or linking": "Changes of a text that would make the detectors "
+    "find other entities.",
+    "mentions missed or split over several ids (see `missed_mentions`)": "Mentions of an entity "
+    "that the detectors missed, or took for another one: they have a weaker guarantee.",
+    "facts about an entity in sentences that do not name it": "Facts about a person or a thing in "
+    "sentences that do not name it, if somebody else wrote them.",
+    "evaluation data": "The texts on which the quality of the model was measured.",
+    "what the model had learned before this run": "What the model had learned before, when "
+    "others trained it.",
+    "what later runs on the same corpus add (`corpus_total` is the sum so far)": "What later "
+    "training on the same collection gives away in addition.",
+    COVERAGE_NOT_PROTECTED: "The figures on how much the detectors find, where they are stated.",
+}
+NOT_PROTECTED = tuple(_NOT_PROTECTED)
 LATE_NOT_PROTECTED = (
     "an entity in text of an earlier epoch where it was found only later (see `growth`)"
 )
 PUBLIC_NOT_PROTECTED = "text that was declared public (see `setup.public`)"
+# the same for readers who have not seen a certificate
+PLAIN_WORDS: Mapping[str, str] = _NOT_PROTECTED | {
+    PUBLIC_NOT_PROTECTED: "Text that was declared public, and that the model learned from first."
+}
 LARGE_EPSILON = 20  # a larger one says little
 NO_FINITE_EPSILON = "no finite epsilon"
 
@@ -89,8 +103,10 @@ def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
             setup.vocabulary == FOREIGN_VOCABULARY
         ),
         f"with this noise and so many rounds there is {NO_FINITE_EPSILON}": epsilon == math.inf,
-        f"an epsilon above {LARGE_EPSILON} says little: it bounds odds by a factor of "
-        "e^epsilon": LARGE_EPSILON < epsilon < math.inf,
+        f"an epsilon above {LARGE_EPSILON} says little: it lets odds grow by a factor of "
+        "2 e^epsilon, and with a probability of 2 delta by more": LARGE_EPSILON
+        < epsilon
+        < math.inf,
         "who wrote what is not known: users are groups of texts put together at random, and "
         "people are not protected beyond the texts in one group": (
             setup.users == "assigned at random"
@@ -179,11 +195,7 @@ class MissedRow(Protocol):
 
 def missed_line(table: Sequence[MissedRow]) -> str:
     """The line below a statement: the epsilon where the detector missed the entity."""
-    cases = [
-        f"in {row.words}: "
-        + (NO_FINITE_EPSILON if row.epsilon is None else f"epsilon {rounded(row.epsilon)}")
-        for row in table
-    ]
+    cases = [f"in {row.words}: {named_epsilon(row.epsilon)}" for row in table]
     return f"If the detector missed the entity {'; '.join(cases)}." if cases else ""
 
 
@@ -191,6 +203,19 @@ def rounded(value: float, digits: int = 4, down: bool = False) -> str:
     """A number in so many digits; up by default, for an epsilon must not promise too much."""
     context = decimal.Context(digits, decimal.ROUND_FLOOR if down else decimal.ROUND_CEILING)
     return f"{float(context.create_decimal(repr(value))):.{digits}g}"
+
+
+def epsilon_text(value: float | None, digits: int = 4, down: bool = False) -> str:
+    """An epsilon in so many digits; up by default, so that it is never understated."""
+    if value is None or value == math.inf:
+        return NO_FINITE_EPSILON
+    return rounded(value, digits, down)
+
+
+def named_epsilon(value: float | None) -> str:
+    """The same in a sentence: `epsilon 7.99`."""
+    text = epsilon_text(value)
+    return text if text == NO_FINITE_EPSILON else f"epsilon {text}"
 
 
 def finite(value: float) -> float | None:

@@ -54,6 +54,33 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class GuessCounts:
+    """How often a threshold guessed a corpus: in `right` runs on it, in `wrong` on the other."""
+
+    right: int
+    right_of: int
+    wrong: int
+    wrong_of: int
+
+    def rates(self, confidence: float) -> tuple[float, float]:
+        """A lower bound on the rate of right guesses, and an upper one on that of wrong ones.
+
+        Guarantees:
+          - both hold at once with the given confidence, if the threshold was chosen on other runs
+        """
+        check_confidence(confidence)
+        alpha = (1 - confidence) / 2
+        low = at_least(np.array([self.right]), self.right_of, alpha)
+        high = at_most(np.array([self.wrong]), self.wrong_of, alpha)
+        return float(low[0]), float(high[0])
+
+    def epsilon(self, delta: float, confidence: float) -> float:
+        """What these guesses prove of any mechanism."""
+        right, wrong = (np.array([rate]) for rate in self.rates(confidence))
+        return min(float(threshold_epsilon(right, wrong, delta)[0]), MAX_EPSILON)
+
+
+@dataclass(frozen=True)
 class Point:
     """Bounds on the rates of guesses at a threshold: right at least, wrong at most so often."""
 
@@ -62,6 +89,7 @@ class Point:
     threshold: float
     right: float
     wrong: float
+    counts: GuessCounts
 
     def merit(self, merit: Merit) -> float:
         """What its rates come to."""
@@ -117,14 +145,15 @@ class Trial:
         merits = [merit(right, wrong, way.full) for way, _, right, wrong in self._ways]
         way, thresholds, _, _ = self._ways[int(np.argmax([m.max() for m in merits]))]
         threshold = thresholds[[int(np.argmax(max(merits, key=np.max)))]]
-        right, wrong = _rates(way, threshold, self._alpha)
-        return Point(way.name, way.full, float(threshold[0]), float(right[0]), float(wrong[0]))
+        # counting millions takes a tenth of sorting them
+        right, wrong = (np.count_nonzero(part >= threshold) for part in (way.guessed, way.other))
+        counts = GuessCounts(int(right), len(way.guessed), int(wrong), len(way.other))
+        rates = counts.rates(self.confidence)
+        return Point(way.name, way.full, float(threshold[0]), *rates, counts)
 
 
 def _rates(scores: Scores, thresholds: Floats, alpha: float) -> tuple[Floats, Floats]:
     def hits(values: Floats) -> Ints:
-        if len(thresholds) == 1:  # counting millions takes a tenth of sorting them
-            return np.array([np.count_nonzero(values >= thresholds[0])])
         return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
 
     return (

@@ -327,8 +327,12 @@ def cases(plan: Plan) -> list[Case]:
     """A case for every claim of a plan that worlds are known for."""
     if plan.profile is None:
         raise UserError(f"privacy.method {plan.method.name}: has no guarantee to audit")
-    claim, delta = plan.method.name, plan.config.privacy.delta
+    name, delta, digest = plan.method.name, plan.config.privacy.delta, plan.digest()
     return [
-        Case(Claim(claim, target, claimed, plan.rounds, delta), Mechanism.of(plan), worlds)
+        Case(
+            Claim(name, target, claimed, plan.rounds, delta, plan=digest),
+            Mechanism.of(plan),
+            worlds,
+        )
         for target, claimed, worlds in threats(plan.profile, plan.sampling)
     ]

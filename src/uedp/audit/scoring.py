@@ -13,6 +13,7 @@ from torch import Tensor
 from uedp.accounting.divergence import Floats
 from uedp.errors import UserError
 from uedp.incidence import Ints
+from uedp.models.load import start_token
 from uedp.training.decoding import KeptState, last_logits
 from uedp.training.tasks import without_padding_warning
 
@@ -168,11 +169,7 @@ class Scorer:
         self._model, self._tokenizer, self._longest = model, tokenizer, max_tokens
         self._device = next(model.parameters()).device
         self._max_tokens = _MAX_TOKENS.get(self._device.type, _MAX_TOKENS["cpu"])
-        starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        start = next((token for token in starts if token is not None), None)
-        if start is None:
-            raise UserError("the tokenizer has neither a start nor an end token; add one to it")
-        self._start: int = start
+        self._start = start_token(tokenizer)
 
     def question(self, before: str, candidates: Sequence[str], after: str = "") -> Question:
         """A gap between two texts; each candidate is scored with the text after it."""

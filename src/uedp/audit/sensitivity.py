@@ -136,12 +136,13 @@ class Shift:
 class Sensitivity:
     """What rounds of a plan's own code did, beside what the proof allows.
 
-    `noise` is the size of the noise that rounds added, relative to what was planned, and
-    `noise_wrong` the probability of noise as small if it is right. `broken` says in words which
-    rules were broken.
+    `plan` is the plan's digest. `noise` is the size of the noise that rounds added, relative to
+    what was planned, and `noise_wrong` the probability of noise as small if it is right. `broken`
+    says in words which rules were broken.
     """
 
     method: str
+    plan: str
     on: str
     rounds: int
     draws: int
@@ -212,6 +213,7 @@ def measure(
         broken.append(f"rounds add {size:.3g} of the noise that was planned")
     return Sensitivity(
         method=plan.config.privacy.method,
+        plan=plan.digest(),
         on=on,
         rounds=len(played),
         draws=len(draws),

@@ -93,6 +93,7 @@ class RunAttack:
             "before": losses(model, task, len(own.texts)).tolist(),
             "proven": plan.epsilon if math.isfinite(plan.epsilon) else None,
             "noise": plan.noise,
+            "plan": plan.digest(plan.provenance.precision) if plan.profile else None,
         }
         return WatchedRounds(assembly.method, box, self)
 
@@ -177,6 +178,7 @@ class TrainingAudit:
     mentions: int
     holders: int
     findings: tuple[Finding, ...]
+    plan: str | None = None  # the digest of the plan, with its precision; None: it has no guarantee
 
     @property
     def covers(self) -> tuple[CanaryKind, ...]:
@@ -397,4 +399,5 @@ def _result(
         mentions=canaries.mentions,
         holders=canaries.holders,
         findings=tuple(findings),
+        plan=seen["plan"],
     )

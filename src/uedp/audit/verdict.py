@@ -15,6 +15,7 @@ from uedp.accounting.proven import FairMissedProfile, Guarantee, MissedProfile, 
 from uedp.accounting.published import NOT_A_GUARANTEE
 from uedp.audit.bounds import (
     Curve,
+    GuessCounts,
     Merit,
     Point,
     Scores,
@@ -40,17 +41,22 @@ class Claim:
     rounds: int
     delta: float
     published: float | None = None
+    plan: str | None = None  # its digest
 
 
 @dataclass(frozen=True)
 class Bound:
-    """A lower bound on epsilon, and the attack that gave it."""
+    """A lower bound on epsilon, and the attack that gave it.
+
+    `counts` are None in results of earlier releases.
+    """
 
     epsilon: float
     attack: str
     guessed: Guessed
     right: float
     wrong: float
+    counts: GuessCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ class MechanismAudit:
     excess: float | None
     directions: dict[str, dict[str, Bound]]
     alarm: Alarm
+    plan: str | None = None  # the digest of the plan that was attacked, if it was one
 
     @property
     def name(self) -> str:
@@ -211,6 +218,7 @@ def judge(
             side: {"threshold": cut, "gaussian": fit} for side, (cut, fit, _) in directions.items()
         },
         alarm=_alarm(Trial(scores, 1 - (1 - confidence) / (2 * among)), epsilon, allowed, delta),
+        plan=claim.plan,
     )
 
 
@@ -249,7 +257,8 @@ def _fitted(trial: Trial, profile: PrivacyEvent, rounds: int, delta: float) -> B
 
 def _bound(epsilon: float, point: Point) -> Bound:
     guessed: Guessed = "full" if point.full else "emptied"
-    return Bound(min(epsilon, MAX_EPSILON), point.attack, guessed, point.right, point.wrong)
+    rates, counts = (point.right, point.wrong), point.counts
+    return Bound(min(epsilon, MAX_EPSILON), point.attack, guessed, *rates, counts)
 
 
 def with_noise(profile: PrivacyEvent, noise: float) -> PrivacyEvent:

@@ -1,5 +1,6 @@
 """Commands for epsilons: account, calibrate."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -8,7 +9,7 @@ from typer import Argument, Option
 
 from uedp.cli import complete, options
 from uedp.cli.help import Commands
-from uedp.cli.terminal import finite, number, progress, refuse_corpus, say, say_json
+from uedp.cli.terminal import number, progress, refuse_corpus, say, say_json
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def account_proven(
     ),
     entity_rate: options.EntityRate = 1.0,
     extended_rate: options.ExtendedRate = 1.0,
-    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
+    delta: float | None = Option(None, help="The delta of the guarantee. Default: 1e-5."),
     method: options.EntityMethod = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -148,7 +149,7 @@ def calibrate(
     noise: float | None = Option(None, help="Noise multiplier. Default: solve."),
     entity_rate: options.EntityRate = 1.0,
     extended_rate: options.ExtendedRate = 1.0,
-    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
+    delta: float | None = Option(None, help="The delta of the guarantee. Default: 1e-5."),
     method: options.EntityMethod = None,
     as_json: options.AsJson = False,
 ) -> None:
@@ -220,9 +221,8 @@ def _prove_run(run: Path, delta: float | None, as_json: bool) -> None:
     if planned.profile is None:
         raise UserError(f"{run}: this run adds no noise and has no epsilon")
     delta = planned.delta if delta is None else delta
-    events = () if planned.vocabulary is None else ((planned.vocabulary, 1),)
-    value = epsilon(planned.profile, planned.rounds, delta, *events)
-    proven = finite(value) is not None and planned.setup.exposed is None
+    value = epsilon(planned.profile, planned.rounds, delta, *planned.beside)
+    proven = value < math.inf and planned.setup.exposed is None
     stated = statement(planned.profile, value, delta, proven, planned.setup)
     words = f"{stated}\n{ADJACENCY}"
     _answer({"epsilon": value if proven else None}, delta, proven, words, as_json)
@@ -232,14 +232,14 @@ def _prove(profile: "Profile", rounds: int, delta: float, as_json: bool) -> None
     from uedp.accounting.proven import epsilon
 
     value = epsilon(profile, rounds, delta)
-    shown, words = finite(value), _words(profile, value, delta)
-    _answer({"epsilon": shown}, delta, shown is not None, words, as_json)
+    proven, words = value < math.inf, _words(profile, value, delta)
+    _answer({"epsilon": value if proven else None}, delta, proven, words, as_json)
 
 
 def _words(profile: "Profile", value: float, delta: float) -> str:
     from uedp.accounting.statement import ADJACENCY, statement
 
-    return f"{statement(profile, value, delta, finite(value) is not None)} {ADJACENCY}"
+    return f"{statement(profile, value, delta, value < math.inf)} {ADJACENCY}"
 
 
 def _answer(values: dict[str, Any], delta: float, proven: bool, words: str, as_json: bool) -> None:

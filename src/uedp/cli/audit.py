@@ -13,6 +13,7 @@ from uedp.cli import complete, options
 from uedp.cli.help import Commands
 from uedp.cli.terminal import STOPPED, number, progress, say, show, table, with_flags
 from uedp.errors import UserError
+from uedp.files import write_atomically
 
 if TYPE_CHECKING:
     from uedp.audit.sensitivity import Sensitivity
@@ -51,7 +52,7 @@ def audit_mechanism(
     entity_share: float | None = Option(
         None, help="How far one entity can move an update, in clips. Default: 0.3."
     ),
-    delta: float | None = Option(None, help="The allowed probability of failure. Default: 1e-5."),
+    delta: float | None = Option(None, help="The delta of the guarantee. Default: 1e-5."),
     changes: options.SetOption = [],  # noqa: B006 - Typer copies it
     runs: int | None = Option(None, help="Runs on each corpus of a world. Default: by time."),
     quick: bool = Option(False, "--quick", help="Fewer runs, in half a minute."),
@@ -136,7 +137,7 @@ def save_or_print(answer: object, out: Path | None, as_json: bool) -> bool:
     text = json.dumps(answer, indent=2, allow_nan=False)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n")
+        write_atomically(out, text + "\n")
     if as_json:
         typer.echo(text)
     return as_json

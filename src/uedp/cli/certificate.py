@@ -8,7 +8,7 @@ from typer import Option
 
 from uedp.cli import options
 from uedp.cli.help import Commands
-from uedp.cli.terminal import cell, finite, number, plain, say, say_json, show, table, with_flags
+from uedp.cli.terminal import cell, number, plain, say, say_json, show, table, with_flags
 from uedp.errors import CheckFailedError, UserError
 
 if TYPE_CHECKING:
@@ -256,6 +256,7 @@ def ledger(
     """
     from uedp.accounting import certificate as certificates
     from uedp.accounting.ledger import CorpusLedger, close_run
+    from uedp.accounting.statement import finite
     from uedp.corpus.store import Corpus
 
     opened = CorpusLedger(Corpus(corpus).folder)

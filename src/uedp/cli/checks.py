@@ -231,32 +231,16 @@ def randomness() -> Iterator[Diagnosis]:
 def accountant() -> Iterator[Diagnosis]:
     """Rounds without sampling are one Gaussian, whose epsilon has a formula."""
     from uedp.accounting.proven import UserLevelProfile, epsilon
+    from uedp.audit.bounds import gaussian_epsilon
 
     noise, rounds, delta = 10.0, 25, 1e-5
     proven = epsilon(UserLevelProfile(noise, 1.0), rounds, delta)
-    exact = gaussian_epsilon(noise / math.sqrt(rounds), delta)
+    exact = gaussian_epsilon(math.sqrt(rounds) / noise, delta)
     found = f"epsilon {proven:.4f} of {rounds} Gaussian rounds; by the formula {exact:.4f}"
     if exact - 1e-6 <= proven <= 1.01 * exact:
         yield Diagnosis("accountant", "ok", found)
     else:
         yield Diagnosis("accountant", "problem", found, "reinstall numpy and scipy; do not train")
-
-
-def gaussian_epsilon(noise: float, delta: float) -> float:
-    """The exact epsilon of one Gaussian with sensitivity 1 (Balle and Wang, 2018, theorem 8)."""
-
-    def tail(x: float) -> float:
-        return math.erfc(-x / math.sqrt(2)) / 2
-
-    low, high = 0.0, 100.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        near, far = 1 / (2 * noise) - middle * noise, -1 / (2 * noise) - middle * noise
-        if tail(near) - math.exp(middle) * tail(far) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
 
 
 def private_round() -> Iterator[Diagnosis]:

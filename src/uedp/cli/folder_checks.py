@@ -1,6 +1,5 @@
 """What `uedp doctor` checks about a corpus or a run."""
 
-import fcntl
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 from uedp.cli.checks import Diagnosis, run_check
 from uedp.cli.terminal import number, with_flags
 from uedp.errors import UserError
-from uedp.files import OWNER, SCRATCH
+from uedp.files import OWNER, SCRATCH, is_locked
 
 _RUN, _CORPUS, _CERTIFICATE = "run.json", "corpus.json", "certificate.json"
 
@@ -68,7 +67,7 @@ def _ledger(folder: Path) -> Iterator[Diagnosis]:
 def _run(folder: Path) -> Iterator[Diagnosis]:
     if (folder / "result.json").exists():
         yield Diagnosis("state", "ok", "finished")
-    elif _locked(folder / _RUN):
+    elif is_locked(folder / _RUN):
         yield Diagnosis("state", "ok", "in use by another process")
     else:
         remedy = f"uedp train --resume --out {folder}"
@@ -113,7 +112,7 @@ def _leftovers(folder: Path) -> Iterator[Diagnosis]:
         for place in places
         if place.is_dir()
         for path in place.iterdir()
-        if SCRATCH.fullmatch(path.name) and path.is_dir() and not _locked(path / OWNER)
+        if SCRATCH.fullmatch(path.name) and path.is_dir() and not is_locked(path / OWNER)
     ]
     partial_files = list(folder.rglob("*.partial"))
     names = [str(path) for path in (*scratch, *partial_files)]
@@ -123,15 +122,3 @@ def _leftovers(folder: Path) -> Iterator[Diagnosis]:
         yield Diagnosis("leftovers", "warning", f"{', '.join(names[:3])}{more}", remedy)
     else:
         yield Diagnosis("leftovers", "ok", "no temporary files of killed processes")
-
-
-def _locked(path: Path) -> bool:
-    """Whether a process holds the lock on a file."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False

@@ -39,7 +39,7 @@ Delimiter = Annotated[
         rich_help_panel=READING,
     ),
 ]
-Delta = Annotated[float, Option(help="The allowed probability of failure.")]
+Delta = Annotated[float, Option(help="The delta of the guarantee.")]
 Encoding = Annotated[
     str | None,
     Option(

@@ -9,8 +9,19 @@ import typer
 from typer import Argument, Option
 
 from uedp.cli import complete, options
+from uedp.cli.audit import save_or_print
 from uedp.cli.extract import audit as audit
-from uedp.cli.terminal import cell, number, progress, say, say_json, show, table, with_flags
+from uedp.cli.terminal import (
+    cell,
+    number,
+    progress,
+    say,
+    say_json,
+    show,
+    split_commas,
+    table,
+    with_flags,
+)
 from uedp.errors import UserError
 from uedp.files import write_atomically
 
@@ -42,7 +53,7 @@ def generate_file(
         prompts=Prompts(texts=(prompts,)) if isinstance(prompts, str) else read_prompts(prompts),
         sampling=TokenSampling(**sampling),
         seed=seed,
-        drop=[name.strip() for name in drop.split(",") if name.strip()],
+        drop=split_commas([drop]),
         resume=resume,
         progress=progress(),
     )
@@ -161,15 +172,7 @@ def audit_synthetic(
         from uedp.report.synthetic import synthetic_page
 
         write_atomically(html, synthetic_page(found, texts.name))
-    if out is not None or as_json:
-        import json
-
-        answer = json.dumps(found.to_json(), indent=2, allow_nan=False)
-        if out is not None:
-            write_atomically(out, answer + "\n")
-        if as_json:
-            typer.echo(answer)
-    if not as_json:
+    if not save_or_print(found.to_json(), out, as_json):
         _show_audit(found, texts)
         for id_, words, run_of_words in found.closest[:examples]:
             say(f"text {id_}: {words} words in the training text: {run_of_words}")

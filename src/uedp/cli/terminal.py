@@ -157,16 +157,9 @@ def cell(value: object) -> str:
 
 def number(value: float | None, digits: int = 4, down: bool = False) -> str:
     """A rounded number: up, so that an epsilon is never understated, or `down`."""
-    from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
+    from uedp.accounting.statement import epsilon_text
 
-    if value is None or value == float("inf"):
-        return NO_FINITE_EPSILON
-    return rounded(value, digits, down)
-
-
-def finite(value: float) -> float | None:
-    """An epsilon, or None where it is infinite: JSON has no word for that."""
-    return value if value < float("inf") else None
+    return epsilon_text(value, digits, down)
 
 
 def say(text: str, err: bool = False) -> None:

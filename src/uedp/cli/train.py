@@ -100,8 +100,7 @@ def train(
     ),
     delta: float | None = Option(
         None,
-        help="The allowed probability of failure. Default: 1e-5, less for many users. "
-        "privacy.delta",
+        help="The delta of the guarantee. Default: 1e-5, less for many users. privacy.delta",
         rich_help_panel=_PRIVACY,
     ),
     method: str | None = Option(
@@ -184,7 +183,7 @@ def train(
     with _flags_beside_fields():
         given = {field: value for field, value in values.items() if value is not None}
         if continued is not None:
-            given |= _going_on(continued, given, resume)
+            given |= _continued_fields(continued, given, resume)
             config = config or continued / "config.yaml"
         run_config = _config(config, out if resume else None, given, changes)
         if dry_run:
@@ -219,7 +218,7 @@ def train(
     say(f"for a page to read and sign: uedp report {shlex.quote(str(out))}")
 
 
-def _going_on(run: Path, given: Mapping[str, Any], resume: bool) -> dict[str, Any]:
+def _continued_fields(run: Path, given: Mapping[str, Any], resume: bool) -> dict[str, Any]:
     """The fields of a run that trains on from another one."""
     if resume:
         raise UserError("--continue: starts a new run; leave out --resume")

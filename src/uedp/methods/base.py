@@ -72,9 +72,10 @@ class PrivacySettings(Section):
     )
     delta: Annotated[float, Field(gt=0, lt=1)] = Field(
         default=1e-5,
-        description="The probability with which epsilon may fail. Chosen: 1e-5, or the power of "
-        "ten below a tenth of one over the number of users, if that is smaller: with a delta of "
-        "one over the users, publishing one user's text would count as private.",
+        description="A probability beside epsilon: what happens this rarely may give everything "
+        "away. Chosen: 1e-5, or the power of ten below a tenth of one over the number of users, if "
+        "that is smaller: with a delta of one over the users, publishing one user's text would "
+        "count as private.",
     )
     rounds: Count = Field(
         default=200,

@@ -40,6 +40,15 @@ class LoadedModel:
     new_weights: tuple[str, ...] = ()
 
 
+def start_token(tokenizer: Any) -> int:
+    """The token that every text begins with: the start token, or else the end token."""
+    tokens = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    start = next((token for token in tokens if token is not None), None)
+    if start is None:
+        raise UserError("the tokenizer has neither a start nor an end token; add one to it")
+    return int(start)
+
+
 def load_model(
     model: str | Path,
     task: TaskKind = "next-word",

@@ -7,14 +7,13 @@ The *internal* report shows everything that is known of a run. The *public* one 
 import base64
 import datetime
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import uedp
 from uedp.accounting.attacker import (
-    epsilon_spent,
     strength_for_user,
     strength_if_missed,
     strength_of,
@@ -22,19 +21,31 @@ from uedp.accounting.attacker import (
 from uedp.accounting.ledger import CorpusLedger, CorpusTotal, LedgerEntry
 from uedp.accounting.profile import profile_type
 from uedp.accounting.publishable import PublicFacts, public_facts
+from uedp.accounting.statement import finite
 from uedp.errors import UserError
 from uedp.files import private_opener
 from uedp.progress import SILENT, Progress
 from uedp.report import wording
-from uedp.report.attacks import Attack, Extracted, alarms, attacks, extractions, strongest
-from uedp.report.charts import Line, line_chart
+from uedp.report.attacks import (
+    JOINT_CONFIDENCE,
+    Attacks,
+    Extracted,
+    alarms,
+    attacks,
+    extractions,
+)
+from uedp.report.run_charts import (
+    QUALITY,
+    RunChart,
+    epsilon_charts,
+    measure_charts,
+    quality_charts,
+    round_charts,
+)
 from uedp.report.run_record import RunRecord
 from uedp.report.templates import stylesheet, template
 from uedp.report.verification import Status, Verification, verify_run
 from uedp.report.wording import Decision, MissedCase
-
-if TYPE_CHECKING:
-    pass
 
 Kind = Literal["internal", "public"]
 FILES: Mapping[Kind, str] = {"internal": "report.html", "public": "report-public.html"}
@@ -50,13 +61,6 @@ function reveal() {
 addEventListener("hashchange", reveal);
 reveal();
 """
-# measures of quality that are drawn together, in the order in which they are wanted
-_QUALITY = (
-    ("perplexity on names", "on names"),
-    ("perplexity on other tokens", "on other words"),
-    ("error rate with entities", "sentences with entities"),
-    ("error rate without entities", "sentences without entities"),
-)
 _WHOLE = ("perplexity", "error rate")
 
 
@@ -69,11 +73,10 @@ class RunPage:
     record: RunRecord
     verification: Verification
     decision: Decision
+    attacks: Attacks
     alarms: Sequence[str] = ()
-    attacks: Sequence[Attack] = ()
-    strongest: Attack | None = None
     extracted: Sequence[Extracted] = ()
-    figures: Sequence[tuple[str, str, str]] = ()  # title, remark, SVG
+    figures: Sequence[RunChart] = ()
 
     @property
     def quality(self) -> list[str]:
@@ -173,6 +176,7 @@ def report(
         comparison=_comparison(pages) if len(pages) > 1 else (),
         measures=_measures(pages),
         translate=translate,
+        joint_confidence=JOINT_CONFIDENCE,
     )
     return Report(html, kind, statuses)
 
@@ -222,9 +226,8 @@ def _run_page(place: int, record: RunRecord, verification: Verification) -> RunP
         record=record,
         verification=verification,
         decision=_decision(record, verification),
-        alarms=alarms(record),
+        alarms=alarms(found),
         attacks=found,
-        strongest=strongest(found),
         extracted=extractions(record),
         figures=_figures(record, verification),
     )
@@ -250,85 +253,37 @@ def _decision(record: RunRecord, verification: Verification) -> Decision:
     )
 
 
-def _figures(record: RunRecord, verification: Verification) -> list[tuple[str, str, str]]:
-    figures = []
-    quality = _lines(record, _QUALITY)
-    whole = [(name, name) for name in _WHOLE if name in record.measures]
-    if lines := [*quality, *([] if quality else _lines(record, whole))]:
-        title, log = _title(record)
-        figures.append((title, "measured on held-out text; lower is better", lines, log))
-    charts = [
-        (title, remark, line_chart(lines, title, "round", _unit(record), log_y=log))
-        for title, remark, lines, log in figures
+def _figures(record: RunRecord, verification: Verification) -> list[RunChart]:
+    void = _void([(record, verification)])
+    return [
+        *quality_charts(record),
+        *epsilon_charts([record], void),
+        *round_charts([record]),
     ]
-    if spent := _spent(record, verification):
-        title, remark = "Epsilon spent", "by the ledger, at the delta of the run"
-        line = Line("epsilon", list(spent), list(spent.values()))
-        charts.append((title, remark, line_chart([line], title, "round", "epsilon")))
-    if drawn := _lines(record, (("users", "users"),)):
-        title = "Users drawn"
-        charts.append((title, "in each round", line_chart(drawn, title, "round", "users")))
-    clips = (
-        ("users_clipped", "users whose update was clipped"),
-        ("sentences_clipped", "sentences that were clipped"),
-        ("mean_update", "mean length of updates"),
-    )
-    if reached := _lines(record, clips):
-        title, remark = "Clips reached", "shares of users and sentences; lengths in clips"
-        charts.append((title, remark, line_chart(reached, title, "round", "share")))
-    return charts
 
 
-def _spent(record: RunRecord, verification: Verification) -> dict[int, float]:
-    """Epsilon by rounds; nothing of a run that does not verify."""
-    if record.planned is None or verification.status not in ("proven", "unfinished"):
-        return {}
-    return epsilon_spent(record.planned, record.rounds_done)
-
-
-def _lines(record: RunRecord, named: Sequence[tuple[str, str]]) -> list[Line]:
-    lines = [Line(label, *record.series(name)) for name, label in named]
-    return [line for line in lines if len(line.x)]
-
-
-def _title(record: RunRecord) -> tuple[str, bool]:
-    """The title of quality, and whether it needs a logarithmic axis."""
-    if record.task == "classification":
-        return "Errors on names and on other sentences", False
-    return "Perplexity on names and on other words", True
-
-
-def _unit(record: RunRecord) -> str:
-    return "error rate" if record.task == "classification" else "perplexity"
+def _void(verified: Iterable[tuple[RunRecord, Verification]]) -> set[Path]:
+    """The runs that do not verify: no epsilon is drawn of them."""
+    return {
+        record.folder
+        for record, verification in verified
+        if verification.status not in ("proven", "unfinished")
+    }
 
 
 # --- several runs, and their corpus --------------------------------------------------------------
 
 
-def _comparison(pages: Sequence[RunPage]) -> list[tuple[str, str, str]]:
+def _comparison(pages: Sequence[RunPage]) -> list[RunChart]:
     """Charts with one line per run."""
-    charts = []
-    for name in dict.fromkeys(name for page in pages for name in page.record.measures):
-        if name not in (*_WHOLE, *(measure for measure, _ in _QUALITY)):
-            continue
-        lines = [Line(page.name, *page.record.series(name)) for page in pages]
-        log = name.startswith("perplexity")
-        chart = line_chart(lines, name, "round", name.split(" on ")[0], log_y=log)
-        charts.append((wording.sentence(name)[:-1], "on held-out text; lower is better", chart))
-    lines = []
-    for page in pages:
-        if spent := _spent(page.record, page.verification):
-            lines.append(Line(page.name, list(spent), list(spent.values())))
-    if lines:
-        title = "Epsilon spent"
-        chart = line_chart(lines, title, "round", "epsilon")
-        charts.append((title, "by the ledgers; runs that do not verify are left out", chart))
-    return charts
+    records = [page.record for page in pages]
+    void = _void((page.record, page.verification) for page in pages)
+    return [*measure_charts(records), *epsilon_charts(records, void)]
 
 
 def _measures(pages: Sequence[RunPage]) -> list[str]:
     """The measures that a table of runs has a column for."""
-    wanted = (*_WHOLE, *(name for name, _ in _QUALITY))
+    wanted = (*_WHOLE, *(name for name, _ in QUALITY))
     return [name for name in wanted if any(name in page.record.measures for page in pages)]
 
 
@@ -341,9 +296,8 @@ def _corpus_page(folder: Path, records: Sequence[RunRecord], progress: Progress)
     delta = min(deltas, default=1e-5)
     ledger = CorpusLedger(corpus.folder)
     entries = ledger.entries()
-    values = [(entry, entry.epsilon(delta)) for entry in entries]
     return CorpusPage(
         total=ledger.total(delta) if entries else None,
-        entries=[(entry, value if value < float("inf") else None) for entry, value in values],
+        entries=[(entry, finite(entry.epsilon(delta))) for entry in entries],
         numbers=breakdown(corpus, progress),
     )

@@ -7,6 +7,7 @@ curator only.
 
 import json
 import math
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,10 +61,14 @@ class RunRecord:
     def read(cls, folder: Path, audits: Sequence[Path] = ()) -> "RunRecord":
         """Read a run folder, and results of audits that lie in its folder `audits` or are named.
 
-        Raises only if there is no such folder, or if it holds no run.
+        Raises only if there is no such folder, or if it holds no run, or a link.
+
+        Guarantees:
+          - no file outside of the folder is read, but for audits that are named
         """
         if not folder.is_dir():
             raise UserError(f"{folder}: no such folder; name the folder of a run")
+        refuse_links(folder)
         if not any((folder / name).is_file() for name in (_IDENTITY, _CONFIG, RUN_LEDGER)):
             raise UserError(f"{folder}: holds no run; name the folder of a run")
         reader = _Reader(folder)
@@ -180,6 +185,36 @@ class RunRecord:
         named = dict.fromkeys([*(self.before or {}), *(self.after or {}), *self.metrics])
         prefixes = ("perplexity", "error rate", "bits per token")
         return tuple(name for name in named if name.startswith(prefixes) and ": " not in name)
+
+
+_LOGS = frozenset(("mlflow", "tensorboard", "wandb"))  # not read here; wandb links to its last run
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise for anything in a run folder that is neither a file in it nor a folder in it."""
+    for path in _entries(folder):
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:  # a run that is being trained writes and removes files
+            continue
+        if stat.S_ISLNK(mode):
+            raise UserError(
+                f"{path}: is a link, which may lead anywhere; put what it leads to in its place"
+            )
+        if stat.S_ISDIR(mode):
+            if path.name not in _LOGS:
+                refuse_links(path)
+        elif not stat.S_ISREG(mode):
+            raise UserError(f"{path}: neither a file nor a folder; remove it")
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be read: {error.strerror}") from None
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,16 @@ if TYPE_CHECKING:  # Jinja takes a tenth of a second to import
 
 
 @cache
-def environment() -> "Environment":
-    """Guarantees: text becomes text, whatever it holds; a name that is not given is an error."""
+def environment(package: str = "uedp.report") -> "Environment":
+    """The templates of a package.
+
+    Guarantees:
+      - text becomes text, whatever it holds; a name that is not given is an error
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     return Environment(
-        loader=PackageLoader("uedp.report"),
+        loader=PackageLoader(package),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -8,35 +8,10 @@ from uedp.accounting.attacker import FALSE_ALARMS, Strength, from_pair
 from uedp.accounting.certificate import Certificate
 from uedp.accounting.ledger import CorpusTotal
 from uedp.accounting.publishable import PublicFacts, PublicTotal
-from uedp.accounting.statement import LARGE_EPSILON, NOT_PROTECTED, PUBLIC_NOT_PROTECTED, rounded
+from uedp.accounting.statement import LARGE_EPSILON, PLAIN_WORDS, rounded
+from uedp.accounting.statement import epsilon_text as epsilon_text
 from uedp.report.charts import number_text
 from uedp.report.verification import Status
-
-# what the guarantee leaves out: the words of a certificate, and what they mean
-EXPLAINED = dict(
-    zip(
-        (*NOT_PROTECTED, PUBLIC_NOT_PROTECTED),
-        (
-            "That a person's texts were in the collection at all. What they say is protected, not "
-            "that they are there.",
-            "How many sentences each person wrote.",
-            "Which sentences contain a sensitive entity. Which entity it is, is protected.",
-            "Which people and sentences mention the same entity, its name aside. This pattern of "
-            "who shares what is taken as known to everybody.",
-            "Changes of a text that would make the detectors find other entities.",
-            "Mentions of an entity that the detectors missed, or took for another one: they have a "
-            "weaker guarantee.",
-            "Facts about a person or a thing in sentences that do not name it, if somebody else "
-            "wrote them.",
-            "The texts on which the quality of the model was measured.",
-            "What the model had learned before, when others trained it.",
-            "What later training on the same collection gives away in addition.",
-            "The figures on how much the detectors find, where they are stated.",
-            "Text that was declared public, and that the model learned from first.",
-        ),
-        strict=True,
-    )
-)
 
 
 @dataclass(frozen=True)
@@ -93,7 +68,7 @@ def decision(
         user_alone=user_alone if private else None,
         protects_entities=protects_entities,
         missed=missed if private else (),
-        not_protected=[EXPLAINED.get(words, words) for words in certificate.not_protected],
+        not_protected=[PLAIN_WORDS.get(words, words) for words in certificate.not_protected],
         caveats=[sentence(words) for words in certificate.caveats],
         statement=certificate.statement.split("\n")[0],
         adjacency=certificate.adjacency,
@@ -108,7 +83,7 @@ def public_decision(facts: PublicFacts) -> Decision:
     alone, delta = facts.epsilon_user_alone, facts.delta
     if attacker is not None and facts.epsilon is not None and delta is not None:
         power = {rate: attacker.found[f"{rate:g}"] for rate in FALSE_ALARMS}
-        strength = Strength(facts.epsilon, delta, attacker.success, power, True)
+        strength = Strength(facts.epsilon, delta, attacker.success, power)
     return Decision(
         status="proven" if strength is not None else "none",
         why_not=facts.why_not or "",
@@ -124,7 +99,7 @@ def public_decision(facts: PublicFacts) -> Decision:
             )
             for one in facts.missed_mentions
         ],
-        not_protected=[EXPLAINED.get(words, words) for words in facts.not_protected],
+        not_protected=[PLAIN_WORDS.get(words, words) for words in facts.not_protected],
         caveats=[sentence(words) for words in facts.caveats],
         statement=facts.guarantee,
         adjacency=facts.adjacency,
@@ -165,11 +140,6 @@ def protected(protects_entities: bool, users: str | None, unit: str, holders: ob
 
 
 # --- numbers -------------------------------------------------------------------------------------
-
-
-def epsilon_text(value: float | None) -> str:
-    """An epsilon, rounded up; what is not finite says so."""
-    return "no finite epsilon" if value is None or math.isinf(value) else rounded(value)
 
 
 def percent_up(share: float) -> str:

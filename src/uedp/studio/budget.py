@@ -24,7 +24,7 @@ from starlette.routing import Route
 from uedp.accounting.decisions import Shape
 from uedp.accounting.ledger import CorpusLedger, PlannedRun
 from uedp.accounting.limits import default_delta
-from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
+from uedp.accounting.statement import named_epsilon, rounded
 from uedp.corpus.store import Corpus
 from uedp.errors import UserError
 from uedp.report.charts import ChartMark, Line, line_chart
@@ -187,8 +187,7 @@ class _Budget:
         )
         planned = PlannedRun("this run", knobs.profile(noise), knobs.rounds, knobs.delta, shape)
         total = ledger.total_after(planned, knobs.delta)
-        value = NO_FINITE_EPSILON if total.epsilon is None else f"epsilon {rounded(total.epsilon)}"
-        return f"{value}, for {total.unit} ({total.runs} runs with this one)"
+        return f"{named_epsilon(total.epsilon)}, for {total.unit} ({total.runs} runs with this one)"
 
     def _charts(self, knobs: Knobs, noise: float, waiting: Waiting) -> Iterator[Message]:
         marks = {

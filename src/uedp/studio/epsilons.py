@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial
 from itertools import product
 
+from uedp.accounting.attacker import success_bound
 from uedp.accounting.calibrate import entity_level_profile, noise_for
 from uedp.accounting.limits import FEWEST_USERS, refuse_few_users, refuse_large_delta
 from uedp.accounting.missed import MISSED_CASES, missed_words
@@ -22,8 +23,7 @@ from uedp.accounting.proven import (
     UserLevelProfile,
     guarantee,
 )
-from uedp.accounting.publishable import success_bound
-from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
+from uedp.accounting.statement import epsilon_text
 from uedp.errors import UserError
 
 METHODS = (RotationProfile.method, FairSharesProfile.method, UserLevelProfile.method)
@@ -158,7 +158,7 @@ class EpsilonBound:
 
     @property
     def text(self) -> str:
-        return NO_FINITE_EPSILON if math.isinf(self.epsilon) else rounded(self.epsilon)
+        return epsilon_text(self.epsilon)
 
     @property
     def success_by_epsilon(self) -> float:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-import jinja2
 from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
@@ -13,6 +12,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from uedp.accounting.statement import rounded
 from uedp.errors import UserError
 from uedp.report.charts import cut
+from uedp.report.templates import environment
 from uedp.studio.security import MAX_BODY
 from uedp.studio.settings import Settings
 
@@ -22,23 +22,12 @@ BASE_STYLE = FOLDER.parent / "report" / "templates" / "base.css"
 SECTIONS = (("entities", "Entities"), ("budget", "Budget"), ("runs", "Runs"))
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(FOLDER / "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["count"] = lambda value: f"{value:,}"
-    environment.filters["percent"] = lambda value: f"{value:.1%}"
-    environment.filters["cut"] = lambda value, most=48: cut(str(value), most)
-    environment.filters["rounded"] = rounded
-    environment.filters["drawn"] = Markup  # of a chart, which escapes its own text
-    return environment
-
-
-_TEMPLATES = _environment()
+_TEMPLATES = environment("uedp.studio")
+_TEMPLATES.filters["count"] = lambda value: f"{value:,}"
+_TEMPLATES.filters["percent"] = lambda value: f"{value:.1%}"
+_TEMPLATES.filters["cut"] = lambda value, most=48: cut(str(value), most)
+_TEMPLATES.filters["rounded"] = rounded
+_TEMPLATES.filters["drawn"] = Markup  # of a chart, which escapes its own text
 
 
 def render(settings: Settings, template: str, **values: Any) -> str:

@@ -18,7 +18,7 @@ from uedp.accounting.certificate import CERTIFICATE
 from uedp.accounting.ledger import RUN_LEDGER
 from uedp.accounting.signature import SIGNATURE
 from uedp.errors import UserError
-from uedp.report.run_record import RunRecord
+from uedp.report.run_record import RunRecord, refuse_links
 from uedp.studio.settings import ForbiddenError, Settings, inside
 
 Floats = npt.NDArray[np.float64]
@@ -172,6 +172,7 @@ class Live:
 
     def record(self, folder: Path) -> RunRecord:
         """The run as it is now; its ledger may be some seconds old while it grows."""
+        refuse_links(folder)
         stamp, ledger, now = _stamp(folder), _size(folder / RUN_LEDGER), time.monotonic()
         known = self._records.get(folder)
         if (

@@ -16,11 +16,11 @@ from uedp.accounting.certificate import not_checked, verify
 from uedp.accounting.ledger import CorpusLedger
 from uedp.accounting.limits import DEFAULT_DELTA
 from uedp.accounting.model_files import refuse_other_files
-from uedp.accounting.statement import NO_FINITE_EPSILON, rounded
+from uedp.accounting.statement import epsilon_text
 from uedp.errors import UserError
+from uedp.report.run_charts import contradicted, run_charts, spent_so_far
 from uedp.report.run_record import RunRecord
 from uedp.studio.pages import page
-from uedp.studio.run_charts import contradicted, run_charts, spent_so_far
 from uedp.studio.run_folders import Live, RunFolder, find_run, run_folders, state_of
 from uedp.studio.settings import Settings
 
@@ -161,13 +161,12 @@ class _Runs:
                 "method": entry.method,
                 "rounds": f"{entry.counted:,} of {entry.planned:,}",
                 "closed": entry.closed,
-                "epsilon": _words(entry.epsilon(DEFAULT_DELTA)),
+                "epsilon": epsilon_text(entry.epsilon(DEFAULT_DELTA)),
                 "exposed": entry.exposed,
             }
             for entry in entries
         ]
-        value = NO_FINITE_EPSILON if total.epsilon is None else rounded(total.epsilon)
-        return LedgerTable(shown, value, total.unit)
+        return LedgerTable(shown, epsilon_text(total.epsilon), total.unit)
 
     def _report(self, run: RunFolder, record: RunRecord) -> tuple[str, str]:
         from uedp.report.page import content_policy, report
@@ -233,7 +232,9 @@ def epsilon_words(record: RunRecord) -> str:
     """The epsilon of a run, as its certificate states it, or else by the ledger."""
     if record.certificate is None or record.without_noise:
         return ledger_epsilon(record) + (" planned" if record.planned is not None else "")
-    return _words(record.certificate.epsilon) if record.certificate.private else "no guarantee"
+    return (
+        epsilon_text(record.certificate.epsilon) if record.certificate.private else "no guarantee"
+    )
 
 
 def ledger_epsilon(record: RunRecord) -> str:
@@ -252,7 +253,7 @@ def ledger_epsilon(record: RunRecord) -> str:
     if contradicted(record):
         return "not proven: the certificate states another"
     strength = strength_of(planned)
-    return NO_FINITE_EPSILON if strength is None else rounded(strength.epsilon)
+    return epsilon_text(None if strength is None else strength.epsilon)
 
 
 def _spent_so_far(record: RunRecord) -> str | None:
@@ -260,11 +261,7 @@ def _spent_so_far(record: RunRecord) -> str | None:
     spent = spent_so_far(record)
     if not spent or record.planned is None:
         return None
-    return f"{_words(spent[max(spent)])}, at delta {record.planned.delta:g}"
-
-
-def _words(epsilon: float | None) -> str:
-    return NO_FINITE_EPSILON if epsilon in (None, float("inf")) else rounded(epsilon)
+    return f"{epsilon_text(spent[max(spent)])}, at delta {record.planned.delta:g}"
 
 
 def _quick(record: RunRecord) -> bool:

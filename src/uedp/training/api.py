@@ -10,7 +10,7 @@ import torch
 
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
-from uedp.models.load import LoadedModel, load_model
+from uedp.models.load import LoadedModel, load_model, start_token
 from uedp.progress import SILENT, Progress
 from uedp.training import loop
 from uedp.training.build import assemble, check_corpus, plan_run, task_of_run
@@ -167,8 +167,7 @@ def generate(
         raise UserError(f"generate: temperature {temperature:g} must not be negative")
     loaded = load_generator(folder)
     tokenizer = loaded.tokenizer
-    starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    start = next(token for token in starts if token is not None)
+    start = start_token(tokenizer)
     rows = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     rows = [[start, *ids] for ids in rows for _ in range(count)]
     longest = max(map(len, rows))

@@ -15,6 +15,7 @@ from uedp.accounting.calibrate import noise_for
 from uedp.accounting.growth import Growth, growth_lines
 from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.limits import FEWEST_USERS, refuse_few_users, refuse_large_delta
+from uedp.accounting.plan_digest import plan_digest
 from uedp.accounting.profile import PrivacyEvent, Profile
 from uedp.accounting.proven import epsilon, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease, release_for
@@ -145,6 +146,15 @@ class Plan:
         """The same plan with another seed, or with none."""
         privacy = self.config.privacy.model_copy(update={"seed": seed})
         return replace(self, config=self.config.model_copy(update={"privacy": privacy}))
+
+    def digest(self, precision: str | None = None) -> str:
+        """What an audit of this plan records, so that it is held against no other."""
+        assert self.profile is not None
+        config = self.config.model_dump(mode="json", include={"privacy", "method_options"})
+        delta = self.config.privacy.delta
+        return plan_digest(
+            self.profile, self.rounds, delta, config["privacy"], config["method_options"], precision
+        )
 
     def epsilon_after(self, rounds: int) -> float:
         assert self.profile is not None

@@ -33,7 +33,7 @@ from uedp.accounting.statement import missed_line
 from uedp.corpus.source import Source
 from uedp.errors import UserError
 from uedp.files import fsync_file, lock_file, private_opener, sha256_of, write_atomically
-from uedp.models.load import LoadedModel
+from uedp.models.load import LoadedModel, start_token
 from uedp.progress import SILENT, Meter, Progress
 from uedp.strict import parse_json
 from uedp.training.api import load_generator
@@ -270,10 +270,7 @@ class _Texts:
     def __init__(self, loaded: LoadedModel, prompts: Prompts, sampling: TokenSampling) -> None:
         self._loaded, self._sampling = loaded, sampling
         tokenizer = loaded.tokenizer
-        starts = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        start = next((token for token in starts if token is not None), None)
-        if start is None:
-            raise UserError("the tokenizer has neither a start nor an end token; add one to it")
+        start = start_token(tokenizer)
         ids = tokenizer(list(prompts.texts), add_special_tokens=False)["input_ids"]
         self._prompts = [
             (text, [start, *own]) for text, own in zip(prompts.texts, ids, strict=True)

@@ -24,6 +24,7 @@ from uedp.mechanism.packing import (
     packing_for,
 )
 from uedp.methods import Autocast, SentenceTask
+from uedp.models.load import start_token
 from uedp.progress import SILENT, Progress
 from uedp.training import evaluation
 from uedp.training.mentions import Codes, Mentions, NameTokens
@@ -77,10 +78,7 @@ class NextWord:
         progress: Progress = SILENT,
         mentions: Mentions | None = None,
     ) -> None:
-        start, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-        start = end if start is None else start
-        if start is None:
-            raise UserError("the tokenizer has neither a start nor an end token; add one to it")
+        start, end = start_token(tokenizer), tokenizer.eos_token_id
         self._first, self._words, self.truncation = start, 0, Truncation()
         self.longest = max_tokens
 

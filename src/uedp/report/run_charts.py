@@ -10,6 +10,14 @@ from uedp.report.run_record import RunRecord
 
 _SIZE = (440, 270)
 _POINTS = 10  # of epsilon against rounds
+_HELD_OUT = "On held-out text; lower is better."
+# measures of quality that are drawn together, in the order in which they are wanted
+QUALITY = (
+    ("perplexity on names", "on names"),
+    ("perplexity on other tokens", "on other words"),
+    ("error rate with entities", "sentences with entities"),
+    ("error rate without entities", "sentences without entities"),
+)
 _CLIPPED = {
     "users_clipped": "Users whose update was clipped",
     "sentences_clipped": "Sentences whose gradient was clipped",
@@ -32,10 +40,11 @@ def run_charts(records: Sequence[RunRecord], void: Container[Path] = ()) -> list
     Args:
         void: folders of runs of which no epsilon is drawn.
     """
-    return [*_measures(records), *_epsilon(records, void), *_rounds(records)]
+    return [*measure_charts(records), *epsilon_charts(records, void), *round_charts(records)]
 
 
-def _measures(records: Sequence[RunRecord]) -> Iterator[RunChart]:
+def measure_charts(records: Sequence[RunRecord]) -> Iterator[RunChart]:
+    """Measures on held-out text: of one run in one chart, of several in one for each measure."""
     names = list(dict.fromkeys(name for record in records for name in record.measures))
     if any(name.startswith("perplexity") for name in names):
         names = [name for name in names if not name.startswith("bits")]
@@ -44,18 +53,18 @@ def _measures(records: Sequence[RunRecord]) -> Iterator[RunChart]:
     if not names:
         return
     log = any(name.startswith("perplexity") for name in names)
-    note = "On held-out text; lower is better."
     if len(records) == 1:
         lines = [Line(name, *records[0].series(name)) for name in names]
         title = names[0] if len(names) == 1 else "Perplexity" if log else "Error rate"
-        yield _chart(title[0].upper() + title[1:], note, lines, title.lower(), log=log)
+        yield _chart(title[0].upper() + title[1:], _HELD_OUT, lines, title.lower(), log=log)
         return
     for name in names:
         lines = [Line(record.name, *record.series(name)) for record in records]
-        yield _chart(name[0].upper() + name[1:], note, lines, name, log=log)
+        yield _chart(name[0].upper() + name[1:], _HELD_OUT, lines, name, log=log)
 
 
-def _epsilon(records: Sequence[RunRecord], void: Container[Path]) -> Iterator[RunChart]:
+def epsilon_charts(records: Sequence[RunRecord], void: Container[Path] = ()) -> Iterator[RunChart]:
+    """Epsilon spent, where there is a guarantee."""
     lines = []
     for record in records:
         if record.folder not in void and (spent := spent_so_far(record)):
@@ -70,13 +79,14 @@ def _epsilon(records: Sequence[RunRecord], void: Container[Path]) -> Iterator[Ru
     yield replace(_chart("Epsilon spent", note, lines, "epsilon", mark=mark), proven=True)
 
 
-def _rounds(records: Sequence[RunRecord]) -> Iterator[RunChart]:
+def round_charts(records: Sequence[RunRecord]) -> Iterator[RunChart]:
+    """What rounds did."""
     if lines := [*_lines(records, "users", "users")]:
         yield _chart("Users drawn in a round", "Private: for the curator only.", lines, "users")
     note = "Their share. Private: for the curator only."
     if len(records) == 1:
         both = [line for name in _CLIPPED for line in _lines(records, name, name.partition("_")[0])]
-        if both:
+        if both := [*both, *_lines(records, "mean_update", "mean length of updates, in clips")]:
             yield _chart("Clips reached", note, both, "share clipped")
         return
     for name, title in _CLIPPED.items():
@@ -89,6 +99,19 @@ def _lines(records: Sequence[RunRecord], name: str, label: str) -> Iterator[Line
         x, y = record.series(name)
         if len(x):
             yield Line(label if len(records) == 1 else record.name, x, y)
+
+
+def quality_charts(record: RunRecord) -> Iterator[RunChart]:
+    """Measures on names and on all other text; of everything, where these were not taken."""
+    lines = [line for name, label in QUALITY for line in _lines([record], name, label)]
+    if not lines:
+        yield from measure_charts([record])
+    elif record.task == "classification":
+        title = "Errors on names and on other sentences"
+        yield _chart(title, _HELD_OUT, lines, "error rate")
+    else:
+        title = "Perplexity on names and on other words"
+        yield _chart(title, _HELD_OUT, lines, "perplexity", log=True)
 
 
 def _chart(
