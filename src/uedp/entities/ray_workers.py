@@ -8,6 +8,7 @@ may print the text that it reads.
 
 import os
 import secrets
+import socket
 import sys
 import tempfile
 import time
@@ -30,16 +31,16 @@ from uedp.signals import deferred
 ADDRESS = "RAY_ADDRESS"
 AHEAD = 2  # shards in flight per worker, so that none is idle
 _READY = 180.0  # seconds until some worker must have started
+_ANSWER = 20.0  # seconds for the cluster to answer
 _POLL = 1.0  # seconds
 _OBJECT_STORE = 1 << 29  # bytes: what is in flight, and no more
 _LONGEST_FOLDER = 18  # characters, since the names of sockets are limited to 107
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    # processes that outlive a killed command notice after so many seconds
+_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_OF_OUR_CLUSTERS = {
+    "RAY_AUTH_MODE": "token",
+    # in seconds: processes that outlive a killed command notice, and end
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
-_AUTH = {"RAY_AUTH_MODE": "token"}
 _TOKEN = "_uedp_token"  # of the clusters that this process starts: Ray reads it once
 
 
@@ -55,7 +56,9 @@ def _imported(stack: ExitStack) -> Any:
     before = sys.modules.get("ray")
     if before is None or hasattr(before, _TOKEN):
         token = getattr(before, _TOKEN, secrets.token_hex(32))
-        variables = {**_ENVIRONMENT, **({} if _address() else {**_AUTH, "RAY_AUTH_TOKEN": token})}
+        variables = dict(_ENVIRONMENT)
+        if not _address():
+            variables |= {**_OF_OUR_CLUSTERS, "RAY_AUTH_TOKEN": token}
         stack.enter_context(_environment(variables))
     elif not _address() and not before.is_initialized():
         raise UserError(
@@ -160,9 +163,12 @@ class RayWorkers:
 
     def _connect(self, address: str) -> None:
         self._stack.callback(self._shut_down)
+        host, _, port = address.removeprefix("ray://").rpartition(":")
         try:
+            if host and port.isdecimal():  # Ray ends the process if nobody answers
+                socket.create_connection((host, int(port)), timeout=_ANSWER).close()
             self._ray.init(address=address, log_to_driver=False, configure_logging=False)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+        except (OSError, ValueError, RuntimeError, OverflowError) as error:
             raise UserError(
                 f"{ADDRESS}={address}: no cluster of Ray answers ({first_line(error)}); start one, "
                 f"or unset {ADDRESS}"
