@@ -1,5 +1,6 @@
 """Ray itself, in commands of its own: the same corpus, nothing left, no text in errors and logs."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,13 +15,14 @@ import pytest
 
 from tests.cli.test_signals import alive, wait_for
 from tests.entities.test_sharding import contents, left_in, rows, shards_in, write
+from uedp.entities.build import build_corpus
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
 
 SECRET = "Rumpelstiltskin"
 SLOW = '''
-import sys, time
+import os, signal, sys, time
 from pathlib import Path
 from uedp.corpus.sentence import Span
 from uedp.entities.detectors import register_detector
@@ -42,6 +44,8 @@ class Slow:
             print(text, file=sys.stderr, flush=True)
             if "please fail" in text:
                 raise ValueError(text)
+            if "please die" in text:
+                os.kill(os.getpid(), signal.SIGKILL)
             time.sleep({wait})
             yield [Span(0, len(text.split()[0]), "PER")]
 '''
@@ -85,6 +89,14 @@ def detect(place, *options, engine="ray", **variables):
     )
 
 
+def local(place):
+    """The corpus of the local engine."""
+    with contextlib.chdir(place):
+        detectors = ("slow.py:slow-of-ray", "patterns")
+        build_corpus("many", "local", detectors=detectors, on_warning=lambda text: None)
+    return contents(place / "local")
+
+
 def processes(place):
     """Those that were started with the mark of this test."""
     mark, found = f"UEDP_TEST={place}\0".encode(), []
@@ -111,16 +123,14 @@ def test_ray_gives_the_local_corpus_and_leaves_nothing(place):
     assert not processes(place)
     assert ray_folders() <= before
     assert left_in(place) == []
-    assert detect(place, "--out", "local", engine="local").returncode == 0
-    assert contents(place / "c") == contents(place / "local")
+    assert contents(place / "c") == local(place)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 3])
 def test_any_number_of_workers_gives_the_same(workers, place):
     assert detect(place, "--out", "c", "--workers", str(workers)).returncode == 0
-    assert detect(place, "--out", "local", engine="local").returncode == 0
-    assert contents(place / "c") == contents(place / "local")
+    assert contents(place / "c") == local(place)
 
 
 @pytest.mark.slow
@@ -152,7 +162,8 @@ def test_a_stopped_command_is_continued(number, place):
     _, errors = started.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert started.returncode == 128 + number
-        assert errors == b""
+        assert errors.startswith(f"note: {place}/.c.shards: keeps ".encode())
+        assert errors.count(b"\n") == 1
         assert time.monotonic() - began < 20
     wait_for(lambda: not processes(place), 60)
     kept = len(shards_in(place))
@@ -160,8 +171,7 @@ def test_a_stopped_command_is_continued(number, place):
     assert not (place / "c").exists()
     again = detect(place, "--out", "c", "--workers", "1")
     assert again.returncode == 0, again.stderr
-    assert detect(place, "--out", "local", engine="local").returncode == 0
-    assert contents(place / "c") == contents(place / "local")
+    assert contents(place / "c") == local(place)
     assert left_in(place) == []
 
 
@@ -171,15 +181,21 @@ def test_mistakes_are_one_line_and_bugs_do_not_quote(place):
         file.write("{\n")
     results = {name: detect(place, "--out", "c", engine=name) for name in ("local", "ray")}
     assert {each.returncode for each in results.values()} == {2}
-    assert results["ray"].stderr == results["local"].stderr.splitlines(keepends=True)[-1]
-    assert results["ray"].stderr.startswith("error: many/part-3.jsonl:21: broken JSON")
-    assert results["ray"].stderr.count("\n") == 1
+    note, error = results["ray"].stderr.splitlines()
+    assert "finished shards, which are private" in note
+    assert error == results["local"].stderr.splitlines()[-1]
+    assert error.startswith("error: many/part-3.jsonl:21: broken JSON")
     write(place / "many" / "part-3.jsonl", [{"user": "u", "text": f"please fail {SECRET}"}])
     done = detect(place, "--out", "c")
     assert done.returncode == 70
     assert "ValueError in a worker of Ray: " in done.stderr
     assert "slow.py:" in done.stderr
     assert SECRET not in done.stderr
+    write(place / "many" / "part-3.jsonl", [{"user": "u", "text": f"please die {SECRET}"}])
+    dead = detect(place, "--out", "c")
+    assert dead.returncode == 2
+    assert "a worker failed (" in dead.stderr.splitlines()[-1]
+    assert SECRET not in dead.stderr
     missing = detect(place, "--out", "d", "--detector", "spacy:no_such_pipeline")
     assert missing.returncode == 2
     assert "no_such_pipeline" in missing.stderr
@@ -225,8 +241,7 @@ def test_a_cluster_with_fewer_processors_than_workers_is_used_and_stays(place):
         finally:
             cluster.terminate()
     assert contents(place / "c") == contents(place / "d")
-    assert detect(place, "--out", "local", engine="local").returncode == 0
-    assert contents(place / "c") == contents(place / "local")
+    assert contents(place / "c") == local(place)
 
 
 @pytest.mark.slow

@@ -110,6 +110,10 @@ def small(monkeypatch):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
 
 
+def nothing_but_kept(note):
+    assert "finished shards, which are private; the same command continues with them" in note
+
+
 @pytest.fixture
 def detect(tmp_path, monkeypatch):
     def detect(source, out, executor=None, **options):
@@ -120,7 +124,7 @@ def detect(tmp_path, monkeypatch):
         if "hold_out_share" in options:
             options["hold_out"] = tmp_path / f"{out}-others"
         options = {"detectors": "patterns,ends-of-batches", **options}
-        options.setdefault("on_note", pytest.fail)
+        options.setdefault("on_note", nothing_but_kept)
         build_corpus(source, tmp_path / out, on_warning=lambda text: None, **options)
         folders = [tmp_path / out, *filter(None, [options.get("hold_out")])]
         for folder in folders:
@@ -383,6 +387,39 @@ def test_two_processes_do_not_write_the_same_shards(tmp_path):
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.parametrize("how", ["link", "other owner"])
+def test_a_folder_of_somebody_else_is_not_used(how, tmp_path, monkeypatch):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "precious.shard").touch()
+    if how == "link":
+        (tmp_path / ".c.shards").symlink_to(mine)
+    else:
+        mine.rename(tmp_path / ".c.shards")
+        monkeypatch.setattr("os.getuid", lambda: 12345)
+    with (
+        pytest.raises(UserError, match="is not a folder of yours; remove it"),
+        ShardFolder(tmp_path / "c", "0" * 64, pytest.fail).opened(),
+    ):
+        pass
+    assert (tmp_path / ".c.shards" / "precious.shard").exists()
+
+
+def test_other_files_are_left_alone(tmp_path, detect):
+    (tmp_path / ".c.shards").mkdir()
+    (tmp_path / ".c.shards" / "precious").touch()
+    with pytest.raises(Killed):
+        detect(many_jsonl(tmp_path), "c", InProcess(dies_after=0))
+    assert (tmp_path / ".c.shards" / "precious").exists()
+
+
+def test_what_is_kept_is_said(tmp_path, detect):
+    said = []
+    with pytest.raises(Killed):
+        detect(many_jsonl(tmp_path), "c", InProcess(dies_after=3), on_note=said.append)
+    assert [f"{tmp_path}/.c.shards: keeps 3 finished shards" in line for line in said] == [True]
+
+
 def test_long_names_and_links_have_folders_of_their_own(tmp_path):
     long = [tmp_path / ("n" * 250 + end) for end in "ab"]
     one, two = (ShardFolder(path, "0" * 64, pytest.fail).folder for path in long)
@@ -432,7 +469,7 @@ def test_the_first_error_is_raised_as_the_local_engine_does(
     write(source / "part-3.jsonl", rows(120, 30))
     write(source / "part-4.jsonl", rows(160, 40))
     again = InProcess()
-    assert detect(source, "c", again, on_note=lambda text: None) == detect(source, "local")
+    assert detect(source, "c", again, on_note=lambda note: None) == detect(source, "local")
     assert len(again.ran) < len(set(again.ran)) + 3
 
 

@@ -25,6 +25,7 @@ from uedp.entities.warnings import corpus_warnings
 from uedp.errors import CorpusWarning, UserError
 from uedp.progress import SILENT, Progress
 
+ENGINES: dict[str, Start] = {"ray": ray_workers}  # beside `local`
 DEFAULT_GROUPS = (15.0, 2.0)  # the paper's, for data sets without users
 
 
@@ -96,8 +97,8 @@ def build_corpus(
         skip_invalid: skip invalid records; a `SkippedRecords` counts them
         overwrite: replace `out` if it is a corpus
         on_warning: called with each of `corpus_warnings`; by default they are `CorpusWarning`s
-        on_note: called at once if what an earlier process has detected cannot be used; by default
-            that is a `CorpusWarning`, too
+        on_note: called at once if what an earlier process has detected cannot be used, or what
+            this one has detected is kept for another attempt; by default a `CorpusWarning`, too
 
     Guarantees:
       - a path, a DataFrame and a Dataset with the same rows give the same corpus, apart from the
@@ -211,9 +212,6 @@ def _engine(
     folder = ShardFolder(out, settings.digest(), on_note)
     with folder.opened(), ENGINES[name](settings, detection.workers) as executor:
         yield _Sharded(folder, executor)
-
-
-ENGINES: dict[str, Start] = {"ray": ray_workers}  # beside `local`
 
 
 def _warn(warning: str) -> None:

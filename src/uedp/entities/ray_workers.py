@@ -33,7 +33,7 @@ AHEAD = 2  # shards in flight per worker, so that none is idle
 _READY = 180.0  # seconds until some worker must have started
 _ANSWER = 20.0  # seconds for the cluster to answer
 _POLL = 1.0  # seconds
-_OBJECT_STORE = 1 << 29  # bytes: what is in flight, and no more
+_OBJECT_STORE = 1 << 28  # bytes for each worker, of what is in flight
 _LONGEST_FOLDER = 18  # characters, since the names of sockets are limited to 107
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 _OF_OUR_CLUSTERS = {
@@ -71,7 +71,7 @@ def _imported(stack: ExitStack) -> Any:
         raise UserError(
             f"`engine='ray'`: Ray cannot be imported ({error}); run `pip install 'uedp[ray]'`"
         ) from None
-    if before is None:
+    if before is None and not _address():
         setattr(ray, _TOKEN, token)
     return ray
 
@@ -86,7 +86,7 @@ class RayWorkers:
     """Actors of Ray, each of which loads the detectors once.
 
     Guarantees:
-      - at most `AHEAD` shards per worker are held at a time
+      - at most `AHEAD` shards per worker are held at a time, and the next one
     """
 
     def __init__(self, ray: Any, settings: ShardSettings, workers: int, stack: ExitStack) -> None:
@@ -114,7 +114,8 @@ class RayWorkers:
             for promise in self._ray.wait(promises, timeout=_POLL)[0]:
                 if promise in self._starting:
                     actor = self._starting.pop(promise)
-                    self._result(promise)
+                    if isinstance(failure := self._result(promise), Exception):
+                        raise failure
                     self._loads[actor] = 0
                 else:
                     number, actor = in_flight.pop(promise)
@@ -157,7 +158,7 @@ class RayWorkers:
                 include_dashboard=False,
                 log_to_driver=False,
                 configure_logging=False,
-                object_store_memory=_OBJECT_STORE,
+                object_store_memory=_OBJECT_STORE * self._workers,
                 _temp_dir=str(private / "ray"),
             )
 

@@ -9,7 +9,6 @@ same settings takes it from there.
 import hashlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -160,8 +159,7 @@ class ShardFolder:
 
     @contextmanager
     def opened(self) -> Iterator[Self]:
-        self.folder.mkdir(mode=0o700, exist_ok=True)
-        self.folder.chmod(0o700)
+        self._make()
         with open(self.folder / _LOCK, "wb", opener=files.private_opener) as lock:
             files.lock_file(
                 lock,
@@ -171,18 +169,33 @@ class ShardFolder:
             try:
                 yield self
             finally:
-                if self.folder.exists() and not self._shards():
-                    shutil.rmtree(self.folder, ignore_errors=True)
+                if kept := len(list(self.folder.glob(f"*{_SUFFIX}"))):
+                    self._say(
+                        f"{self.folder}: keeps {kept:,} finished shards, which are private; the "
+                        "same command continues with them, or remove that folder"
+                    )
+                elif self.folder.exists():
+                    (self.folder / _LOCK).unlink()
+                    files.remove_empty([self.folder])
+
+    def _make(self) -> None:
+        self.folder.mkdir(mode=0o700, exist_ok=True)
+        # in a folder of many accounts, somebody else may have made it, or a link
+        if self.folder.is_symlink() or self.folder.stat().st_uid != os.getuid():
+            raise UserError(f"{self.folder}: is not a folder of yours; remove it")
+        self.folder.chmod(0o700)
 
     def _look(self) -> None:
         """Find what is finished; remove what is of other settings."""
         others = 0
-        for path in list(self.folder.iterdir()):
-            if path.name.startswith(f"{self._prefix}-") and path.suffix == _SUFFIX:
+        for path in list(self.folder.glob(f"*{_SUFFIX}")):
+            if path.name.startswith(f"{self._prefix}-"):
                 self._found.add(path.stem.partition("-")[2])
-            elif path.name != _LOCK:
-                others += path.suffix == _SUFFIX
+            else:
+                others += 1
                 path.unlink()
+        for path in list(self.folder.glob(f"*{_SUFFIX}.partial")):
+            path.unlink()
         if others:
             self._say(
                 f"{self._corpus}: {others:,} finished shards are of other settings or detectors; "
@@ -235,9 +248,6 @@ class ShardFolder:
     def move_into(self, scratch: Path) -> None:
         """Give the folder to one that is removed, whatever happens."""
         self.folder.rename(scratch / "shards")
-
-    def _shards(self) -> list[Path]:
-        return [path for path in self.folder.iterdir() if path.suffix == _SUFFIX]
 
     def _path(self, digest: str) -> Path:
         return self.folder / f"{self._prefix}-{digest}{_SUFFIX}"
