@@ -16,6 +16,7 @@ from tests.cli.test_help import COMMANDS, EXAMPLES
 LEFT_OUT = {
     r"uedp( \w+)* .*(gpt2|spacy:)": "needs a model from the hub",
     r"uedp unpack ": "downloads",
+    r"uedp .*--engine ray": "starts Ray: tests/entities/test_ray.py",
     r"uedp (audit (mechanism|train|extract)|coverage|plan|report run-1)": "takes a while",
     r"uedp (generate .*--count 10000|(calibrate|account proven) .*--corpus)": "takes a while",
     r"uedp studio": "serves until it is stopped",

@@ -30,6 +30,15 @@ def test_batches_are_bounded_in_sentences_and_characters(monkeypatch):
     assert [s.text for batch in batches for s in batch] == texts
 
 
+def test_none_ends_a_batch(monkeypatch):
+    monkeypatch.setattr(parallel, "BATCH", 3)
+    texts = [None, "a", None, None, *"bcd", None, *"efgh", None]
+    sentences = [text and Sentence("u", text) for text in texts]
+    for workers in (1, 2):
+        batches = [batch for batch, _ in detect_batches(sentences, ["labels"], workers)]
+        assert ["".join(s.text for s in batch) for batch in batches] == ["a", "bcd", "efg", "h"]
+
+
 def test_at_most_ahead_batches_per_worker_are_held(monkeypatch):
     """Guarantee of `detect`; and that many are, or a worker would wait."""
     monkeypatch.setattr(parallel, "BATCH", 2)

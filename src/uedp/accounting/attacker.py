@@ -14,7 +14,7 @@ import numpy as np
 from uedp.accounting.divergence import MAX_EPSILON, Floats
 from uedp.accounting.ledger import PlannedRun
 from uedp.accounting.pld import BothDirections
-from uedp.accounting.profile import profile_from_record, profile_type
+from uedp.accounting.profile import PrivacyEvent, profile_from_record, profile_type
 from uedp.accounting.proven import Events, Guarantee, guarantee
 from uedp.accounting.vocabulary import VocabularyRelease
 from uedp.errors import UserError

@@ -24,6 +24,7 @@ EXTRAS = {
     "spacy": ("detectors spacy:NAME", ("spacy",)),
     "presidio": ("the detector presidio", ("presidio-analyzer",)),
     "stanza": ("detectors stanza:LANG", ("stanza",)),
+    "ray": ("detection with --engine ray", ("ray",)),
     "xlsx": ("reading .xlsx files", ("openpyxl",)),
     "tensorboard": ("logging to TensorBoard", ("tensorboard",)),
     "wandb": ("logging to Weights & Biases", ("wandb",)),

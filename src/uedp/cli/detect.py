@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -20,7 +20,7 @@ _USERS = "Sentences and users"  # a section of the options
 
 def detect(
     source: Annotated[
-        Path, Argument(metavar="SOURCE", help="A file, or the folder of a dataset or of mail.")
+        Path, Argument(metavar="SOURCE", help="A file, or a folder: of files, a dataset or mail.")
     ],
     out: options.NewCorpus,
     reader: options.Reader = "auto",
@@ -91,6 +91,11 @@ def detect(
     ),
     public_list: options.PublicLists = [],  # noqa: B006 - Typer copies it
     workers: options.Workers = 1,
+    engine: Literal["local", "ray"] = Option(
+        "local",
+        help="What runs the detectors: processes of this machine, or Ray, on the cluster "
+        "RAY_ADDRESS or here. With ray, the same command continues one that was stopped.",
+    ),
     overwrite: options.Overwrite = False,
     as_json: options.AsJson = False,
 ) -> None:
@@ -101,6 +106,8 @@ def detect(
       # columns by name, names by spaCy, a tenth of the users held out
       uedp detect mails.csv --user author --text body --out corpus \\
           --detector spacy:en_core_web_sm,patterns --hold-out others
+      # many files, on the machines of a cluster
+      uedp detect messages --out corpus --engine ray --workers 64
     """
     from uedp.corpus.readers import SkippedRecords
     from uedp.corpus.store import Corpus
@@ -132,6 +139,8 @@ def detect(
         aliases=aliases,
         public_lists=split_commas(public_list),
         workers=workers,
+        engine=engine,
+        on_note=say_note,
         skip_invalid=skipped if skip_invalid else False,
         overwrite=overwrite,
         on_warning=warnings.append,
@@ -201,6 +210,10 @@ def say_changes(source: dict[str, Any]) -> None:
             "(--no-split keeps texts whole)",
             err=True,
         )
+
+
+def say_note(note: str) -> None:
+    typer.echo(f"note: {plain(with_flags(note))}", err=True)
 
 
 def say_warnings(warnings: Iterable[str]) -> None:

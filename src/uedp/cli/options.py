@@ -150,4 +150,4 @@ TextColumn = Annotated[
 ]
 UserRate = Annotated[float, Option(help="The sampling rate of users in a round.")]
 Users = Annotated[int, Option(help="Number of users.")]
-Workers = Annotated[int, Option(help="Number of processes for detection.")]
+Workers = Annotated[int, Option(help="Number of processes for detection, at the same time.")]

@@ -37,8 +37,10 @@ class Source:
         self.delimiter = _known_delimiter(delimiter)
         self.dropped: Counter[str] = Counter()  # what a reader left out on purpose
         self.size = path.stat().st_size if path.is_file() else 0
+        self.files: tuple[Path, ...] = ()  # of a folder of files
         self._raw: BinaryIO | None = None
         self._reached = 0
+        self._part: Source | None = None
 
     def __str__(self) -> str:
         return str(self.path)
@@ -57,11 +59,30 @@ class Source:
     @property
     def position(self) -> int:
         """Bytes of the file consumed so far; compressed bytes for a `.gz`."""
+        if self._part is not None:
+            return self._reached + self._part.position
         return self._raw.tell() if self._raw and not self._raw.closed else self._reached
 
     def reached(self, share: float) -> None:
         """Set the position of a file that is not read byte by byte."""
         self._reached = round(share * self.size)
+
+    def read_as(self, files: Sequence[Path]) -> None:
+        """Read these files of the folder, one after another."""
+        self.files, self.size = tuple(files), sum(path.stat().st_size for path in files)
+
+    def parts(self) -> Iterator["Source"]:
+        """What is read: this file, or the files of the folder. What they drop counts here."""
+        if not self.files:
+            yield self
+            return
+        self._reached, self._part = 0, None
+        for path in self.files:
+            part = Source(path, self.encoding, self.delimiter)
+            part.dropped = self.dropped
+            self._part = part
+            yield part
+            self._reached, self._part = self._reached + part.size, None
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:

@@ -90,11 +90,11 @@ HITS = pa.schema(
 
 
 class RowWriter:
-    """Rows to one Arrow file, a record batch at a time."""
+    """Rows to one Arrow file, or an open one, a record batch at a time."""
 
-    def __init__(self, path: Path, schema: pa.Schema) -> None:
+    def __init__(self, path: Path | pa.NativeFile, schema: pa.Schema) -> None:
         self._schema = schema
-        self._writer = pa.ipc.new_file(str(path), schema)
+        self._writer = pa.ipc.new_file(str(path) if isinstance(path, Path) else path, schema)
         self._columns: list[list[Any]] = [[] for _ in schema]
         self._weights = [
             (number, _MARK_CHARACTERS if pa.types.is_list(field.type) else 1)

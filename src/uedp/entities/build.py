@@ -6,24 +6,26 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from uedp.corpus import readers, users
 from uedp.corpus.folder import new_corpus_folder
-from uedp.corpus.normalise import Splitter
-from uedp.corpus.readers import OnError, SkippedRecords, raise_error
+from uedp.corpus.readers import SkippedRecords
 from uedp.corpus.records import Columns
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.source import Source, TableSource
 from uedp.corpus.store import USERS, Corpus, SentenceWriter, read_arrow, written_sentences
 from uedp.entities.categories import expand_categories
-from uedp.entities.detection import Detection, detect_into
+from uedp.entities.detection import Batches, Detection, detect_into, on_this_machine
 from uedp.entities.lists import read_lists
+from uedp.entities.ray_workers import ray_workers
+from uedp.entities.reading import InputTexts, Reading, language_of, open_reading
+from uedp.entities.sharding import Executor, Start, over_shards, shard_settings
+from uedp.entities.shards import ShardFolder
 from uedp.entities.warnings import corpus_warnings
 from uedp.errors import CorpusWarning, UserError
 from uedp.progress import SILENT, Progress
 
-_AUTO, _NONE, _DEFAULT_LANGUAGE = "auto", "none", "en"
+ENGINES: dict[str, Start] = {"ray": ray_workers}  # beside `local`
 DEFAULT_GROUPS = (15.0, 2.0)  # the paper's, for data sets without users
 
 
@@ -52,16 +54,18 @@ def build_corpus(
     aliases: Path | str | None = None,
     public_lists: Sequence[str] = (),
     workers: int = 1,
+    engine: str = "local",
     skip_invalid: bool | SkippedRecords = False,
     overwrite: bool = False,
     on_warning: Callable[[str], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
     progress: Progress = SILENT,
 ) -> Corpus:
     """Read text, detect its entities, and write a corpus to the folder `out`.
 
     Args:
-        source: a path (a file of any format in `READERS`, a folder from `save_to_disk` or one of
-            mail), a pandas or polars DataFrame, or a `datasets.Dataset`
+        source: a path (a file of any format in `READERS`, a folder of files of one format, from
+            `save_to_disk` or of mail), a pandas or polars DataFrame, or a `datasets.Dataset`
         reader: the format of a file; `auto` goes by its suffix
         encoding: of a text file; by default UTF-8, or what its byte order mark says
         delimiter: of a CSV file; by default recognised from its header
@@ -86,9 +90,15 @@ def build_corpus(
         deny_list: a CSV file of entities that are always sensitive
         aliases: a CSV file of other names of entities
         public_lists: shipped lists of public entities to switch on, by name (`PUBLIC_LISTS`)
+        workers: processes that run detectors at the same time; the result is the same
+        engine: `local`: processes of this machine. `ray`: those of Ray, on the cluster that the
+            variable RAY_ADDRESS names or else on this machine. What was detected when the process
+            is stopped or killed is kept, and taken up when it is started again in the same way
         skip_invalid: skip invalid records; a `SkippedRecords` counts them
         overwrite: replace `out` if it is a corpus
         on_warning: called with each of `corpus_warnings`; by default they are `CorpusWarning`s
+        on_note: called at once if what an earlier process has detected cannot be used, or what
+            this one has detected is kept for another attempt; by default a `CorpusWarning`, too
 
     Guarantees:
       - a path, a DataFrame and a Dataset with the same rows give the same corpus, apart from the
@@ -96,12 +106,6 @@ def build_corpus(
       - `out` appears complete or not at all (`detect`), and so do `out` and `hold_out` together
       - all texts of a user are on one side, which depends on the name and the seed alone
     """
-    opened: Source | TableSource
-    if isinstance(source, str | Path):
-        opened = Source(Path(source), encoding, delimiter)
-    else:
-        opened = TableSource(source)
-    kind = readers.choose_reader(reader, opened) if isinstance(opened, Source) else str(opened)
     detection = Detection(
         detectors=_listed(detectors),
         categories=expand_categories(categories),
@@ -110,82 +114,108 @@ def build_corpus(
         lists=read_lists(allow_list, deny_list, aliases, public_lists),
         workers=workers,
     )
-    if marks is None and "labels" in detection.detectors:
-        marks = "marks"
-    groups = assign_users or (DEFAULT_GROUPS if kind in readers.WITHOUT_USERS else None)
-    columns = Columns(None if groups else user, text, label, marks)
-    language = language_of(split, kind)
+    reading = open_reading(
+        source,
+        reader=reader,
+        encoding=encoding,
+        delimiter=delimiter,
+        columns=Columns(user, text, label, marks),
+        detectors=detection.detectors,
+        groups=lambda kind: (
+            assign_users or (DEFAULT_GROUPS if kind in readers.WITHOUT_USERS else None)
+        ),
+        seed=seed,
+        skip_invalid=skip_invalid,
+    )
+    language = language_of(split, reading.kind)
     if hold_out is not None:
         users.check_share(hold_out_share)
-
-    def records(on_error: OnError) -> Iterator[Sentence]:
-        return readers.read_sentences(opened, kind, columns, on_error)
-
-    skipped = SkippedRecords() if skip_invalid is True else skip_invalid
-    sentences: Iterable[Sentence] = records(skipped or raise_error)
-    if groups:
-        users.check_groups(*groups, seed)
-        if not opened.rereadable:
-            raise UserError(f"{opened}: a pipe; users are formed in two readings, give a file")
-        count = count_records(
-            records(SkippedRecords() if skipped else raise_error), opened, progress
-        )
-        if isinstance(opened, Source):
-            opened.dropped.clear()  # it is counted again
-        sentences = users.assign_users(sentences, users.random_groups(count, *groups, seed))
-    origin = {
-        "file": opened.path.name if isinstance(opened, Source) else None,
-        "reader": kind,
-        "assigned_users": "{:g},{:g}".format(*groups) if groups else None,
-    }
-
-    def pieces(texts: Iterable[Sentence], origin: dict[str, Any]) -> Iterator[Sentence]:
-        return split_texts(texts, language, opened, origin)
-
-    reading: dict[str, Any] = {
-        "position": (lambda: opened.position) if opened.size else None,
-        "total": opened.size or None,
-    }
+    run = _engine(engine, reading, language, detection, Path(out), on_note or _warn)
     if hold_out is None:
-        with new_corpus_folder(Path(out), overwrite) as work:
-            texts = pieces(sentences, origin)
-            detect_into(work, texts, detection, origin, progress=progress, **reading)
+        with new_corpus_folder(Path(out), overwrite) as work, run as detector:
+            records = reading.records(progress) if reading.groups else None
+            texts = InputTexts(reading, language, reading.origin, records)
+            batches = detector.batches(texts)
+            detect_into(work, batches, detection, texts.origin, reading.total, progress)
+            detector.finish(work.parent)
     else:
         chosen = {"share": hold_out_share, "seed": seed}
-        rest = {**origin, "hold_out": {**chosen, "side": "training"}}
-        other = {**origin, "hold_out": {**chosen, "side": "held out"}}
-        with _two_folders(Path(out), Path(hold_out), overwrite) as (work, aside):
+        rest = {**reading.origin, "hold_out": {**chosen, "side": "training"}}
+        other = {**reading.origin, "hold_out": {**chosen, "side": "held out"}}
+        with _two_folders(Path(out), Path(hold_out), overwrite) as (work, aside), run as detector:
             spool = aside / "texts"
             spool.mkdir()
-            kept = _without_held_out(sentences, hold_out_share, seed, SentenceWriter(spool))
-            texts = pieces(kept, rest)
-            detect_into(work, texts, detection, rest, progress=progress, **reading)
+            records = reading.records(progress)
+            kept = _without_held_out(records, hold_out_share, seed, SentenceWriter(spool))
+            batches = detector.batches(InputTexts(reading, language, rest, kept))
+            detect_into(work, batches, detection, rest, reading.total, progress)
             _check_sides(work, spool, hold_out_share)
-            texts = pieces(written_sentences(spool), other)
-            detect_into(aside, texts, detection, other, progress=progress)
+            again = InputTexts(reading, language, other, written_sentences(spool), metered=False)
+            batches = detector.batches(again)
+            detect_into(aside, batches, detection, other, progress=progress)
             shutil.rmtree(spool)
+            detector.finish(work.parent)
     corpus = Corpus(out)
     for warning in corpus_warnings(corpus):
-        if on_warning:
-            on_warning(warning)
-        else:
-            warnings.warn(warning, CorpusWarning, stacklevel=2)
+        (on_warning or _warn)(warning)
     return corpus
 
 
-def split_texts(
-    texts: Iterable[Sentence],
+class _Engine(Protocol):
+    """What runs the detectors."""
+
+    def batches(self, texts: InputTexts) -> Batches: ...
+
+    def finish(self, scratch: Path) -> None:
+        """All of it is on disk; what else is kept goes to a folder that is removed."""
+
+
+class _Local:
+    def __init__(self, detection: Detection) -> None:
+        self._detection = detection
+
+    def batches(self, texts: InputTexts) -> Batches:
+        return on_this_machine(texts.sentences(), self._detection, texts.position)
+
+    def finish(self, scratch: Path) -> None:
+        pass
+
+
+class _Sharded:
+    def __init__(self, folder: ShardFolder, executor: Executor) -> None:
+        self._folder, self._executor = folder, executor
+
+    def batches(self, texts: InputTexts) -> Batches:
+        return over_shards(texts, self._folder, self._executor)
+
+    def finish(self, scratch: Path) -> None:
+        self._folder.say_unused()
+        self._folder.move_into(scratch)
+
+
+@contextmanager
+def _engine(
+    name: str,
+    reading: Reading,
     language: str | None,
-    source: Source | TableSource,
-    origin: dict[str, Any],
-) -> Iterator[Sentence]:
-    """The sentences of texts; at the end, what was split and dropped is entered in `origin`."""
-    divide = Splitter(language) if language else None
-    for each in texts:
-        yield from divide(each) if divide else (each,)
-    origin["split"] = divide.counts() if divide else None
-    if isinstance(source, Source) and source.dropped:
-        origin["dropped"] = dict(source.dropped)
+    detection: Detection,
+    out: Path,
+    on_note: Callable[[str], None],
+) -> Iterator[_Engine]:
+    if name == "local":
+        yield _Local(detection)
+        return
+    if name not in ENGINES:
+        known = ", ".join(("local", *ENGINES))
+        raise UserError(f"`engine={name!r}`: unknown; choose among {known}")
+    settings = shard_settings(reading, language, detection.detectors)
+    folder = ShardFolder(out, settings.digest(), on_note)
+    with folder.opened(), ENGINES[name](settings, detection.workers) as executor:
+        yield _Sharded(folder, executor)
+
+
+def _warn(warning: str) -> None:
+    warnings.warn(warning, CorpusWarning, stacklevel=3)
 
 
 _FEWEST = 2  # users on either side of a hold-out
@@ -237,27 +267,6 @@ def _two_folders(one: Path, other: Path, overwrite: bool) -> Iterator[tuple[Path
         raise
 
 
-def language_of(split: str | None, kind: str) -> str | None:
-    """The language to split by; None for no splitting."""
-    if split == _AUTO:
-        return None if kind in readers.WITH_SENTENCES else _DEFAULT_LANGUAGE
-    if split in (None, _NONE):
-        return None
-    Splitter(split)  # refuses what is no language
-    return split
-
-
 def _listed(detectors: str | Sequence[str]) -> tuple[str, ...]:
     names = detectors.split(",") if isinstance(detectors, str) else detectors
     return tuple(name.strip() for name in names)
-
-
-def count_records(
-    records: Iterable[Sentence], source: Source | TableSource, progress: Progress
-) -> int:
-    count = 0
-    with progress.stage("counting records", source.size or None, "records") as meter:
-        for _ in records:
-            count += 1
-            meter.advance(1, source.position if source.size else None)
-    return count

@@ -41,7 +41,7 @@ from uedp.entities.canonical import Canon, strict_form
 from uedp.entities.categories import DEFAULT, category_of, expand_categories
 from uedp.entities.detectors import detector_version
 from uedp.entities.lists import Lists, public_list
-from uedp.entities.parallel import detect_batches
+from uedp.entities.parallel import Hits, detect_batches
 from uedp.entities.propagation import Evidence, KnownSurfaces, Rule
 from uedp.errors import UserError
 from uedp.incidence import FOLDER, Incidence
@@ -100,16 +100,35 @@ def detect(
       - `out` appears complete or not at all
     """
     with new_corpus_folder(Path(out), overwrite) as work:
-        detect_into(work, sentences, detection, origin, position, total, progress)
+        batches = on_this_machine(sentences, detection, position)
+        detect_into(work, batches, detection, origin, total, progress)
     return Corpus(out)
+
+
+# Batches of sentences in order, with their hits; progress is reported while they are made.
+Batches = Callable[[Meter], Iterable[tuple[Sequence[Sentence], Hits]]]
+
+
+def on_this_machine(
+    sentences: Iterable[Sentence | None],
+    detection: Detection,
+    position: Callable[[], int] | None = None,
+) -> Batches:
+    """Run the detectors in this process, or in several of this machine; None ends a batch."""
+
+    def batches(meter: Meter) -> Iterator[tuple[Sequence[Sentence], Hits]]:
+        for each in detect_batches(sentences, detection.detectors, detection.workers):
+            yield each
+            meter.advance(len(each[0]), position() if position else None)
+
+    return batches
 
 
 def detect_into(
     work: Path,
-    sentences: Iterable[Sentence],
+    batches: Batches,
     detection: Detection,
     origin: Mapping[str, Any] | None = None,
-    position: Callable[[], int] | None = None,
     total: int | None = None,
     progress: Progress = SILENT,
 ) -> None:
@@ -118,7 +137,7 @@ def detect_into(
     `origin` may be filled in while the sentences are read.
     """
     with progress.stage("detecting", total, "sentences") as meter:
-        first_pass(sentences, work, detection, SentenceWriter(work), meter, position)
+        first_pass(batches(meter), work, SentenceWriter(work))
     linked = _link(work, detection, progress)
     versions = {name: detector_version(name) for name in detection.detectors}
     _write_manifest(work, detection, linked, origin or {}, versions)
@@ -279,22 +298,15 @@ class Hit(NamedTuple):
 
 
 def first_pass(
-    sentences: Iterable[Sentence],
-    work: Path,
-    detection: Detection,
-    writer: SentenceWriter,
-    meter: Meter,
-    position: Callable[[], int] | None,
+    batches: Iterable[tuple[Sequence[Sentence], Hits]], work: Path, writer: SentenceWriter
 ) -> None:
     """Write sentences and raw hits."""
     with RowWriter(work / "hits.arrow", HITS) as rows:
-        batches = detect_batches(sentences, detection.detectors, detection.workers)
         for batch, hits_of_batch in batches:
             for sentence, hits in zip(batch, hits_of_batch, strict=True):
                 for span, detector, propagates in hits:
                     rows.append(writer.sentences, *span, detector, propagates)
                 writer.append(sentence)
-            meter.advance(len(batch), position() if position else None)
     writer.close()
 
 

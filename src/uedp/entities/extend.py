@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from uedp.corpus import readers, users
-from uedp.corpus.readers import OnError, SkippedRecords, raise_error
+from uedp.corpus.readers import SkippedRecords
 from uedp.corpus.records import Columns
 from uedp.corpus.sentence import Sentence
-from uedp.corpus.source import Source, TableSource
 from uedp.corpus.store import Corpus
-from uedp.entities.build import count_records, language_of, split_texts
 from uedp.entities.detection import detection_of
 from uedp.entities.extension import Extension, extend
+from uedp.entities.reading import InputTexts, language_of, open_reading
 from uedp.errors import UserError
 from uedp.progress import SILENT, Progress
 
@@ -67,61 +66,41 @@ def extend_corpus(
         made = {}
     if "deidentified" in made:
         raise UserError(f"{opened.folder}: is de-identified; extend the corpus that it came from")
-    read: Source | TableSource
-    if isinstance(source, str | Path):
-        read = Source(Path(source), encoding, delimiter)
-    else:
-        read = TableSource(source)
-    kind = _reader(reader, read, made) if isinstance(read, Source) else str(read)
-    groups = _groups(opened.folder, made, kind)
-    if marks is None and "labels" in detection.detectors:
-        marks = "marks"
-    columns = Columns(None if groups else user, text, label, marks)
-    language = _language(split, kind, made)
-
-    def records(on_error: OnError) -> Iterator[Sentence]:
-        return readers.read_sentences(read, kind, columns, on_error)
-
-    skipped = SkippedRecords() if skip_invalid is True else skip_invalid
-    sentences: Iterable[Sentence] = records(skipped or raise_error)
-    if groups:
-        users.check_groups(*groups, seed)
-        if not read.rereadable:
-            raise UserError(f"{read}: a pipe; users are formed in two readings, give a file")
-        count = count_records(records(SkippedRecords() if skipped else raise_error), read, progress)
-        if isinstance(read, Source):
-            read.dropped.clear()  # it is counted again
-        formed = users.assign_users(sentences, users.random_groups(count, *groups, seed))
+    reading = open_reading(
+        source,
+        reader=reader,
+        encoding=encoding,
+        delimiter=delimiter,
+        columns=Columns(user, text, label, marks),
+        detectors=detection.detectors,
+        groups=lambda kind: _groups(opened.folder, made, kind),
+        seed=seed,
+        skip_invalid=skip_invalid,
+        otherwise=made.get("reader"),
+    )
+    sentences: Iterable[Sentence] = reading.records(progress)
+    if reading.groups:
         number = len(opened.epochs) + 1  # groups of other texts are other users
+        formed = sentences
         sentences = (replace(one, user=f"epoch-{number:04d}-{one.user}") for one in formed)
-    origin: dict[str, Any] = {
-        "file": read.path.name if isinstance(read, Source) else None,
-        "reader": kind,
+    origin = {
+        **reading.origin,
         "assigned_users": made.get("assigned_users"),
         "hold_out": made.get("hold_out"),
     }
     if held := made.get("hold_out"):
         sentences = _on_side(sentences, held, origin)
+    texts = InputTexts(reading, _language(split, reading.kind, made), origin, sentences)
     return extend(
         opened,
-        split_texts(sentences, language, read, origin),
+        filter(None, texts.sentences()),
         detection,
         forget=forget,
         origin=origin,
-        position=(lambda: read.position) if read.size else None,
-        total=read.size or None,
+        position=reading.position,
+        total=reading.total,
         progress=progress,
     )
-
-
-def _reader(name: str, source: Source, made: dict[str, Any]) -> str:
-    """The reader of a file: by its suffix, or else that of the corpus."""
-    try:
-        return readers.choose_reader(name, source)
-    except UserError:
-        if name == "auto" and made.get("reader") in readers.READERS:
-            return str(made["reader"])
-        raise
 
 
 def _groups(corpus: Path, made: dict[str, Any], kind: str) -> tuple[float, float] | None:

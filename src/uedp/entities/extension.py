@@ -45,6 +45,7 @@ from uedp.entities.detection import (
     Linker,
     first_pass,
     hits_by_sentence,
+    on_this_machine,
 )
 from uedp.entities.detectors import detector_version
 from uedp.entities.propagation import Evidence, Key, parts, runs_of
@@ -104,7 +105,7 @@ def extend(
                 builder.read(
                     sentences,
                     lambda texts, writer: first_pass(
-                        texts, work, detection, writer, meter, position
+                        on_this_machine(texts, detection, position)(meter), work, writer
                     ),
                 )
             with progress.stage("linking", builder.count, "sentences") as meter:

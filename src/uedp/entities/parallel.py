@@ -30,19 +30,19 @@ Hits = list[list[tuple[Span, int, bool]]]
 
 
 def detect_batches(
-    sentences: Iterable[Sentence], detectors: Sequence[str], workers: int = 1
+    sentences: Iterable[Sentence | None], detectors: Sequence[str], workers: int = 1
 ) -> Iterator[tuple[Sequence[Sentence], Hits]]:
-    """Batches of sentences with the hits of all named detectors.
+    """Batches of sentences with the hits of all named detectors; None ends a batch.
 
     Guarantees:
       - the order is kept, and the result does not depend on the number of workers
       - at most `AHEAD` batches per worker are held at a time
     """
-    batches = _batches(sentences)
+    batches = in_batches(sentences)
     if workers <= 1:
         loaded = [load_detector(name) for name in detectors]
         for batch in batches:
-            yield batch, _run(loaded, batch)
+            yield batch, run_detectors(loaded, batch)
         return
     with _pool(detectors, workers) as pool:
         in_flight: deque[tuple[Sequence[Sentence], Future[Hits]]] = deque()
@@ -56,20 +56,23 @@ def detect_batches(
             yield done, future.result()
 
 
-def _batches(sentences: Iterable[Sentence]) -> Iterator[Sequence[Sentence]]:
+def in_batches(sentences: Iterable[Sentence | None]) -> Iterator[Sequence[Sentence]]:
+    """Batches for the detectors: full ones, and one that ends at each None."""
     batch: list[Sentence] = []
     characters = 0
     for sentence in sentences:
-        batch.append(sentence)
-        characters += len(sentence.text)
-        if len(batch) >= BATCH or characters >= CHARACTERS:
+        if sentence is not None:
+            batch.append(sentence)
+            characters += len(sentence.text)
+        if len(batch) >= BATCH or characters >= CHARACTERS or (sentence is None and batch):
             yield batch
             batch, characters = [], 0
     if batch:
         yield batch
 
 
-def _run(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Hits:
+def run_detectors(detectors: Sequence[Detector], batch: Sequence[Sentence]) -> Hits:
+    """The hits of all detectors in one batch."""
     hits_of_batch: Hits = [[] for _ in batch]
     texts = [sentence.text for sentence in batch]
     for number, detector in enumerate(detectors):
@@ -129,7 +132,7 @@ def _run_here(batch: Sequence[Sentence]) -> Hits:
     global _loaded
     if _loaded is None:  # in the first task, not at start-up, so that a failure reaches the caller
         _loaded = [load_detector(name) for name in _names]
-    return _run(_loaded, batch)
+    return run_detectors(_loaded, batch)
 
 
 @contextmanager

@@ -4,7 +4,9 @@ Every reader names the file and the line or record in its errors, and holds one 
 a time.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from uedp.corpus.readers import (
@@ -14,7 +16,6 @@ from uedp.corpus.readers import (
     jsonl,  # noqa: F401
     lines,  # noqa: F401
     mail,  # noqa: F401
-    table,
     xlsx,  # noqa: F401
 )
 from uedp.corpus.readers.base import (
@@ -26,7 +27,8 @@ from uedp.corpus.readers.base import (
 )
 from uedp.corpus.readers.delimited import csv_records
 from uedp.corpus.readers.mail import holds_mail
-from uedp.corpus.records import Columns
+from uedp.corpus.readers.table import read_table
+from uedp.corpus.records import Columns, listed
 from uedp.corpus.sentence import Sentence
 from uedp.corpus.source import Source, TableSource
 from uedp.errors import UserError, did_you_mean
@@ -39,8 +41,12 @@ __all__ = [
     "SkippedRecords",
     "choose_reader",
     "csv_records",
+    "no_sentences",
+    "open_source",
     "raise_error",
+    "read_part",
     "read_sentences",
+    "read_table",
 ]
 
 READERS: Mapping[str, Reader] = {name: each.read for name, each in FORMATS.items()}
@@ -52,6 +58,7 @@ WITHOUT_USERS = frozenset(name for name, each in FORMATS.items() if not each.has
 WITH_SENTENCES = frozenset(name for name, each in FORMATS.items() if each.has_sentences)
 
 _BY_SUFFIX = {suffix: name for name, each in FORMATS.items() for suffix in each.suffixes}
+_OF_DATA_SETS = ("state.json", "dataset_dict.json")
 _OTHERS = {
     ".xls": "save it as .xlsx or .csv",
     ".ods": "save it as .xlsx or .csv",
@@ -59,6 +66,21 @@ _OTHERS = {
     ".pst": "export it as mbox",
     ".msg": "export it as .eml or mbox",
 }
+
+
+def open_source(
+    path: Path, reader: str = "auto", encoding: str | None = None, delimiter: str | None = None
+) -> tuple[Source, str]:
+    """A file or a folder, and the reader for it.
+
+    Guarantees:
+      - the files of a folder that no reader takes as a whole are read in the order of their names
+    """
+    source = Source(path, encoding, delimiter)
+    kind = choose_reader(reader, source)
+    if path.is_dir() and not FORMATS[kind].reads_folders:
+        source.read_as(_visible_files(path))
+    return source, kind
 
 
 def choose_reader(name: str, source: Source) -> str:
@@ -71,12 +93,67 @@ def choose_reader(name: str, source: Source) -> str:
             f"`reader={name!r}`: unknown reader; choose among {known}{did_you_mean(name, READERS)}"
         )
     if source.path.is_dir():
-        return "eml" if holds_mail(source.path) else "hf"
+        return "eml" if holds_mail(source.path) else _reader_of_files(source.path)
     if source.suffix in _OTHERS:
         raise UserError(f"{source}: this format has no reader; {_OTHERS[source.suffix]}")
     if source.suffix not in _BY_SUFFIX:
         raise UserError(f"{source}: no known suffix; name the format by `reader=...`: {known}")
     return _BY_SUFFIX[source.suffix]
+
+
+def _reader_of_files(folder: Path) -> str:
+    """The reader of all files in a folder; that of data sets if none is of another format."""
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and _is_visible(path)]
+    if any(path.suffix == ".arrow" or path.name in _OF_DATA_SETS for path in paths):
+        return "hf"
+    formats = {path: _BY_SUFFIX.get(Source(path).suffix) for path in paths}
+    known = sorted({kind for kind in formats.values() if kind})
+    if not known:
+        return "hf"
+    if len(known) > 1:
+        raise UserError(
+            f"{folder}: holds files of several formats, {', '.join(known)}; name one of the files, "
+            "or make a folder for each format"
+        )
+    for path, kind in formats.items():
+        if kind is None:
+            raise UserError(
+                f"{path}: is not {known[0]} like other files of its folder; move it away, or use "
+                f"`reader={known[0]!r}` to read it as that"
+            )
+    return known[0]
+
+
+def _visible_files(folder: Path) -> Sequence[Path]:
+    """The files of a folder by name, without those that are hidden or say that a job is done."""
+    paths = [path for path in sorted(folder.iterdir()) if _is_visible(path)]
+    if inner := [path.name for path in paths if not path.is_file()]:
+        raise UserError(
+            f"{folder}: holds {listed(inner, 3)}, not a file; only files are read, not the folders "
+            "inside: move them away, or name one of them"
+        )
+    if not paths:
+        raise UserError(f"{folder}: holds no files; check the path")
+    return paths
+
+
+def _is_visible(path: Path) -> bool:
+    return not path.name.startswith((".", "_"))
+
+
+def read_part(
+    source: Source, reader: str, columns: Columns, on_error: OnError, in_folder: bool
+) -> Iterator[Sentence]:
+    """The sentences of one file.
+
+    Guarantees:
+      - users that a reader numbers are not those of another file in the folder
+    """
+    sentences = READERS[reader](source, columns, on_error)
+    if in_folder and FORMATS[reader].numbers_users:
+        name = source.path.name
+        return (replace(sentence, user=f"{name} {sentence.user}") for sentence in sentences)
+    return sentences
 
 
 def read_sentences(
@@ -94,13 +171,21 @@ def read_sentences(
       - a source without sentences is an error
     """
     if isinstance(source, TableSource):
-        sentences = table.read_table(source, columns, on_error)
+        sentences = read_table(source, columns, on_error)
     else:
-        source = source if isinstance(source, Source) else Source(Path(source))
-        sentences = READERS[choose_reader(reader, source)](source, columns, on_error)
+        if not isinstance(source, Source):
+            source, reader = open_source(Path(source), reader)
+        kind, in_folder = choose_reader(reader, source), bool(source.files)
+        sentences = chain.from_iterable(
+            read_part(part, kind, columns, on_error, in_folder) for part in source.parts()
+        )
     empty = True
     for sentence in sentences:
         empty = False
         yield sentence
     if empty:
-        raise UserError(f"{source}: holds no sentences; check the data and `reader=...`")
+        raise no_sentences(source)
+
+
+def no_sentences(source: Source | TableSource) -> UserError:
+    return UserError(f"{source}: holds no sentences; check the data and `reader=...`")

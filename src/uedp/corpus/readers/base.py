@@ -22,12 +22,16 @@ class Format:
         suffixes: file names that end in one of these are of this format
         has_users: whether a record names its user
         has_sentences: whether a record is one sentence (or a unit that people annotated) already
+        numbers_users: whether its users are numbered from one in every file
+        reads_folders: whether it reads a folder itself, as one source
     """
 
     read: Reader
     suffixes: tuple[str, ...] = ()
     has_users: bool = True
     has_sentences: bool = False
+    numbers_users: bool = False
+    reads_folders: bool = False
 
 
 FORMATS: dict[str, Format] = {}
@@ -38,11 +42,15 @@ def register_reader(
     *suffixes: str,
     has_users: bool = True,
     has_sentences: bool = False,
+    numbers_users: bool = False,
+    reads_folders: bool = False,
 ) -> Callable[[Reader], Reader]:
     """Enter a reader under a name, see `Format`."""
 
     def register(read: Reader) -> Reader:
-        FORMATS[name] = Format(read, suffixes, has_users, has_sentences)
+        FORMATS[name] = Format(
+            read, suffixes, has_users, has_sentences, numbers_users, reads_folders
+        )
         return read
 
     return register

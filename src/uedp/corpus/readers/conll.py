@@ -13,7 +13,7 @@ from uedp.errors import UserError
 _DOCSTART = re.compile(rb"-DOCSTART-(?=[ \t]|$)")
 
 
-@register_reader("conll", has_sentences=True)
+@register_reader("conll", has_sentences=True, numbers_users=True)
 def read_conll(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     """Column files: token first, tag last; a blank line ends a sentence, -DOCSTART- starts a user.
 

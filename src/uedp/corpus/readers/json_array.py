@@ -28,7 +28,7 @@ def read_json(source: Source, columns: Columns, on_error: OnError) -> Iterator[S
             yield sentence_from(where, record, columns)
 
 
-@register_reader("presidio-research", has_sentences=True)
+@register_reader("presidio-research", has_sentences=True, numbers_users=True)
 def read_presidio_research(
     source: Source, columns: Columns, on_error: OnError
 ) -> Iterator[Sentence]:

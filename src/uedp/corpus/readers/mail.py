@@ -47,7 +47,7 @@ def read_mbox(source: Source, columns: Columns, on_error: OnError) -> Iterator[S
         yield from _sentence(source, f"{source}:{began}", lines, columns, on_error)
 
 
-@register_reader("eml", ".eml")
+@register_reader("eml", ".eml", reads_folders=True)
 def read_eml(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     """A message, or all messages in a folder and the folders inside, by name."""
     found = False

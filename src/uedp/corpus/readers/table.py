@@ -49,7 +49,7 @@ def read_parquet(source: Source, columns: Columns, on_error: OnError) -> Iterato
         yield from _from_batches(source, batches, columns, on_error, rows)
 
 
-@register_reader("hf")
+@register_reader("hf", reads_folders=True)
 def read_hf(source: Source, columns: Columns, on_error: OnError) -> Iterator[Sentence]:
     """A Hugging Face data set saved with `save_to_disk`.
 

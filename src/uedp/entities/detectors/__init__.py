@@ -99,9 +99,24 @@ def own_loaders(names: Iterable[str]) -> dict[str, Callable[[str | None], Detect
             except (AttributeError, TypeError, pickle.PicklingError) as error:
                 raise UserError(
                     f"detector {name!r}: workers cannot import it ({error}); move it to the top "
-                    "level of a module, or use `workers=1`"
+                    "level of a module, or use `workers=1` with `engine='local'`"
                 ) from None
     return loaders
+
+
+def source_files(names: Iterable[str]) -> list[Path]:
+    """Files and folders of the user's own that detectors are loaded from: code, and models."""
+    found = []
+    for name in names:
+        kind, _, argument = name.partition(":")
+        if kind.endswith(".py"):
+            found.append(Path(kind).expanduser())
+            argument = argument.partition(":")[2]
+        elif kind in _registry and kind not in BUILT_IN:
+            module = sys.modules.get(_registry[kind].load.__module__)
+            found.append(Path(getattr(module, "__file__", None) or ""))
+        found.append(Path(argument).expanduser())
+    return [path for path in found if path != Path() and path.exists()]
 
 
 @contextmanager
