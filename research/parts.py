@@ -13,6 +13,7 @@ from research import markdown
 from research.base import Result
 from research.markdown import format_measure
 from research.select_results import Row, best_setting
+from uedp.accounting.statement import rounded
 
 METHODS = {
     "noiseless": "noiseless",
@@ -41,11 +42,14 @@ class Measured:
     others: float
     whole: float
     share: float
+    proven: float | None = None
 
     @property
     def label(self) -> str:
         name = METHODS[self.method]
-        return name if self.target is None else f"{name}, epsilon {self.target:g}"
+        if self.target is None:
+            return name
+        return f"{name}, epsilon {rounded(max(self.target, self.proven or 0.0), 3)}"
 
 
 def measured_apart(rows: Sequence[Row], panel: str) -> list[Measured]:
@@ -67,7 +71,8 @@ def measured_apart(rows: Sequence[Row], panel: str) -> list[Measured]:
                 counts = best[0]["parts"]
                 share = counts["names_count"] / counts["count"]
                 whole = mean(row["test"] for row in best)
-                found.append(Measured(method, target, names, others, whole, share))
+                proven = max(row.get("epsilon") or 0.0 for row in best)
+                found.append(Measured(method, target, names, others, whole, share, proven))
     return found
 
 

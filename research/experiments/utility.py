@@ -19,6 +19,9 @@ from research.select_results import REPEAT, Row, best_setting, mean_test
 from research.sources import TRAINING_SETS
 from research.trial_runner import measured_apart
 from research.utility import DATA, SETTINGS, SMALLER, VARIANTS
+from uedp.accounting.proven import FairSharesProfile
+from uedp.accounting.proven import epsilon as proven_epsilon
+from uedp.accounting.statement import rounded
 
 FOLDER = "utility"
 MEASURE = "perplexity"
@@ -36,6 +39,7 @@ NAMES = {
     "deidentified": "placeholders (no guarantee)",
     "noiseless-surrogates": "surrogates (no guarantee)",
 }
+_RATES = ("noise", "user_rate", "entity_share", "extended_rate")
 _KEPT = 0.02  # what a way to more signal must gain
 
 
@@ -63,7 +67,7 @@ def _row(result: Mapping[str, Any]) -> Result:
         "category": result["category"],
         "method": _method(result),
         "target": privacy["epsilon"],
-        "epsilon": result["epsilon"],
+        "epsilon": _proven_today(result),
         "noise": result["noise"],
         "user_rate": privacy["user_rate"],
         "rounds": privacy["rounds"],
@@ -77,6 +81,18 @@ def _row(result: Mapping[str, Any]) -> Result:
     }
     row |= {part: result[part][key] for part in ("before", "validation", "test")}
     return row | ({"test": None, "parts": None} if row["outdated"] else {})
+
+
+def _proven_today(result: Mapping[str, Any]) -> float | None:
+    """The epsilon of a trial; counted again where rounding did not count in it when it ran."""
+    epsilon: float | None = result["epsilon"]
+    parameters = result.get("certificate", {}).get("parameters", {})
+    if result["config"]["privacy"]["method"] != FairSharesProfile.method or not parameters:
+        return epsilon
+    rates = {name: parameters[name] for name in _RATES}
+    counted = FairSharesProfile(**rates).with_margin(parameters["rounding_margin"])
+    privacy = result["config"]["privacy"]
+    return proven_epsilon(counted, privacy["rounds"], privacy["delta"])
 
 
 def _method(result: Mapping[str, Any]) -> str:
@@ -105,7 +121,14 @@ def _by_users(rows: Sequence[Row]) -> Iterator[Result]:
                 ratio = _ratio(own, method, target)
                 if ratio is not None:
                     users = SETTINGS[data].users
-                    yield {"users": users, "method": method, "target": target, "ratio": ratio}
+                    best = best_setting(own, method=method, target=target)
+                    yield {
+                        "users": users,
+                        "method": method,
+                        "target": target,
+                        "ratio": ratio,
+                        "epsilon": max(row["epsilon"] for row in best),
+                    }
 
 
 def _targets(rows: Sequence[Row]) -> list[float]:
@@ -168,18 +191,29 @@ def _main_table(result: Result) -> str:
 
 
 def _cell(rows: Sequence[Row]) -> str:
-    return format_repeats(rows, MEASURE) if rows else "-"
+    """The measure, with the epsilon that is proven if that is more than was aimed at."""
+    if not rows:
+        return "-"
+    proven = max(row["epsilon"] or 0.0 for row in rows)
+    return format_repeats(rows, MEASURE) + _more(proven, rows[0]["target"])
+
+
+def _more(proven: float, target: float | None) -> str:
+    return f" (epsilon {rounded(proven, 3)})" if target is not None and proven > target else ""
 
 
 def _users_table(by_users: Sequence[Row]) -> str:
     if not by_users:
         return ""
     counts = sorted({one["users"] for one in by_users})
-    known = {(one["method"], one["target"], one["users"]): one["ratio"] for one in by_users}
+    known = {
+        (one["method"], one["target"], one["users"]): f"{one['ratio']:.2f}"
+        + _more(one["epsilon"], one["target"])
+        for one in by_users
+    }
     lines = []
     for method, target in dict.fromkeys(key[:2] for key in known):
-        ratios = (known.get((method, target, users)) for users in counts)
-        cells = ("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+        cells = (known.get((method, target, users), "-") for users in counts)
         lines.append([f"{NAMES[method].partition(':')[0]}, epsilon {target:g}", *cells])
     header = ("blogs, ratio to user-level DP", *(f"{users:,} users" for users in counts))
     return markdown.table(header, lines)
