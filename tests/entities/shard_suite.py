@@ -43,5 +43,5 @@ class InProcess:
             try:
                 outcome: Outcome = detect_shard(shard, self.settings, detectors)
             except Exception as error:
-                outcome = error
+                outcome = error.with_traceback(None)  # its frames hold a file open
             yield number, outcome

@@ -9,13 +9,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from tests.cli.test_signals import alive, wait_for
 from tests.entities.test_sharding import contents, left_in, rows, shards_in, write
+from uedp.corpus.records import Columns
+from uedp.corpus.sentence import Sentence
 from uedp.entities.build import build_corpus
+from uedp.entities.ray_workers import RayWorkers
+from uedp.entities.shards import ShardSettings, block_shard
+from uedp.errors import UserError
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="looks into /proc")
@@ -46,7 +52,7 @@ class Slow:
                 raise ValueError(text)
             if "please die" in text:
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep({wait})
+            time.sleep(float(os.environ.get("UEDP_WAIT", 0)))
             yield [Span(0, len(text.split()[0]), "PER")]
 '''
 
@@ -59,7 +65,7 @@ def place(tmp_path):
     text = {"user": "eve", "text": f"{SECRET} called."}
     with (tmp_path / "many" / "part-0.jsonl").open("a") as file:
         file.write(json.dumps(text) + "\n")
-    (tmp_path / "slow.py").write_text(SLOW.replace("{wait}", "0"))
+    (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "loaded").touch()
     yield tmp_path
     wait_for(lambda: not processes(tmp_path), 60)
@@ -136,11 +142,10 @@ def test_any_number_of_workers_gives_the_same(workers, place):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_command_is_continued(number, place):
-    (place / "slow.py").write_text(SLOW.replace("{wait}", "0.1"))
     started = subprocess.Popen(
         command("--out", "c", "--workers", "2"),
         cwd=place,
-        env=environment(place),
+        env=environment(place, UEDP_WAIT="0.1"),
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
@@ -246,9 +251,11 @@ def test_a_cluster_with_fewer_processors_than_workers_is_used_and_stays(place):
 
 @pytest.mark.slow
 def test_whoever_has_no_token_is_not_let_in(place):
-    (place / "slow.py").write_text(SLOW.replace("{wait}", "0.2"))
     started = subprocess.Popen(
-        command("--out", "c"), cwd=place, env=environment(place), stderr=subprocess.DEVNULL
+        command("--out", "c"),
+        cwd=place,
+        env=environment(place, UEDP_WAIT="0.2"),
+        stderr=subprocess.DEVNULL,
     )
     try:
         wait_for(lambda: shards_in(place), 120)
@@ -269,3 +276,25 @@ def test_whoever_has_no_token_is_not_let_in(place):
     finally:
         started.terminate()
         started.wait(60)
+
+
+def test_a_start_that_fails_is_one_line(tmp_path, monkeypatch):
+    class Broken:
+        def is_initialized(self):
+            return False
+
+        def init(self, **options):
+            raise Exception("The current node timed out during startup.")
+
+        def shutdown(self):
+            pass
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    settings = ShardSettings(("labels",), None, "jsonl", Columns())
+    before = ray_folders()
+    shards = iter([(0, block_shard([Sentence("u", "x")], 0))])
+    with ExitStack() as stack:
+        workers = RayWorkers(Broken(), settings, 2, stack)
+        with pytest.raises(UserError, match=r"cannot be started here \(The current"):
+            list(workers.run(shards))
+    assert ray_folders() <= before

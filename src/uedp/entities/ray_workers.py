@@ -39,7 +39,7 @@ _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_Z
 _OF_OUR_CLUSTERS = {
     "RAY_AUTH_MODE": "token",
     # in seconds: processes that outlive a killed command notice, and end
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
 }
 _TOKEN = "_uedp_token"  # of the clusters that this process starts: Ray reads it once
 
@@ -149,18 +149,24 @@ class RayWorkers:
             place = Path("/tmp")
         private = self._stack.enter_context(files.scratch_dir(place / "uedp-ray"))
         self._stack.callback(self._shut_down)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._ray.init(
-                address="local",
-                num_cpus=self._workers,
-                num_gpus=0,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                object_store_memory=_OBJECT_STORE * self._workers,
-                _temp_dir=str(private / "ray"),
-            )
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._ray.init(
+                    address="local",
+                    num_cpus=self._workers,
+                    num_gpus=0,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    object_store_memory=_OBJECT_STORE * self._workers,
+                    _temp_dir=str(private / "ray"),
+                )
+        except Exception as error:  # Ray has no class of its own for this
+            raise UserError(
+                f"`engine='ray'`: Ray cannot be started here ({first_line(error)}); if the machine "
+                "is busy, try again, or use `engine='local'`"
+            ) from None
 
     def _connect(self, address: str) -> None:
         self._stack.callback(self._shut_down)

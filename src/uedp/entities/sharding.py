@@ -186,7 +186,9 @@ class _Detection:
             del self.ended[self.merged]
             self.merged += 1
         if self.merged in self.failed:
-            raise self.failed[self.merged]
+            # kept nowhere else: its frames refer to this object, and hold a file open
+            self.failed = {self.merged: self.failed[self.merged]}
+            raise self.failed.pop(self.merged)
 
     def _finish(self, split: dict[str, Any] | None) -> None:
         """Enter what was counted where the local engine does."""
