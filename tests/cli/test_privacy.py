@@ -12,6 +12,7 @@ from uedp.accounting.growth import PastRun
 from uedp.accounting.ledger import RUN_LEDGER, CorpusLedger, RunLedger
 from uedp.accounting.model_files import model_files
 from uedp.accounting.proven import FairSharesProfile, RotationProfile, epsilon
+from uedp.accounting.statement import EXACT_ARITHMETIC
 
 PUBLISHED = (
     "account published --users 946 --users-per-round 50 --entity-rate 0.5 --sensitive 11176 "
@@ -162,6 +163,7 @@ def test_plan_from_a_corpus_with_a_plot(run, conll, tmp_path):
     shown = run("plan", tmp_path / "corpus", "--epsilon", "4", *OPTIONS[:6], "--plot", plot)
     assert shown.code == 0
     assert "merit" in shown.out
+    assert EXACT_ARITHMETIC in shown.out
     assert {"rotation", "fair-shares"} <= {line.split()[0] for line in shown.out.splitlines()[2:4]}
     assert str(plot) in shown.out
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -196,6 +198,7 @@ def test_a_corpus_takes_the_place_of_numbers(run, sample):
         kept = answer(run, *line)
         assert kept["method"] == method
         assert kept["epsilon"] == epsilon(profile(kept["noise"], 0.6, 0.4), 5, kept["delta"])
+        assert ("In exact arithmetic" in kept["words"]) is (profile is FairSharesProfile)
 
 
 def test_a_run_has_its_numbers(run, folder):

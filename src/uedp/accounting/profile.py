@@ -77,6 +77,11 @@ class Profile(ABC):
         """
         return self
 
+    @property
+    def pays_for_rounding(self) -> bool:
+        """Whether a run has a larger epsilon than its rounds in exact arithmetic."""
+        return self.with_margin(1.0) != self.with_margin(0.0)
+
     def in_some_sentences(self) -> PrivacyEvent:
         """The round where not all sentences that mention the entity are emptied.
 

@@ -22,6 +22,10 @@ from uedp.accounting.vocabulary import VocabularyRelease
 ADJACENCY = (
     "Compared with the same corpus with these texts emptied (replacing a text costs two steps)."
 )
+EXACT_ARITHMETIC = (
+    "In exact arithmetic; rounding makes the epsilon of fair shares larger, and a run counts it "
+    "(docs/privacy.md, section 8)."
+)
 COVERAGE_NOT_PROTECTED = "coverage, where it is stated"
 _NOT_PROTECTED = {
     "that a user took part": "That a person's texts were in the collection at all. What they say "

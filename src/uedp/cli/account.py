@@ -237,9 +237,10 @@ def _prove(profile: "Profile", rounds: int, delta: float, as_json: bool) -> None
 
 
 def _words(profile: "Profile", value: float, delta: float) -> str:
-    from uedp.accounting.statement import ADJACENCY, statement
+    from uedp.accounting.statement import ADJACENCY, EXACT_ARITHMETIC, statement
 
-    return f"{statement(profile, value, delta, value < math.inf)} {ADJACENCY}"
+    rounding = f"\n{EXACT_ARITHMETIC}" if profile.pays_for_rounding else ""
+    return f"{statement(profile, value, delta, value < math.inf)} {ADJACENCY}{rounding}"
 
 
 def _answer(values: dict[str, Any], delta: float, proven: bool, words: str, as_json: bool) -> None:

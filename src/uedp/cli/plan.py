@@ -57,6 +57,7 @@ def plan(
     from dataclasses import asdict
 
     from uedp.accounting import planning
+    from uedp.accounting.statement import EXACT_ARITHMETIC
     from uedp.corpus.store import Corpus
     from uedp.mechanism.fair import Sharing, fair_supply
     from uedp.mechanism.sampling import supply_of
@@ -118,6 +119,8 @@ def plan(
         "\nmerit: signal-to-noise ratio of the whole run; more rounds take more compute.\n"
         f"(few): fewer than {planning.FEW_USERS} users per round; the noise is shared by too few."
     )
+    if any(option.profile.pays_for_rounding for option in tried):
+        typer.echo(EXACT_ARITHMETIC)
     if plot is not None:
         say(f"epsilon against rounds: {plot}")
     if preview is not None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from uedp.accounting.proven import FairSharesProfile, RotationProfile, UserLevelProfile
+from uedp.accounting.statement import EXACT_ARITHMETIC
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ METHOD_WORDS = {
     FairSharesProfile.method: (
         "Fair shares",
         "Protects users together with entities. All sentences that name an entity share what it "
-        "may move; none waits.",
+        "may move; none waits. " + EXACT_ARITHMETIC,
     ),
     UserLevelProfile.method: (
         "User-level",
