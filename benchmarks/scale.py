@@ -1,6 +1,7 @@
 """What a round costs against users and model size, and what that means for 100 million users.
 
     python benchmarks/scale.py [--users 10000 ...] [--out benchmarks/results]
+    python benchmarks/scale.py --page    # write the tables of docs/scale.md from the results
 
 **Users.** What the first process does on the host in a round, besides clipping: it draws 1,000
 users (expected), and now and then it lends entities anew or divides their shares. Each size runs in
@@ -27,6 +28,8 @@ from typing import Any
 import numpy as np
 
 RESULTS = Path(__file__).with_name("results")
+PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
+START, END = "<!-- from benchmarks/results: python benchmarks/scale.py --page -->", "<!-- end -->"
 USERS = (10_000, 100_000, 1_000_000, 3_000_000)
 EACH, MENTIONED = 10, 1.2  # sentences of a user, mentions a sentence
 DRAWN, ROUNDS = 1_000, 12
@@ -265,13 +268,65 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def page(result: dict[str, Any], shared: dict[str, Any]) -> str:
+    """The tables of docs/scale.md."""
+    users = [
+        f"| {row['users']:,} | {row['sentences']:,} | {row['build_seconds']:.2f} s "
+        f"| {1e3 * row['round_seconds']:.1f} ms | {row['round_with_lending_seconds']:.2f} s "
+        f"| {row['fair_shares_seconds']:.1f} s | {row['peak_bytes'] / 1e9:.2f} GB |"
+        for row in result["users"]
+    ]
+    models = [
+        f"| {row['weights'] / 1e6:.1f} M | {row['trained'] / 1e6:.2f} M "
+        f"| {row['plain_seconds']:.2f} s | {row['private_seconds']:.2f} s | {row['ratio']:.2f} |"
+        for row in result["models"]
+    ]
+    processes = [
+        f"| {row['processes']} | {row['seconds_a_round']:.2f} s | {row['speed']:.2f} |"
+        for row in shared["rows"]
+    ]
+    factors = [
+        f"| {row['factor']} | {row['value']:,.4g} {row['unit']} | {row['source']} |"
+        for row in result["estimate"]
+    ]
+    tables = (
+        (
+            "| users | sentences | incidence built | draw | with lending anew "
+            "| fair shares anew | peak memory |",
+            users,
+        ),
+        ("| weights | trained | plain step | private step | plain / private |", models),
+        ("| processes | a round | speed |", processes),
+        ("| 100 million users, 7 billion weights | | from |", factors),
+    )
+    blocks = []
+    for header, lines in tables:
+        columns = header.count("|") - 2
+        rule = "| --- |" + " ---: |" * columns
+        if lines is factors:
+            rule = "| --- | ---: | --- |"
+        blocks.append("\n".join([header, rule, *lines]))
+    return "\n\n".join(blocks)
+
+
+def write_page() -> None:
+    names = ("scale.json", "distributed.json")
+    whole = page(*(json.loads((RESULTS / name).read_text()) for name in names))
+    before, _, rest = PAGE.read_text().partition(START)
+    PAGE.write_text(f"{before}{START}\n\n{whole}\n\n{END}{rest.partition(END)[2]}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--users", type=int, nargs="+", default=USERS)
     parser.add_argument("--models", type=int, default=len(WIDTHS), help="How many, from the least.")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--host", type=int, help="Measure one size in this process.")
+    parser.add_argument("--page", action="store_true", help="Write the page, measure nothing.")
     options = parser.parse_args()
+    if options.page:
+        write_page()
+        return
     if options.host:
         print(json.dumps(host(options.host)))
         return
