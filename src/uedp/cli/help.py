@@ -27,6 +27,9 @@ _VALUES = {
 }
 _HELP_NAMES = ["-h", "--help"]
 
+CommandLineError: Any = getattr(typer, "TyperException", typer.BadParameter.__mro__[2])
+"""What Typer raises for a command line that it cannot read; it was Click's ClickException once."""
+
 
 class _Page:
     """What help pages of commands and of groups have in common."""
