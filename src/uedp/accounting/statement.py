@@ -39,6 +39,12 @@ LATE_NOT_PROTECTED = (
     "an entity in text of an earlier epoch where it was found only later (see `growth`)"
 )
 PUBLIC_NOT_PROTECTED = "text that was declared public (see `setup.public`)"
+FEDERATED = (
+    "The texts stayed with clients. The guarantee does not hold against the server, which drew the "
+    "users, added the noise and received the clipped updates of single users, nor against a "
+    "client, which knew the orders for its own users; each client was trusted with the share of an "
+    "entity within its own texts."
+)
 LARGE_EPSILON = 20  # a larger one says little
 NO_FINITE_EPSILON = "no finite epsilon"
 
@@ -72,6 +78,8 @@ def statement(
     if setup is not None:
         if private and profile.protects_entities and setup.entities is not None:
             lines.append(f"Entities: {setup.entities.describe()}.")
+        if private and setup.holders == "clients":
+            lines.append(FEDERATED)
         lines += [f"Caveat: {text}." for text in caveats(profile, setup, epsilon)]
     return "\n".join(lines)
 

@@ -20,6 +20,7 @@ from uedp.cli import (
     doctor,
     entities,
     extend,
+    federate,
     plan,
     report,
     studio,
@@ -70,7 +71,9 @@ _SECTIONS = {
         *(coverage.coverage, data.deidentify, data.categories),
     ),
     "Budget": (account.account, account.calibrate, plan.plan, certificate.ledger),
-    "Models": (train.train, train.evaluate, train.generate, train.unpack),
+    "Models": (
+        *(train.train, federate.federate, train.evaluate, train.generate, train.unpack),
+    ),
     "Evidence": (
         *(report.report, certificate.certificate, certificate.card, synthetic.audit),
         studio.studio,
