@@ -17,7 +17,6 @@ from uedp.distributed.client import FederatedClient, register
 from uedp.distributed.federation import (
     ARRAYS,
     Answer,
-    ClientRegistration,
     FederatedRounds,
     Federation,
     Order,

@@ -40,10 +40,10 @@ LATE_NOT_PROTECTED = (
 )
 PUBLIC_NOT_PROTECTED = "text that was declared public (see `setup.public`)"
 FEDERATED = (
-    "The texts stayed with clients. The guarantee does not hold against the server, which drew the "
+    "the texts stayed with clients: the guarantee does not hold against the server, which drew the "
     "users, added the noise and received the clipped updates of single users, nor against a "
     "client, which knew the orders for its own users; each client was trusted with the share of an "
-    "entity within its own texts."
+    "entity within its own texts"
 )
 LARGE_EPSILON = 20  # a larger one says little
 NO_FINITE_EPSILON = "no finite epsilon"
@@ -78,8 +78,6 @@ def statement(
     if setup is not None:
         if private and profile.protects_entities and setup.entities is not None:
             lines.append(f"Entities: {setup.entities.describe()}.")
-        if private and setup.holders == "clients":
-            lines.append(FEDERATED)
         lines += [f"Caveat: {text}." for text in caveats(profile, setup, epsilon)]
     return "\n".join(lines)
 
@@ -87,6 +85,7 @@ def statement(
 def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
     """The limits of the guarantee, one sentence each."""
     cases = {
+        FEDERATED: setup.holders == "clients",
         "the noise came from a fixed seed: whoever knows it can remove the noise": (
             setup.noise_source == "fixed seed"
         ),

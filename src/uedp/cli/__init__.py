@@ -71,9 +71,7 @@ _SECTIONS = {
         *(coverage.coverage, data.deidentify, data.categories),
     ),
     "Budget": (account.account, account.calibrate, plan.plan, certificate.ledger),
-    "Models": (
-        *(train.train, federate.federate, train.evaluate, train.generate, train.unpack),
-    ),
+    "Models": (*(train.train, federate.federate, train.evaluate, train.generate, train.unpack),),
     "Evidence": (
         *(report.report, certificate.certificate, certificate.card, synthetic.audit),
         studio.studio,

@@ -2,12 +2,21 @@
 
 import os
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uedp.errors import UserError
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+FEDERATION = "federation.npz"
+"""The clients of a federation, in its folder."""
+
+
+def is_federation(folder: Path) -> bool:
+    return (folder / FEDERATION).is_file()
 
 
 def started_together() -> bool:

@@ -61,19 +61,14 @@ class ClientRegistration:
     detection: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def digest(self) -> str:
+    def name(self) -> str:
         """A hash of all of it, by which a client is known again."""
         described = json.dumps(self.detection, sort_keys=True).encode()
         whole = sha256(described)
         for name in ARRAYS:
             values = getattr(self, name)
             whole.update(f"|{name} {values.shape}|".encode() + values.astype("<i8").tobytes())
-        return whole.hexdigest()
-
-    @property
-    def name(self) -> str:
-        """What the client is called in messages for people."""
-        return self.digest[:8]
+        return whole.hexdigest()[:16]
 
     def check(self) -> None:
         """Raises ValueError if it is not a registration: it came over a network."""
@@ -228,7 +223,7 @@ class Received:
         return ": ".join([missing, "; ".join(reasons)] if reasons else [missing])
 
 
-_SHOWN = 3  # reasons, in a line
+_SHOWN = 5  # reasons, in a line
 
 
 @dataclass(eq=False)

@@ -8,9 +8,12 @@ only this client was sent; never from what the answer says.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from uedp.accounting.chain import read_chain
 from uedp.accounting.ledger import RUN_LEDGER, planned_run
@@ -55,7 +58,7 @@ class Members:
     grid: Grid
     terms: Mapping[str, Any]
     say: Say
-    fixed: frozenset[str] | None = None  # digests of the federation's clients
+    fixed: frozenset[str] | None = None  # names of the federation's clients
     registrations: dict[str, ClientRegistration] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
     _invited: set[int] = field(default_factory=set)
@@ -67,23 +70,22 @@ class Members:
         if new := sorted(connected - self._invited):
             self._invited.update(new)
             asked = wire.invitation(self.terms)
-            messages = [Message(asked, node, wire.REGISTER, ttl=_HOURS) for node in new]
-            for node, number in zip(new, self.grid.push_messages(messages), strict=False):
-                if number:
+            for node in new:
+                if number := _send(self.grid, Message(asked, node, wire.REGISTER, ttl=_HOURS)):
                     self._waiting[number] = node
         for number, node in list(self._waiting.items()):
             if node not in connected:
                 del self._waiting[number]
                 self._invited.discard(node)
                 continue
-            for reply in self.grid.pull_messages([number]):
+            for reply in _replies(self.grid, number):
                 self._waiting.pop(number, None)
                 if refusal := self._take(node, reply, connected):
                     self.say(f"SuperNode {node}: not taken: {refusal}")
 
-    def _take(self, node: int, reply: Message, connected: set[int]) -> str | None:
+    def _take(self, node: int, reply: Message | None, connected: set[int]) -> str | None:
         """Bind a SuperNode to its client; or why not."""
-        if reply.has_error():
+        if reply is None or reply.has_error():
             return "it failed to register"
         try:
             if problem := wire.read_problem(reply.content):
@@ -91,14 +93,14 @@ class Members:
             one = wire.read_registration(reply.content)
         except ValueError as error:
             return str(error)
-        if self.fixed is not None and one.digest not in self.fixed:
+        if self.fixed is not None and one.name not in self.fixed:
             return (
                 "its registration is not that of a client of this federation; was its corpus "
                 "detected anew, or has it another key?"
             )
-        if self.nodes.get(one.digest) in connected:
+        if self.nodes.get(one.name) in connected:
             return f"client {one.name} is connected by another SuperNode"
-        self.registrations[one.digest], self.nodes[one.digest] = one, node
+        self.registrations[one.name], self.nodes[one.name] = one, node
         users, sentences = len(one.users), len(one.sentence_user)
         self.say(f"client {one.name}: {users:,} users, {sentences:,} sentences (SuperNode {node})")
         return None
@@ -138,11 +140,8 @@ class FlowerTransport:
     members: Members
     terms: Callable[[], RoundTerms]
     patience: float
-    last: float = 0.0
-    """Seconds that the last round waited."""
 
     def exchange(self, orders: Mapping[str, Order]) -> Iterator[tuple[str, Answer | str]]:
-        began = time.monotonic()
         self.members.update()
         connected, terms = set(self.grid.get_node_ids()), self.terms()
         waiting: dict[str, str] = {}
@@ -154,26 +153,59 @@ class FlowerTransport:
             message = Message(
                 wire.order(order, terms), node, wire.UPDATES, ttl=self.patience + _HOURS
             )
-            sent = next(iter(self.grid.push_messages([message])), None)
-            if sent:
+            if sent := _send(self.grid, message):
                 waiting[sent] = name
             else:
                 yield name, "its order could not be sent"
-        while waiting and time.monotonic() - began < self.patience:
+        end = time.monotonic() + self.patience
+        while waiting:
             before = len(waiting)
             for number, name in list(waiting.items()):
-                for reply in self.grid.pull_messages([number]):
+                for reply in _replies(self.grid, number):
                     waiting.pop(number, None)
                     yield name, _answer(reply)
+            if time.monotonic() > end:
+                break
             if waiting and len(waiting) == before:
                 time.sleep(_PAUSE)
         for name in waiting.values():
             yield name, "no answer in time"
-        self.last = time.monotonic() - began
 
 
-def _answer(reply: Message) -> Answer | str:
-    if reply.has_error():
+def _send(grid: Grid, message: Message) -> str | None:
+    """Send a message; its number, by which the SuperLink files replies."""
+    with _as_user_error():
+        return next(iter(grid.push_messages([message])), None)
+
+
+def _replies(grid: Grid, number: str) -> list[Message | None]:
+    """What the SuperLink filed as a reply to this message; None: it cannot be read.
+
+    One message at a time: who sent a reply could write another sender into it, but not have it
+    filed under another client's message.
+    """
+    with _as_user_error():
+        try:
+            return list(grid.pull_messages([number]))
+        except httpx.HTTPError:
+            raise
+        except Exception:  # of Flower's code that reads what a client wrote
+            return [None]
+
+
+@contextmanager
+def _as_user_error() -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise UserError(
+            f"the SuperLink is gone ({type(error).__name__}); nothing of this round was released: "
+            "start the server again with `resume=True`"
+        ) from None
+
+
+def _answer(reply: Message | None) -> Answer | str:
+    if reply is None or reply.has_error():
         return "failed to compute its answer"
     try:
         return wire.read_problem(reply.content) or wire.read_answer(reply.content)
@@ -264,10 +296,10 @@ def server_app(
     """A Flower ServerApp that trains; `done` gets the outcome."""
     app = ServerApp()
 
-    @app.main()
     def main(grid: Grid, context: Context) -> None:
         done(server.train(grid))
 
+    app.main()(main)
     return app
 
 
@@ -293,7 +325,6 @@ def client_app(
             wire.problem("refused or failed; its own messages say why"), reply_to=message
         )
 
-    @app.query("register")
     def register(message: Message, context: Context) -> Message:
         def compute() -> Any:
             one = client(context)
@@ -305,7 +336,6 @@ def client_app(
 
         return replied(message, compute)
 
-    @app.train("updates")
     def updates(message: Message, context: Context) -> Message:
         def compute() -> Any:
             order, terms = wire.read_order(message.content)
@@ -315,4 +345,6 @@ def client_app(
 
         return replied(message, compute)
 
+    app.query("register")(register)
+    app.train("updates")(updates)
     return app

@@ -1,4 +1,4 @@
-"""The processes of Flower: a SuperLink with the server in this process, or a SuperNode with a client.
+"""Flower's processes: a SuperLink with the server in this one, or a SuperNode with a client.
 
 Flower would send a bundle of code to every SuperNode and run it beside the texts, in a new process
 for each message. Here both run without Flower's executor ("process isolation"): this process asks
@@ -10,7 +10,6 @@ import os
 import secrets
 import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import tempfile
@@ -256,9 +255,7 @@ class _Connection:
                 status, details = SubStatus.COMPLETED, ""
             finally:
                 with suppress(Exception):
-                    client.PushTaskOutput(
-                        PushTaskOutputRequest(sub_status=status, details=details)
-                    )
+                    client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
                 grid.close()
 
     def answer_one(self, app: Any) -> bool:
