@@ -103,7 +103,8 @@ def federate_server(
 
     require_flower()
     from uedp.distributed.flower import Server
-    from uedp.distributed.nodes import Tls, run_server
+    from uedp.distributed.nodes import run_server
+    from uedp.distributed.runtime import Tls
 
     given = (certificate, private_key, authority)
     if any(given) and not all(given):
@@ -167,7 +168,8 @@ def federate_client(
     require_flower()
     from uedp.distributed.client import Client, read_key
     from uedp.distributed.flower import client_app
-    from uedp.distributed.nodes import Tls, run_client
+    from uedp.distributed.nodes import run_client
+    from uedp.distributed.runtime import Tls
 
     def told(line: str) -> None:
         say(with_flags(line))

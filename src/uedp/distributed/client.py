@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from uedp.accounting.ledger import Budget, CorpusLedger, PlannedRun
+from uedp.accounting.ledger import Budget, CorpusLedger
 from uedp.corpus.store import Corpus
 from uedp.distributed import refuse_shared_masks
 from uedp.distributed.federation import HASH_BYTES, Answer, ClientRegistration, Order, Words
@@ -191,14 +191,14 @@ class Client:
     def answer(self, order: Order, terms: RoundTerms) -> Answer:
         """The clipped update of each user that the server asks for."""
         if self._terms != terms.text:
-            planned = terms.planned
-            self._reserve(planned)
-            settings = terms.settings(self.config)
-            self._model = FederatedClient(self.corpus, self.config, settings, terms.fixed)
+            self._model = self.model(terms)
             self._terms = terms.text
         return self._model.answer(order)
 
-    def _reserve(self, planned: PlannedRun) -> None:
-        most = self.config.privacy.corpus_budget
+    def model(self, terms: RoundTerms) -> FederatedClient:
+        """What computes the updates of a run, once it is in the ledger of the corpus."""
+        planned, most = terms.planned, self.config.privacy.corpus_budget
         budget = None if most is None else Budget(most, planned.delta)
         CorpusLedger(self.corpus).reserve(planned, budget)
+        settings = terms.settings(self.config)
+        return FederatedClient(self.corpus, self.config, settings, terms.fixed)

@@ -52,8 +52,8 @@ def refuse_unsuited(config: Config) -> None:
 
 
 def terms_of(config: Config) -> dict[str, Any]:
-    """The fields of a config that both sides must have alike: what is set, in four sections."""
-    privacy = config.privacy.model_dump(mode="json", exclude_unset=True, exclude=_OWN["privacy"])
+    """The fields of a config that both sides must have alike."""
+    privacy = config.privacy.model_dump(mode="json", exclude=_OWN["privacy"])
     return {
         "privacy": privacy,
         "task": config.task.model_dump(mode="json"),
