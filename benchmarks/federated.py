@@ -32,7 +32,7 @@ from typing import Any
 OUT = Path(__file__).with_name("results") / "federated.json"
 CLIENTS, CHANCE = 8, 0.3
 KINDS = ("crash", "late", "nan", "long")
-PATIENCE = 15.0  # seconds: a round with a late client takes as long
+PATIENCE = 30.0  # seconds: a round with a late client takes as long
 PARTS = ("real", "failing", "simulation")
 
 
@@ -40,7 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, help="the folder with conll2003")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--clients", type=int, default=1000, help="of the simulation")
     parser.add_argument("--simulated-rounds", type=int, default=10)
