@@ -235,6 +235,7 @@ TAMPERED: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("setup.entities", set_to("setup", "entities", "propagated", value=False)),
     ("setup.entities", set_to("setup", "entities", "detectors", "patterns", value="uedp 2")),
     ("setup.users", set_to("setup", "users", value="assigned at random")),
+    ("setup.holders", set_to("setup", "holders", value="clients")),
     ("setup.earlier_runs", set_to("setup", "earlier_runs", value="on other corpora")),
     ("setup.chosen_by", set_to("setup", "chosen_by", value="no one")),
     ("files", set_to("files", value={})),

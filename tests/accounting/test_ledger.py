@@ -135,6 +135,7 @@ ENTITIES = Entities(
         ("setup.texts", {"texts": "another"}),
         ("setup.entities", {"entities": ENTITIES}),
         ("setup.users", {"users": "assigned at random"}),
+        ("setup.holders", {"holders": "clients"}),
         ("setup.vocabulary", {"vocabulary_origin": "from the corpus, not covered"}),
         ("setup.labels", {"labels": "declared"}),
         ("setup.earlier_runs", {"earlier_runs": "on other corpora"}),

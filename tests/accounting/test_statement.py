@@ -29,6 +29,7 @@ def test_missed_sentences_stand_in_plain_words(tmp_path, monkeypatch):
 CAVEATS: dict[str, tuple[dict[str, Any], str]] = {
     "vocabulary": ({"vocabulary_origin": "from another corpus, not covered"}, "another corpus"),
     "users": ({"users": "assigned at random"}, "people are not protected beyond"),
+    "holders": ({"holders": "clients"}, "the texts stayed with clients: the guarantee does not"),
     "entities": ({"entities": None}, "which entities were looked for"),
     "labels": ({"labels": "from the corpus, not covered"}, "which labels there are"),
     "earlier runs": ({"earlier_runs": "on other corpora"}, "other runs before"),

@@ -20,6 +20,7 @@ LEFT_OUT = {
     r"uedp (audit (mechanism|train|extract)|coverage|plan|report run-1)": "takes a while",
     r"uedp (generate .*--count 10000|(calibrate|account proven) .*--corpus)": "takes a while",
     r"uedp studio": "serves until it is stopped",
+    r"uedp federate (server|client)": "waits for others",
 }
 TYPED = sorted(
     {

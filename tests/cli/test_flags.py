@@ -15,8 +15,9 @@ SOURCE = Path(uedp.__file__).parent
 # a flag such as --out, or a command such as `uedp train`
 COMMAND_LINE = re.compile(r"(?<![\w-])--[a-z][a-z-]+|`uedp [a-z]")
 PARAMETER = re.compile(r"`([a-z][a-z_]*)=[^`]+`")
-# the first calls pip with its own flags; the second writes a page for people with a model only
-OTHER_PROGRAMS = {"models/packaged.py", "accounting/card.py"}
+# the first calls pip with its own flags, the second starts the programs of Flower with theirs; the
+# third writes a page for people with a model only
+OTHER_PROGRAMS = {"models/packaged.py", "distributed/nodes.py", "accounting/card.py"}
 LIBRARY = sorted(
     path.relative_to(SOURCE).as_posix()
     for path in SOURCE.rglob("*.py")

@@ -10,7 +10,13 @@ import pytest
 import typer
 
 from uedp.cli import app
-from uedp.cli.help import Commands, DocumentedCommand, DocumentedGroup, typed_lines
+from uedp.cli.help import (
+    CommandLineError,
+    Commands,
+    DocumentedCommand,
+    DocumentedGroup,
+    typed_lines,
+)
 
 MISSING = (
     "has no examples. End the docstring of its function with `Examples:` and one to three lines "
@@ -43,7 +49,7 @@ def parsed(line):
         context = command.make_context(name, [], parent=context, resilient_parsing=True)
         name, command, words = command.resolve_command(context, words)
         if command is None:
-            raise typer.TyperException(f"{line}: no such command")
+            raise CommandLineError(f"{line}: no such command")
     return command.make_context(name, list(words), parent=context)
 
 
@@ -71,7 +77,7 @@ def test_an_example_parses(path, line):
 )
 def test_a_wrong_example_does_not_parse(line):
     """What the test above must find."""
-    with pytest.raises(typer.TyperException):
+    with pytest.raises(CommandLineError):
         parsed(line)
 
 

@@ -54,6 +54,7 @@ def made(tmp_path_factory):
     (folder / "epsilom.yaml").write_text(config.replace("epsilon", "epsilom"))
     (folder / "optimizer.yaml").write_text(f"{config}optimizer: {{rate: 0.1}}\n")
     (folder / "config.yaml").write_text(config)
+    (folder / "short").write_text("00ff")
     (folder / "started").mkdir()
     (folder / "started" / "config.yaml").write_text(config)
     return folder
@@ -64,6 +65,8 @@ SMALL += "--rounds 5 --user-rate 0.5 --set privacy.entity_share=0.3"
 DETECT = "detect ready.csv --out new "
 MODEL = "--model awd-lstm --tokenizer bytes "
 TRAIN = f"train --corpus corpus {MODEL}--out new --epsilon 8 "
+SERVER = "federate server --federation f --out new"
+ROUNDS = "config.yaml --set privacy.rounds=5 --set privacy.user_rate=0.5"
 # what is typed: what the error must say, the remedy last
 MISTAKES = {
     "detect messages.csv --out new": (
@@ -141,6 +144,22 @@ MISTAKES = {
     "calibrate --epsilon eight": ("invalid value for '--epsilon': not a number", "--help"),
     "calibrate": ("missing option '--epsilon'", "see `uedp calibrate --help`"),
     "entities corpus --category place": ("--category place: unknown category", "choose among"),
+    "federate client config.yaml --corpus corpus --key none": (
+        "none: holds no key of a federation",
+        "and not to the server",
+    ),
+    "federate client config.yaml --corpus corpus --key short --server host": (
+        "short: holds no key of a federation",
+    ),
+    f"{SERVER} config.yaml": ("privacy.rounds: cannot be chosen by the time", "set it"),
+    f"{SERVER} config.yaml --wait soon": ("--wait soon", "write a number with s, m, h or d"),
+    f"{SERVER} config.yaml --certificate a.pem": ("give --certificate, --private-key and",),
+    f"{SERVER} {ROUNDS} --set privacy.method=uedp-alg --set privacy.epsilon=null "
+    "--set privacy.noise=9": (
+        "privacy.method uedp-alg: its updates cannot come from clients",
+        "choose rotation",
+    ),
+    f"{SERVER} {ROUNDS} --host 192.0.2.1": ("192.0.2.1: another machine needs TLS", "--authority"),
 }
 
 

@@ -13,14 +13,13 @@ from tests.training import worlds
 from uedp.accounting import certificate as certificates
 from uedp.corpus.sentence import Sentence, Span
 from uedp.corpus.store import Corpus
+from uedp.distributed.client import FederatedClient, register
 from uedp.distributed.federation import (
+    ARRAYS,
     Answer,
-    ClientRegistration,
-    FederatedClient,
     FederatedRounds,
     Federation,
     Order,
-    register,
     server_data,
 )
 from uedp.entities.detection import Detection, detect
@@ -125,7 +124,8 @@ def test_the_server_knows_the_incidence_and_no_name(world: World) -> None:
     assert incidence.digest == world.whole.incidence.digest
     for corpus in world.parts.values():
         told = register(corpus, KEY)
-        raw = b"".join(array.tobytes() for array in vars(told).values())
+        raw = b"".join(getattr(told, name).tobytes() for name in ARRAYS)
+        raw += repr(told.detection).encode()
         for name in (*corpus.user_names.to_pylist(), *corpus.entities["name"].to_pylist()):
             assert name.encode() not in raw
         other = register(corpus, bytes(32))
@@ -261,4 +261,4 @@ def test_a_damaged_registration_is_refused(world: World) -> None:
     }
     for words, change in bad.items():
         with pytest.raises(UserError, match=words):
-            Federation.of({"a": ClientRegistration(**{**vars(good), **change})})
+            Federation.of({"a": replace(good, **change)})

@@ -7,7 +7,8 @@ from benchmarks import scale
 
 def test_tables_are_written_from_the_results():
     results = [
-        json.loads((scale.RESULTS / name).read_text()) for name in ("scale.json", "distributed.json")
+        json.loads((scale.RESULTS / name).read_text())
+        for name in ("scale.json", "distributed.json")
     ]
     shown = scale.PAGE.read_text().partition(scale.START)[2].partition(scale.END)[0]
     assert shown.strip() == scale.page(*results), "run `python benchmarks/scale.py --page`"

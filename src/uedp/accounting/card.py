@@ -210,8 +210,7 @@ def _private(facts: PublicFacts) -> Iterator[str]:
         "## Against whom",
         "",
         "Against anybody who has the model, for any time and with any computer, also if they know "
-        "the training code and every other text. Not against the curator, who holds the texts and "
-        "the records of training.",
+        f"the training code and every other text. Not against {_HOLDERS[facts.holders]}.",
         "",
     )
     yield from _strength(facts.epsilon, facts.delta, facts.attack_success or 1.0)
@@ -242,6 +241,12 @@ _DEPENDENCE = {
     CHOSEN_BY_COUNTS: " They depend on settings that were chosen by counts of the texts (see the "
     "caveats).",
     FROM_COUNTS: " They depend on counts of the texts, from which this method computes them.",
+}
+_HOLDERS = {
+    None: "whoever holds the texts",
+    "the curator": "the curator, who holds the texts and the records of training",
+    "clients": "the clients, who hold the texts, and the server, which received single users' "
+    "updates and has the records of training",
 }
 
 

@@ -171,6 +171,7 @@ def not_checked(
 ) -> tuple[str, ...]:
     """The questions that a verification leaves open, for the person who relies on it."""
     text = certificate.setup.public
+    federated = certificate.setup.holders == "clients"
     checked = {
         "who issued this: the ledger is a chain that anybody can write anew from its first line; "
         "sign the certificate, and verify it with `public_key=...`": signed,
@@ -181,6 +182,8 @@ def not_checked(
             public or text is None
         ),
         "that the public text is public: somebody declared it so": text is None,
+        "that clients registered which of their sentences mention which entity, and divided the "
+        "shares of entities among these": not federated,
     }
     return (
         *(question for question, answered in checked.items() if not answered),

@@ -20,6 +20,7 @@ CORPUS_VOCABULARY: Origin = "from the corpus, not covered"
 FOREIGN_VOCABULARY: Origin = "from another corpus, not covered"
 Labels = Literal["none", "declared", "from the corpus, not covered"]
 Users = Literal["as given", "assigned at random"]
+Holders = Literal["the curator", "clients"]
 
 BY_PLANNER = "the planner, by counts of this corpus"
 OTHERS_BY = "; others by "
@@ -188,6 +189,8 @@ class Setup(StrictModel):
     # null: not stated
     entities: Entities | None = None
     users: Users = "as given"
+    # of the texts: clients of a federation keep theirs
+    holders: Holders = "the curator"
     # differentially private exactly if the ledger has a vocabulary, where it is charged
     vocabulary: Origin = "public"
     # the class names of a classifier

@@ -19,6 +19,7 @@ from uedp.accounting.decisions import (
     NOT_STATED,
     OTHERS_BY,
     Entities,
+    Holders,
     Labels,
     Origin,
     Precision,
@@ -61,6 +62,7 @@ PUBLISHED: Mapping[str, str] = {
     "setup.noise_source": "one of two words",
     "setup.precision": "one of three words",
     "setup.users": "one of two words",
+    "setup.holders": "one of two words",
     "setup.vocabulary": "one of four words",
     "setup.labels": "one of three words",
     "setup.earlier_runs": "one of two words",
@@ -219,6 +221,7 @@ class PublicFacts(StrictModel):
     noise_source: str | None
     precision: Precision | None
     users: Users | None
+    holders: Holders | None
     vocabulary: Origin | None
     labels: Labels | None
     earlier_runs: str | None
@@ -310,6 +313,7 @@ def publishable(
         noise_source=setup.noise_source,
         precision=setup.precision,
         users=setup.users,
+        holders=setup.holders,
         vocabulary=setup.vocabulary,
         labels=setup.labels,
         earlier_runs=setup.earlier_runs,

@@ -57,6 +57,13 @@ PUBLIC_NOT_PROTECTED = "text that was declared public (see `setup.public`)"
 PLAIN_WORDS: Mapping[str, str] = _NOT_PROTECTED | {
     PUBLIC_NOT_PROTECTED: "Text that was declared public, and that the model learned from first."
 }
+FEDERATED = (
+    "the texts stayed with clients: the guarantee does not hold against the server, which drew the "
+    "users, added the noise and received the clipped updates of single users, nor against a "
+    "client, which knew the orders for its own users; each client was trusted with the share of an "
+    "entity within its own texts, and whether an update arrived was taken to depend neither on "
+    "texts nor on who else was drawn"
+)
 LARGE_EPSILON = 20  # a larger one says little
 NO_FINITE_EPSILON = "no finite epsilon"
 
@@ -97,6 +104,7 @@ def statement(
 def caveats(profile: Profile, setup: Setup, epsilon: float) -> tuple[str, ...]:
     """The limits of the guarantee, one sentence each."""
     cases = {
+        FEDERATED: setup.holders == "clients",
         "the noise came from a fixed seed: whoever knows it can remove the noise": (
             setup.noise_source == "fixed seed"
         ),

@@ -1,10 +1,12 @@
 """The `uedp` command: parse, call, print. Nothing is decided here."""
 
 import errno
+import re
 import sys
 import traceback
 from io import TextIOWrapper
 from types import FrameType
+from typing import Any
 
 import typer
 from typer import Option
@@ -18,13 +20,14 @@ from uedp.cli import (
     doctor,
     entities,
     extend,
+    federate,
     plan,
     report,
     studio,
     synthetic,
     train,
 )
-from uedp.cli.help import Commands
+from uedp.cli.help import CommandLineError, Commands
 from uedp.cli.processor import set_up_threads
 from uedp.cli.terminal import plain, with_flags
 from uedp.cli.version import show_version
@@ -41,14 +44,24 @@ EXIT_CODES = """Exit codes:
   130  stopped by Ctrl-C (128 + the number of any other signal)
 """
 
-# messages of Typer in words for a person at a terminal
-_REWORDED = {
-    "Input should be a valid number, unable to parse string as a number": "not a number",
-    "Input should be a valid integer, unable to parse string as an integer": "not a whole number",
-    "Value error, ": "",
-    ". Did you mean": "; did you mean",
-    "(Possible options: ": "(there is ",
-}
+# messages of Typer and Click in words for a person at a terminal; older ones word them otherwise
+_REWORDED = (
+    (
+        r"Input should be a valid number, .* as a number|'[^']*' is not a valid float",
+        "not a number",
+    ),
+    (
+        r"Input should be a valid integer, .*integer|'[^']*' is not a valid integer",
+        "not a whole number",
+    ),
+    (r"Value error, ", ""),
+    (r"\. Did you mean", "; did you mean"),
+    (r"(; did you mean '.*'\?) Did you mean '.*'\?", r"\1"),
+    (r"\(Possible options: ", "(there is "),
+    (r"[;.] \(?[Dd]id you mean(?: one of:)? ((?:'-[\w-]+'(?:, )?)+)\?\)?", r" (there is \1)"),
+    (r"'(-[\w-]+)'(?=[,)])", r"\1"),
+    (r"No such option '(-[\w-]+)'", r"No such option: \1"),
+)
 
 app = Commands(epilog=EXIT_CODES)
 # the sections of the help page, in the order in which a person needs them
@@ -58,7 +71,7 @@ _SECTIONS = {
         *(coverage.coverage, data.deidentify, data.categories),
     ),
     "Budget": (account.account, account.calibrate, plan.plan, certificate.ledger),
-    "Models": (train.train, train.evaluate, train.generate, train.unpack),
+    "Models": (*(train.train, federate.federate, train.evaluate, train.generate, train.unpack),),
     "Evidence": (
         *(report.report, certificate.certificate, certificate.card, synthetic.audit),
         studio.studio,
@@ -115,7 +128,7 @@ def run_app(app: typer.Typer, arguments: list[str] | None, program: str | None =
     except SystemExit as stop:
         # so Typer and Rich end when a reader such as `head` has closed stdout: no answer
         sys.exit(CLOSED_PIPE if stop.code == 1 else stop.code)
-    except typer.TyperException as error:
+    except CommandLineError as error:
         _refuse(_usage(error))
     except UserError as error:
         _refuse(str(error), 1 if isinstance(error, CheckFailedError) else 2)
@@ -133,11 +146,11 @@ def run_app(app: typer.Typer, arguments: list[str] | None, program: str | None =
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _usage(error: typer.TyperException) -> str:
+def _usage(error: Any) -> str:
     """What is wrong with the words that were typed, and where to read about them."""
     message = " ".join(error.format_message().split())
-    for words, better in _REWORDED.items():
-        message = message.replace(words, better)
+    for words, better in _REWORDED:
+        message = re.sub(words, better, message)
     context = getattr(error, "ctx", None)
     hint = "" if context is None else f"; see `{context.command_path} --help`"
     return message[:1].lower() + message[1:].rstrip(".") + hint

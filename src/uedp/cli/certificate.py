@@ -73,7 +73,9 @@ def certificate_verify(
     public_key: Path | None = Option(
         None, help="The signer's public key; required for `verified`."
     ),
-    corpus: Path | None = Option(None, help="The corpus of the run, if you have it: checks more."),
+    corpus: Path | None = Option(
+        None, help="The corpus of the run, or its federation, if you have it: checks more."
+    ),
     public: Path | None = Option(
         None, help="The public text of the run, to see whether it is the one that is named."
     ),
@@ -131,7 +133,8 @@ def _verified(
     """
     from uedp.accounting.certificate import CERTIFICATE, load_certificate, verify
     from uedp.accounting.signature import read_public_key
-    from uedp.corpus.store import Corpus
+    from uedp.distributed import is_federation
+    from uedp.distributed.registrations import refuse_other_federation
     from uedp.training.provenance import refuse_other_corpus, refuse_other_public_text
 
     if not (run / CERTIFICATE).is_file():
@@ -139,16 +142,26 @@ def _verified(
     if public_key is not None:
         read_public_key(public_key)
     if corpus is not None:
-        Corpus(corpus)
+        _with_ledger(corpus)
     try:
         checked = verify(run, public_key, corpus)
     except UserError as error:
         raise CheckFailedError(str(error)) from error
-    if corpus is not None:
+    if corpus is not None and is_federation(corpus):
+        refuse_other_federation(checked, corpus)
+    elif corpus is not None:
         refuse_other_corpus(checked, corpus)
     if public is not None:
         refuse_other_public_text(checked, public, run)
     return checked
+
+
+def _with_ledger(folder: Path) -> Path:
+    """The folder of a corpus or of a federation, which have ledgers; any other is refused."""
+    from uedp.corpus.store import Corpus
+    from uedp.distributed import is_federation
+
+    return folder if is_federation(folder) else Corpus(folder).folder
 
 
 @certificate.command("keygen")
@@ -257,9 +270,8 @@ def ledger(
     from uedp.accounting import certificate as certificates
     from uedp.accounting.ledger import CorpusLedger, close_run
     from uedp.accounting.statement import finite
-    from uedp.corpus.store import Corpus
 
-    opened = CorpusLedger(Corpus(corpus).folder)
+    opened = CorpusLedger(_with_ledger(corpus))
     if close is not None:
         ended = close_run(close, opened)
         certificates.issue(close, lambda text: typer.echo(f"warning: {plain(text)}", err=True))

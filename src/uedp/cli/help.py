@@ -15,17 +15,15 @@ from typer.core import TyperCommand, TyperGroup
 
 _HYPHEN = "\u2011"  # where a line must not be broken, as in awd-lstm
 _EXAMPLES = "\n\nExamples:\n"
-# what stands for a value that has no name of its own
+# what stands for a value that has no name of its own, in newer and older releases of Typer
 _VALUES = {
-    "<int>": "NUMBER",
-    "<int range>": "NUMBER",
-    "<float>": "NUMBER",
-    "<path>": "PATH",
-    "<list[int]>": "NUMBER",
-    "<list[float]>": "NUMBER",
-    "<list[path]>": "PATH",
+    r"<(int|float)( range)?>|\b(INTEGER|FLOAT)( RANGE)?\b|<list\[(int|float)\]>": "NUMBER",
+    r"<(path|list\[path\])>": "PATH",
 }
 _HELP_NAMES = ["-h", "--help"]
+
+CommandLineError: Any = getattr(typer, "TyperException", typer.BadParameter.__mro__[2])
+"""What Typer raises for a command line that it cannot read; it was Click's ClickException once."""
 
 
 class _Page:
@@ -125,7 +123,7 @@ def _write_options(parameters: Iterable[Any], ctx: typer.Context, formatter: Any
             continue
         name, text = record
         for typed, value in _VALUES.items():
-            name = name.replace(typed, value)
+            name = re.sub(typed, value, name)
         if parameter.param_type_name == "argument":
             section, name = "Arguments", (parameter.metavar or parameter.name.upper()).strip("[]")
         else:
@@ -153,7 +151,8 @@ def _write_lines(title: str, lines: Iterable[str], formatter: Any) -> None:
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"(?<=\w)-(?=\w)", _HYPHEN, " ".join(text.split()))
+    text = " ".join(text.replace("\\[", "[").split())  # as Typer writes for Rich
+    return re.sub(r"(?<=\w)-(?=\w)", _HYPHEN, text)
 
 
 def _option_style(text: str) -> str:

@@ -202,8 +202,13 @@ def train(
         say_json(_outcome_json(outcome))
     if not outcome.finished:
         raise typer.Exit(STOPPED)
-    if as_json:
-        return
+    if not as_json:
+        show_outcome(outcome)
+
+
+def show_outcome(outcome: "Outcome") -> None:
+    """Show what a finished run measured, and where it is."""
+    out = outcome.folder
     if outcome.before and outcome.after:
         between = {"public text": outcome.public} if outcome.public else {}
         _show_measures({"before": outcome.before, **between, "after": outcome.after})

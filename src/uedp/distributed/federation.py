@@ -13,33 +13,33 @@ the first so many answers, or leave less time where more is asked for.
 """
 
 import hmac
+import json
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import sha256
+from itertools import cycle, islice
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from uedp.corpus.store import Corpus
 from uedp.distributed import refuse_shared_masks
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints, Rows
 from uedp.mechanism.processes import MaskKey, PartialSum
 from uedp.mechanism.sampling import Floats, Participants
-from uedp.methods import ClippedMethod, RoundSettings, method_named
-from uedp.training.build import Assembly, prepare, set_up_for_training
-from uedp.training.config import Config
-from uedp.training.datasets import TrainingData, read_training_data
+from uedp.methods import ClippedMethod
+from uedp.training.build import Assembly, Say
+from uedp.training.datasets import Texts, TrainingData
 
 HASH_BYTES = 16
-KEY_BYTES = 32
 _ROUNDED_UP = 1 + 2.0**-20  # what a computed norm may lack of the exact one
 
 Words = npt.NDArray[np.uint8]
@@ -50,7 +50,8 @@ class ClientRegistration:
     """What a client tells of its texts: no word, no name.
 
     `users` and `entities` are hashes under a key that clients share and the server lacks, a row
-    each. A mention is a sentence and an entity, by their numbers here.
+    each. A mention is a sentence and an entity, by their numbers here. `detection` is the part of
+    `corpus.json` that says how entities were found, and whether users are people.
     """
 
     users: Words
@@ -58,6 +59,17 @@ class ClientRegistration:
     sentence_user: Ints
     mention_sentence: Ints
     mention_entity: Ints
+    detection: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def name(self) -> str:
+        """A hash of all of it, by which a client is known again."""
+        described = json.dumps(self.detection, sort_keys=True).encode()
+        whole = sha256(described)
+        for name in ARRAYS:
+            values = getattr(self, name)
+            whole.update(f"|{name} {values.shape}|".encode() + values.astype("<i8").tobytes())
+        return whole.hexdigest()[:16]
 
     def check(self) -> None:
         """Raises ValueError if it is not a registration: it came over a network."""
@@ -77,11 +89,17 @@ class ClientRegistration:
             raise ValueError("mentions have no sentence or no entity")
 
 
+ARRAYS = ("users", "entities", "sentence_user", "mention_sentence", "mention_entity")
+"""The arrays of a registration."""
+
+
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What a client is asked for: the updates of some of its users, by their numbers there."""
+    """What a client is asked for: the updates of some of its users, by their numbers there.
 
-    number: int
+    Only the client that was sent an order knows its nonce.
+    """
+
     nonce: str
     weights: Tensor
     users: Ints
@@ -102,8 +120,11 @@ class Answer:
 class Transport(Protocol):
     """Carries orders to clients and their answers back."""
 
-    def exchange(self, orders: Mapping[str, Order]) -> Iterator[tuple[str, Answer]]:
-        """The answers that arrive in time, with the client of each, in any order and number."""
+    def exchange(self, orders: Mapping[str, Order]) -> Iterator[tuple[str, Answer | str]]:
+        """The answers that arrive in time, with the client of each, in any order and number.
+
+        Words instead of an answer say why there is none.
+        """
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -196,6 +217,15 @@ class Received:
     missing: int = 0
     refused: list[str] = field(default_factory=list)
 
+    def describe(self, drawn: int) -> str:
+        """One line for people."""
+        reasons = [*self.refused[:_SHOWN], *["..."] * (len(self.refused) > _SHOWN)]
+        missing = f"{self.missing:,} of {drawn:,} drawn users without an update"
+        return ": ".join([missing, "; ".join(reasons)] if reasons else [missing])
+
+
+_SHOWN = 5  # reasons, in a line
+
 
 @dataclass(eq=False)
 class FederatedRounds:
@@ -211,6 +241,7 @@ class FederatedRounds:
 
     federation: Federation
     transport: Transport
+    say: Say = lambda line: None
     received: Received = field(default_factory=Received)
 
     def watch(self, assembly: Assembly) -> ClippedMethod:
@@ -232,10 +263,14 @@ class FederatedRounds:
         self, drawn: Participants, lengths: Ints, mask_key: MaskKey
     ) -> Iterator[Participants]:
         weights = torch.cat([p.detach().flatten().float().cpu() for p in self._method.parameters])
-        nonce = secrets.token_hex(16)
         self._asked = {
             name: Order(
-                0, nonce, weights, part.users, part.sentences, part.weights, mask_key(place + 1)
+                secrets.token_hex(16),
+                weights,
+                part.users,
+                part.sentences,
+                part.weights,
+                mask_key(place + 1),
             )
             for place, (name, part) in enumerate(self.federation.parts(drawn))
         }
@@ -249,7 +284,8 @@ class FederatedRounds:
         # in float64, in which the order of arrival, which may depend on texts, makes no difference
         total = own.total.double()
         for client, answer in self.transport.exchange(self._asked):
-            if problem := self._problem(client, answer, size):
+            problem = answer if isinstance(answer, str) else self._problem(client, answer, size)
+            if problem is not None or isinstance(answer, str):
                 self.received.refused.append(f"client {client}: {problem}")
                 continue
             for user, update in zip(answer.users.tolist(), answer.updates, strict=True):
@@ -264,6 +300,8 @@ class FederatedRounds:
                 norms.append(norm / clip)
         self.received.users = len(taken)
         self.received.missing = self._drawn - len(taken)
+        if self.received.missing or self.received.refused:
+            self.say(self.received.describe(self._drawn))
         # a user whose update is missing counts as zero
         updates = np.array([*norms, *[0.0] * self.received.missing])
         return PartialSum(total.to(own.total), own.clipped, updates)
@@ -284,86 +322,45 @@ class FederatedRounds:
 
 
 def server_data(
-    federation: Federation, folder: Path, held_out: TrainingData | None = None
+    federation: Federation,
+    folder: Path,
+    held_out: Texts | None = None,
+    labels: Sequence[str] = (),
+    detection: Mapping[str, Any] | None = None,
 ) -> TrainingData:
     """What a run of the server reads: the incidence, and invented texts to check a model with.
 
-    The ledger of all runs of the federation lies in `folder`.
+    Args:
+        folder: where the ledger of all runs of the federation lies.
+        labels: those of a classifier.
+        detection: how the clients found entities (`common_detection`).
     """
     from uedp.corpus.column import Column
     from uedp.sample.generate import sample_sentences
-    from uedp.training.datasets import Texts
 
     folder.mkdir(parents=True, exist_ok=True)
     count = federation.incidence.sentences
     invented = [sentence.text for sentence in sample_sentences(people=50)]
     texts = (invented * math.ceil(count / len(invented)))[:count]
-    other = None if held_out is None else held_out.held_out
+    names = list(islice(cycle(labels), count)) if labels else [None] * count
     return TrainingData(
-        Texts(Column.of(texts), [None] * count), federation.incidence, folder, other
+        Texts(Column.of(texts), names),
+        federation.incidence,
+        folder,
+        held_out,
+        detection,
+        stays_with_clients=True,
     )
 
 
-# --- a client ------------------------------------------------------------------------------------
-
-
-def register(corpus: Corpus, key: bytes) -> ClientRegistration:
-    """What the owner of a corpus tells a server that does not have the key.
+def common_detection(registrations: Mapping[str, ClientRegistration]) -> dict[str, Any]:
+    """How entities were found, if all clients did it alike; whether anybody's users are groups.
 
     Guarantees:
-      - names of users and entities leave as HMAC-SHA256 under the key, cut to 16 bytes; texts not
-        at all
+      - groups that were formed at random, at any client, are not called people
+      - a detection that one of the clients did not use is not stated
     """
-    if len(key) != KEY_BYTES:
-        raise UserError(f"`key=...`: a key has {KEY_BYTES} bytes, not {len(key)}")
-    incidence = corpus.incidence
-    mentions = incidence.sentence_entities
-    return ClientRegistration(
-        _hashed(key, b"user", corpus.user_names.to_pylist()),
-        _hashed(key, b"entity", corpus.entities["name"].to_pylist()),
-        np.asarray(incidence.sentence_user, dtype=np.int64),
-        mentions.row_of_value().astype(np.int64),
-        np.asarray(mentions.values, dtype=np.int64),
-    )
-
-
-def _hashed(key: bytes, kind: bytes, names: Sequence[str]) -> Words:
-    hashes = [
-        hmac.new(key, kind + b"|" + name.encode(), sha256).digest()[:HASH_BYTES] for name in names
-    ]
-    return np.frombuffer(b"".join(hashes), dtype=np.uint8).reshape(-1, HASH_BYTES).copy()
-
-
-class FederatedClient:
-    """A client's copy of the model, and its texts: computes what the server orders."""
-
-    def __init__(self, corpus: Path, config: Config, settings: RoundSettings) -> None:
-        data = config.data.model_copy(update={"train": corpus, "evaluate": None, "public": None})
-        self._config = config.model_copy(update={"data": data})
-        own = read_training_data(self._config)
-        ready = prepare(self._config, own)
-        method = method_named(config.privacy.method)
-        if not issubclass(method, ClippedMethod):
-            raise UserError(f"privacy.method {method.name}: its updates cannot come from clients")
-        with set_up_for_training(ready.model, config.task.kind):
-            self._method = method(
-                replace(settings, seed=None), own.incidence, ready.model, ready.task, ready.autocast
-            )
-        refuse_shared_masks(ready.model)
-
-    def answer(self, order: Order) -> Answer:
-        """The clipped update of each user that the server asks for."""
-        method = self._method
-        parameters = method.parameters
-        with torch.no_grad():
-            sizes = [p.numel() for p in parameters]
-            for parameter, values in zip(parameters, order.weights.split(sizes), strict=True):
-                parameter.copy_(values.view(parameter.shape))
-        drawn = Participants(order.users, order.sentences, order.parts)
-        updates = torch.zeros(len(order.users), sum(sizes))
-        with set_up_for_training(method.model, self._config.task.kind):
-            for place in range(len(order.users)):
-                key = sha256(order.mask_key + place.to_bytes(8, "little")).digest()
-                part = method.part_of_round(drawn.part(np.array([place])), key)
-                updates[place] = part.total.cpu()
-        return Answer(order.nonce, order.users, updates)
+    every = [dict(one.detection) for one in registrations.values()]
+    assigned = any(one.pop("assigned_users", False) for one in every)
+    same = every[0] if every and all(one == every[0] for one in every) else {}
+    return {**same, "source": {"assigned_users": assigned}}

@@ -215,7 +215,8 @@ def assemble(
     warnings = plan.warnings(sum(p.numel() for p in assembly.method.parameters))
     source = config.vocabulary.source
     unmade = tokenizer is None and (prepared is None or source == "private")
-    if source == "tokenizer" or not unmade:  # else a placeholder was used
+    # else a placeholder was used, or texts were
+    if (source == "tokenizer" or not unmade) and not data.stays_with_clients:
         cut = ready.task.truncation.warning(ready.max_tokens)
         warnings += [cut] if cut else []
     if data.shared_users and plan.private:

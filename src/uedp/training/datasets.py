@@ -48,7 +48,8 @@ class TrainingData:
     `text_digest` is a hash of users, texts and labels. `shared_users` is how many users of the
     held-out texts have the name of one in the corpus. `public` is text to train on first.
     `names` are the names of the users, where they are people. `epochs` are the digests, of the
-    incidence and of the texts, of every epoch of a corpus that was extended.
+    incidence and of the texts, of every epoch of a corpus that was extended. With
+    `stays_with_clients`, texts are invented ones: the true ones are with clients of a federation.
     """
 
     train: Texts
@@ -60,6 +61,7 @@ class TrainingData:
     public: PublicText | None = None
     names: Collection[str] = ()
     epochs: tuple[tuple[str, str], ...] = ()
+    stays_with_clients: bool = False
     text_digest: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -221,6 +221,7 @@ class Plan:
             texts=known.texts,
             entities=known.entities,
             users=known.users,
+            holders=known.holders,
             vocabulary=known.words or _ORIGINS[self.config.vocabulary.source],
             labels=self._labels(),
             earlier_runs="on other corpora" if known.uncounted else "none known",

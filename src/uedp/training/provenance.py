@@ -15,6 +15,7 @@ from uedp.accounting.decisions import (
     DeclaredText,
     Entities,
     EntityList,
+    Holders,
     Origin,
     Precision,
     Propagation,
@@ -54,6 +55,7 @@ class Provenance:
     # the digests of each epoch of a corpus that was extended, the texts' under its key
     epochs: tuple[tuple[str, str], ...] = ()
     earlier: tuple[PastRun, ...] = ()  # runs on this corpus that the model is trained on from
+    holders: Holders = "the curator"  # of the texts
 
     @property
     def uncounted(self) -> tuple[Ancestor, ...]:
@@ -95,6 +97,7 @@ def gather_provenance(
         public=_stated(config, data),
         epochs=epochs,
         earlier=earlier,
+        holders="clients" if data.stays_with_clients else "the curator",
     )
 
 
