@@ -175,10 +175,12 @@ def read_sentences(
     else:
         if not isinstance(source, Source):
             source, reader = open_source(Path(source), reader)
-        kind, in_folder = choose_reader(reader, source), bool(source.files)
-        sentences = chain.from_iterable(
-            read_part(part, kind, columns, on_error, in_folder) for part in source.parts()
-        )
+        kind = choose_reader(reader, source)
+        if source.files:
+            parts = (read_part(part, kind, columns, on_error, True) for part in source.parts())
+            sentences = chain.from_iterable(parts)
+        else:
+            sentences = READERS[kind](source, columns, on_error)
     empty = True
     for sentence in sentences:
         empty = False
