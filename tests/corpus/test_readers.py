@@ -227,6 +227,17 @@ BAD = {
 }
 
 
+def test_an_error_leaves_no_file_open(tmp_path):
+    """Its traceback keeps the readers, which are generators, and they would keep the file."""
+    path = tmp_path / "x.ag"
+    path.write_text('"1","a","b"\n"1","a","b","c"\n')
+    source = Source(path)
+    with pytest.raises(UserError) as refusal:
+        list(read_sentences(source, "ag", Columns(None)))
+    assert refusal.traceback
+    assert source._raw.closed
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_named_with_line_and_remedy(case, tmp_path):
     name, content, where, what = BAD[case]

@@ -60,7 +60,7 @@ def test_the_order_of_arrival_changes_nothing():
         rounds = rounds_of(order)
         rows = Rows(np.array([0, 0]), NO_ONE)
         rounds._asked = {
-            name: Order(0, "nonce", torch.zeros(50), np.array([0]), rows, np.zeros(0), b"")
+            name: Order("nonce", torch.zeros(50), np.array([0]), rows, np.zeros(0), b"")
             for name, _ in answers
         }
         own = PartialSum(torch.zeros(50), np.zeros(0, dtype=bool), np.zeros(0))

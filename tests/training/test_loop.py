@@ -44,7 +44,8 @@ def test_rotation_with_little_noise_learns(train, tmp_path):
     rows = metrics(tmp_path / "run")
     assert [row["round"] for row in rows] == list(range(1, 26))
     assert [row["round"] for row in rows if "perplexity" in row] == [10, 20]
-    assert rows[19]["perplexity"] < rows[9]["perplexity"] < outcome.before["perplexity"]
+    # by then little is left to learn, and the noise decides which of the two is smaller
+    assert max(rows[i]["perplexity"] for i in (9, 19)) < 0.1 * outcome.before["perplexity"]
     result = json.loads((tmp_path / "run" / RESULT).read_text())
     assert result == {"before": outcome.before, "after": outcome.after, "rounds": 25}
     said = outcome.certificate.statement.splitlines()

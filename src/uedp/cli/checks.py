@@ -26,6 +26,8 @@ EXTRAS = {
     "stanza": ("detectors stanza:LANG", ("stanza",)),
     "ray": ("detection with --engine ray", ("ray",)),
     "xlsx": ("reading .xlsx files", ("openpyxl",)),
+    "quantize": ("frozen weights of four bits", ("bitsandbytes",)),
+    "federated": ("texts that stay with clients", ("flwr",)),
     "tensorboard": ("logging to TensorBoard", ("tensorboard",)),
     "wandb": ("logging to Weights & Biases", ("wandb",)),
     "mlflow": ("logging to MLflow", ("mlflow-skinny", "mlflow")),

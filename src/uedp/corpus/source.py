@@ -102,6 +102,12 @@ class Source:
             else:
                 yield raw
 
+    def close(self) -> None:
+        """Close the file that is being read; an error keeps the generators of its readers alive."""
+        for one in (self, self._part):
+            if one is not None and one._raw is not None:
+                one._raw.close()
+
     def lines(self) -> Generator[tuple[int, bytes], None, None]:
         """Numbered lines in UTF-8, line ends kept, a byte order mark dropped.
 

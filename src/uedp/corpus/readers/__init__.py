@@ -182,9 +182,13 @@ def read_sentences(
         else:
             sentences = READERS[kind](source, columns, on_error)
     empty = True
-    for sentence in sentences:
-        empty = False
-        yield sentence
+    try:
+        for sentence in sentences:
+            empty = False
+            yield sentence
+    finally:
+        if isinstance(source, Source):
+            source.close()
     if empty:
         raise no_sentences(source)
 
