@@ -151,6 +151,8 @@ def test_what_is_sent_is_what_arrives(world: World) -> None:
     assert wire.read_invitation(sent(wire.invitation({"privacy": {}}))) == {"privacy": {}}
     assert wire.read_problem(sent(wire.problem("x " * 1000))) == ("x " * 1000)[:500].strip()
     assert wire.read_problem(wire.answer(answer)) is None
+    assert wire.read_problem(sent(wire.ready())) is None
+    assert wire.read_preparation(sent(wire.preparation(terms))) == terms
 
 
 def _raw(dtype: str, shape: tuple[int, ...], data: bytes, stype: str = "uedp.raw") -> Array:
@@ -455,6 +457,8 @@ def test_a_run_beyond_a_clients_budget_is_refused_before_anything_is_computed(
     privacy = fed.config.privacy.model_copy(update={"corpus_budget": 0.01})
     careful = fed.client("client-1", config=fed.config.model_copy(update={"privacy": privacy}))
     fed.train(Grid(fed.apps(**{"client-1": careful})))
+    name = careful.registration.name
+    assert f"client {name}: refused or failed; its own messages say why" in fed.said
     assert any("budget epsilon 0.01" in line for line in fed.told)
     assert not any("budget" in line for line in fed.said)  # that is between it and its users
     assert not CorpusLedger(careful.corpus).entries()

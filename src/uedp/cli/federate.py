@@ -66,7 +66,9 @@ def federate_server(
     clients: int = Option(
         1, min=1, help="How many clients a new federation has. A known one waits for its own."
     ),
-    wait: str = Option("10m", metavar="DURATION", help="How long to wait for them, as 10m."),
+    wait: str = Option(
+        "10m", metavar="DURATION", help="How long to wait for them and their models, as 10m."
+    ),
     patience: str = Option(
         "10m", metavar="DURATION", help="How long a round waits for answers, as 90s."
     ),

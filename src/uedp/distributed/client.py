@@ -168,7 +168,7 @@ class FederatedClient:
 class Client:
     """A client of a federation: what it registers, and the updates that it computes.
 
-    The first order makes its model, and enters the run in the ledger of its corpus.
+    Before the first round it makes its model, and enters the run in the ledger of its corpus.
 
     Guarantees:
       - a run is in the ledger of the corpus, with all its rounds, before anything is computed for
@@ -188,11 +188,15 @@ class Client:
         """Why this client does not take part in a run on these terms."""
         return difference(terms, terms_of(self.config))
 
-    def answer(self, order: Order, terms: RoundTerms) -> Answer:
-        """The clipped update of each user that the server asks for."""
+    def prepare(self, terms: RoundTerms) -> None:
+        """Make the model of a run, unless this client has it."""
         if self._terms != terms.text:
             self._model = self.model(terms)
             self._terms = terms.text
+
+    def answer(self, order: Order, terms: RoundTerms) -> Answer:
+        """The clipped update of each user that the server asks for."""
+        self.prepare(terms)
         return self._model.answer(order)
 
     def model(self, terms: RoundTerms) -> FederatedClient:

@@ -140,34 +140,46 @@ class FlowerTransport:
     members: Members
     terms: Callable[[], RoundTerms]
     patience: float
+    wait: float = 600.0
+    """Seconds for clients to make their models, before the first round."""
+    _prepared: bool = field(default=False, init=False)
+
+    def _prepare(self, terms: RoundTerms) -> None:
+        """Let all clients make their models: in a round, the others would wait for them."""
+        self._prepared, waiting = True, {}
+        connected = set(self.grid.get_node_ids())
+        for name, node in self.members.nodes.items():
+            if node in connected:
+                asked = Message(wire.preparation(terms), node, wire.PREPARE, ttl=_HOURS)
+                if sent := _send(self.grid, asked):
+                    waiting[sent] = name
+        for name, reply in _arriving(self.grid, waiting, self.wait):
+            if (problem := _problem(reply)) is not None:
+                self.members.say(f"client {name}: {problem}")
+        for name in waiting.values():
+            self.members.say(f"client {name}: is not ready after {self.wait:,.0f} seconds")
 
     def exchange(self, orders: Mapping[str, Order]) -> Iterator[tuple[str, Answer | str]]:
         self.members.update()
-        connected, terms = set(self.grid.get_node_ids()), self.terms()
+        terms = self.terms()
+        if not self._prepared:
+            self._prepare(terms)
+        connected = set(self.grid.get_node_ids())
         waiting: dict[str, str] = {}
         for name, order in orders.items():
             node = self.members.nodes.get(name)
             if node not in connected:
                 yield name, "is not connected"
                 continue
-            message = Message(
-                wire.order(order, terms), node, wire.UPDATES, ttl=self.patience + _HOURS
-            )
+            # an order that is too old is not delivered, or a slow client would never catch up
+            lasts = 2 * self.patience
+            message = Message(wire.order(order, terms), node, wire.UPDATES, ttl=lasts)
             if sent := _send(self.grid, message):
                 waiting[sent] = name
             else:
                 yield name, "its order could not be sent"
-        end = time.monotonic() + self.patience
-        while waiting:
-            before = len(waiting)
-            for number, name in list(waiting.items()):
-                for reply in _replies(self.grid, number):
-                    waiting.pop(number, None)
-                    yield name, _answer(reply)
-            if time.monotonic() > end:
-                break
-            if waiting and len(waiting) == before:
-                time.sleep(_PAUSE)
+        for name, reply in _arriving(self.grid, waiting, self.patience):
+            yield name, _answer(reply)
         for name in waiting.values():
             yield name, "no answer in time"
 
@@ -193,6 +205,23 @@ def _replies(grid: Grid, number: str) -> list[Message | None]:
             return [None]
 
 
+def _arriving(
+    grid: Grid, waiting: dict[str, str], seconds: float
+) -> Iterator[tuple[str, Message | None]]:
+    """Replies to messages in time, with the client of each; `waiting` keeps those without one."""
+    end = time.monotonic() + seconds
+    while waiting:
+        before = len(waiting)
+        for number, name in list(waiting.items()):
+            for reply in _replies(grid, number):
+                waiting.pop(number, None)
+                yield name, reply
+        if time.monotonic() > end:
+            return
+        if len(waiting) == before:
+            time.sleep(_PAUSE)
+
+
 @contextmanager
 def _as_user_error() -> Iterator[None]:
     try:
@@ -205,10 +234,19 @@ def _as_user_error() -> Iterator[None]:
 
 
 def _answer(reply: Message | None) -> Answer | str:
+    try:
+        problem = _problem(reply)
+        return problem if reply is None or problem else wire.read_answer(reply.content)
+    except ValueError as error:
+        return str(error)
+
+
+def _problem(reply: Message | None) -> str | None:
+    """Why a client did not do what it was asked for; None if it did."""
     if reply is None or reply.has_error():
         return "failed to compute its answer"
     try:
-        return wire.read_problem(reply.content) or wire.read_answer(reply.content)
+        return wire.read_problem(reply.content)
     except ValueError as error:
         return str(error)
 
@@ -221,7 +259,7 @@ class Server:
         folder: of the federation: the registrations of its clients, and the ledger of all runs on
             their texts. If it holds registrations, no other clients are taken.
         clients: how many must have registered before a new federation is fixed.
-        wait: seconds for that.
+        wait: seconds for that, and for clients to make their models.
         patience: seconds that a round waits for answers.
     """
 
@@ -264,7 +302,7 @@ class Server:
             self.config.task.labels,
             common_detection(members.registrations),
         )
-        transport = FlowerTransport(grid, members, self._terms, self.patience)
+        transport = FlowerTransport(grid, members, self._terms, self.patience, self.wait)
         rounds = FederatedRounds(federation, transport, self.say)
 
         def watch(assembly: Assembly) -> Any:
@@ -336,6 +374,14 @@ def client_app(
 
         return replied(message, compute)
 
+    def prepare(message: Message, context: Context) -> Message:
+        def compute() -> Any:
+            client(context).prepare(wire.read_preparation(message.content))
+            say("ready")
+            return wire.ready()
+
+        return replied(message, compute)
+
     def updates(message: Message, context: Context) -> Message:
         def compute() -> Any:
             order, terms = wire.read_order(message.content)
@@ -346,5 +392,6 @@ def client_app(
         return replied(message, compute)
 
     app.query("register")(register)
+    app.query("prepare")(prepare)
     app.train("updates")(updates)
     return app

@@ -36,6 +36,9 @@ class Share(Client):
         self._sentences = np.flatnonzero(np.isin(whole.sentence_user, self._users))
         self.registration = _part(whole, self._users, self._sentences)
 
+    def prepare(self, terms: RoundTerms) -> None:
+        _model(self.of_all(), terms)
+
     def answer(self, order: Order, terms: RoundTerms) -> Answer:
         rows = order.sentences
         users, values = self._users[order.users], self._sentences[rows.values]

@@ -22,7 +22,7 @@ from uedp.distributed.federation import ARRAYS, Answer, ClientRegistration, Orde
 from uedp.distributed.terms import RoundTerms  # noqa: E402
 from uedp.incidence import Rows  # noqa: E402
 
-REGISTER, UPDATES = "query.register", "train.updates"
+REGISTER, PREPARE, UPDATES = "query.register", "query.prepare", "train.updates"
 """The types of messages that a client knows."""
 _PROTOCOL = 1
 _WORDS, _ARRAYS = "uedp", "arrays"
@@ -51,6 +51,20 @@ def read_registration(records: RecordDict) -> ClientRegistration:
     one = ClientRegistration(**tables, **columns, detection=dict(detection))
     one.check()
     return one
+
+
+def preparation(terms: RoundTerms) -> RecordDict:
+    """Asks a client to make its model for a run."""
+    return _records({"terms": terms.text})
+
+
+def read_preparation(records: RecordDict) -> RoundTerms:
+    return RoundTerms(_word(records, "terms", str))
+
+
+def ready() -> RecordDict:
+    """What a client says once it has its model."""
+    return _records({})
 
 
 def problem(words: str) -> RecordDict:
