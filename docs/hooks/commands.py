@@ -3,14 +3,13 @@
 import inspect
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from uedp.cli import EXIT_CODES, app
 
-_TYPES = {Path: "PATH", int: "INTEGER", float: "NUMBER"}
+_TYPES = {"path": "PATH", "integer": "INTEGER", "float": "NUMBER"}  # by their names in Click
 _OPENING = """\
 # Commands
 
@@ -112,7 +111,7 @@ def _metavar(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         name = parameter.name.upper()
         return name + "..." if parameter.nargs == -1 else name
-    return _TYPES.get(parameter.type_descriptor.annotation, "TEXT")
+    return _TYPES.get(parameter.type.name, "TEXT")
 
 
 def _default(parameter: Any) -> str:
