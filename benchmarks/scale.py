@@ -30,10 +30,10 @@ import numpy as np
 RESULTS = Path(__file__).with_name("results")
 PAGE = Path(__file__).parents[1] / "docs" / "scale.md"
 START, END = "<!-- from benchmarks/results: python benchmarks/scale.py --page -->", "<!-- end -->"
-USERS = (10_000, 100_000, 1_000_000, 3_000_000)
+USERS = (10_000, 100_000, 1_000_000)
 EACH, MENTIONED = 10, 1.2  # sentences of a user, mentions a sentence
 DRAWN, ROUNDS = 1_000, 12
-WIDTHS = ((256, 4), (512, 8), (1024, 12), (2048, 16))  # of models, and their layers
+WIDTHS = ((256, 4), (512, 8), (1024, 12))  # of models, and their layers
 
 # The worked estimate. Llama-2-7B's shape (Touvron et al. 2023).
 LARGE = {
