@@ -234,9 +234,11 @@ def _as_user_error() -> Iterator[None]:
 
 
 def _answer(reply: Message | None) -> Answer | str:
+    if (problem := _problem(reply)) is not None:
+        return problem
+    assert reply is not None  # or there is a problem
     try:
-        problem = _problem(reply)
-        return problem if reply is None or problem else wire.read_answer(reply.content)
+        return wire.read_answer(reply.content)
     except ValueError as error:
         return str(error)
 
