@@ -3,13 +3,15 @@
 import inspect
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
 
 from uedp.cli import EXIT_CODES, app
 
-_TYPES = {"path": "PATH", "integer": "INTEGER", "float": "NUMBER"}  # by their names in Click
+_TYPES: dict[Any, str] = {Path: "PATH", int: "INTEGER", float: "NUMBER"}
+_TYPES |= {"path": "PATH", "integer": "INTEGER", "float": "NUMBER"}  # of Typer before 0.29
 _OPENING = """\
 # Commands
 
@@ -111,7 +113,9 @@ def _metavar(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         name = parameter.name.upper()
         return name + "..." if parameter.nargs == -1 else name
-    return _TYPES.get(parameter.type.name, "TEXT")
+    described = getattr(parameter, "type_descriptor", None)  # of newer releases of Typer
+    kind = parameter.type.name.split()[0] if described is None else described.annotation
+    return _TYPES.get(kind, "TEXT")
 
 
 def _default(parameter: Any) -> str:

@@ -234,9 +234,9 @@ def _as_user_error() -> Iterator[None]:
 
 
 def _answer(reply: Message | None) -> Answer | str:
-    if problem := _problem(reply):
+    if (problem := _problem(reply)) is not None:
         return problem
-    assert reply is not None  # that is a problem
+    assert reply is not None  # or there is a problem
     try:
         return wire.read_answer(reply.content)
     except ValueError as error:
