@@ -97,7 +97,8 @@ def run(arguments: list[str], cwd: Path) -> None:
         raise SystemExit(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
 
 
-def save_model(folder: Path) -> None:
+def save_model(folder: Path, width: int = 256, layers: int = 4, heads: int = 4) -> None:
+    """An untrained GPT-2 over bytes, the same every time."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     from uedp.models.scratch import byte_tokenizer
@@ -107,9 +108,9 @@ def save_model(folder: Path) -> None:
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=128,
-        n_embd=256,
-        n_layer=4,
-        n_head=4,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
         bos_token_id=tokenizer.eos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         resid_pdrop=0.0,

@@ -29,6 +29,8 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
+from benchmarks.distributed import save_model
+
 OUT = Path(__file__).with_name("results") / "federated.json"
 CLIENTS, CHANCE = 8, 0.3
 KINDS = ("crash", "late", "nan", "long")
@@ -207,7 +209,7 @@ def simulation(work: Path, given: argparse.Namespace) -> dict[str, Any]:
     sentences = list(sample_sentences(people=2 * given.clients))
     uedp.detect(sentences, work / "corpus", uedp.Detection(("labels", "patterns")))
     make_key(work / "key")
-    save_model(work / "model")
+    save_model(work / "model", width=64, layers=2, heads=2)
     settings = config(work, given.simulated_rounds, None, held_out=False, user_rate=0.05)
     cores, peaks = len(os.sched_getaffinity(0)), Peak()
     said: list[tuple[float, str]] = []
@@ -366,7 +368,7 @@ def prepare_conll(work: Path, data: Path | None) -> None:
         uedp.detect(own, folder, marks)
     uedp.detect(conll.sentences(data, "validation", 1000), work / "held-out", marks)
     make_key(work / "key")
-    save_model(work / "model")
+    save_model(work / "model", width=64, layers=2, heads=2)
 
 
 def config(
@@ -394,30 +396,6 @@ def config(
             "run": {"device": "cpu", "evaluate_every": 10_000},
         }
     )
-
-
-def save_model(folder: Path) -> None:
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    from uedp.models.scratch import byte_tokenizer
-
-    tokenizer = byte_tokenizer()
-    torch.manual_seed(0)
-    settings = GPT2Config(
-        vocab_size=len(tokenizer),
-        n_positions=128,
-        n_embd=64,
-        n_layer=2,
-        n_head=2,
-        bos_token_id=tokenizer.eos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-    )
-    GPT2LMHeadModel(settings).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
