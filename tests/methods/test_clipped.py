@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import torch
 from tests.methods.rounds import CPU, flat, gpt2, method_on, plan, projected, sentence_gradient
 from tests.models import tiny
 from tests.training import worlds
+from uedp.errors import UserError
 from uedp.mechanism.fixed.fixed_pass import FixedPass
 from uedp.mechanism.lending import lend
 from uedp.mechanism.packing import SHARED_ROWS
@@ -18,6 +20,7 @@ from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.training.build import build_method
 from uedp.training.plan import build_plan
+from uedp.training.provenance import Provenance
 from uedp.training.tasks import NextWord
 
 
@@ -84,11 +87,12 @@ def test_recomputed_losses_use_the_same_precision(monkeypatch, tmp_path):
     assert seen == ["in"]
 
 
-def method_in_passes(tmp_path, monkeypatch, spoil=lambda one: None):
+def method_in_passes(tmp_path, monkeypatch, spoil=lambda one: None, precision="float32"):
     """A method whose rounds are computed in passes of one shape, as on an accelerator."""
 
     def on_cpu(model, tokens, longest, dtype):
         one = FixedPass(model, 1024, longest, dtype)
+        one.tried = dtype
         spoil(one)
         return one
 
@@ -98,8 +102,10 @@ def method_in_passes(tmp_path, monkeypatch, spoil=lambda one: None):
     loaded = load_model(worlds.model(tmp_path, "llama"))
     model = make_trainable(loaded.model, "lora", rank=4)
     task = NextWord(material.train.texts, loaded.tokenizer, 32)
-    plan = build_plan(config, material.incidence)
-    return build_method(plan, material.incidence, model, task, nullcontext)
+    plan = build_plan(config, material.incidence, Provenance(precision=precision))
+    half = partial(torch.autocast, "cpu", torch.bfloat16)
+    autocast = nullcontext if precision == "float32" else half
+    return build_method(plan, material.incidence, model, task, autocast)
 
 
 def test_rounds_in_passes_of_one_shape_are_the_engines(tmp_path, monkeypatch):
@@ -122,6 +128,26 @@ def test_passes_that_differ_from_the_engine_are_not_used(tmp_path, monkeypatch, 
     assert method._fixed is None
     assert "not computed in passes of one shape" in caplog.text
     method.round(1)
+
+
+def test_passes_in_half_precision_are_tried_in_float32_first(tmp_path, monkeypatch):
+    tried = []
+
+    def note(one):
+        tried.append(one.tried)
+
+    method = method_in_passes(tmp_path, monkeypatch, note, "bfloat16-fixed")
+    assert tried == [torch.float32, torch.bfloat16]
+    assert method._fixed.one.tried == torch.bfloat16
+
+
+def test_a_pass_that_is_wrong_in_float32_is_refused_with_the_reason(tmp_path, monkeypatch):
+    def spoil(one):
+        if one.tried == torch.float32:
+            one._groups[0].weight.mul_(1.2)
+
+    with pytest.raises(UserError, match=r"bfloat16-fixed.*engine.*set it to float32"):
+        method_in_passes(tmp_path, monkeypatch, spoil, "bfloat16-fixed")
 
 
 def test_passes_are_built_anew_for_a_model_that_was_changed(tmp_path, monkeypatch):

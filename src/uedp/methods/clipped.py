@@ -1,5 +1,6 @@
 """The round of methods that clip each drawn user's update and add noise to the sum."""
 
+import gc
 import logging
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,7 +17,13 @@ from uedp.incidence import Incidence, Ints
 from uedp.mechanism.clip import Engine, trainable_layers
 from uedp.mechanism.clip.engine import Losses
 from uedp.mechanism.clip.shared import shared_masks
-from uedp.mechanism.fixed.fixed_pass import Sentences, fixed_pass
+from uedp.mechanism.fixed.fixed_pass import (
+    FEWEST_TOKENS,
+    FixedPass,
+    NoFixedPassError,
+    Sentences,
+    fixed_pass,
+)
 from uedp.mechanism.fixed.trial import refuse_difference
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.processes import ALONE, PartialSum, Processes
@@ -38,13 +45,6 @@ from uedp.methods.randomness import Randomness
 
 _log = logging.getLogger(__name__)
 _PROBED_LENGTHS = (0.1, 0.4, 0.7, 1.0)  # quantiles: short and long, so that some are padded
-
-
-def _no_fixed_passes() -> UserError:
-    return UserError(
-        "run.precision bfloat16-fixed: this model or device cannot be computed in passes of one "
-        "shape, which takes plain adapters on an accelerator; set it to float32"
-    )
 
 
 class ClippedMethod(Method):
@@ -97,34 +97,51 @@ class ClippedMethod(Method):
                 raise
             self.packing = ONE_PER_ROW  # the clip rules of some layers need one row per sentence
             self._check()
-        self._fixed = self._fixed_passes() if self.packing.shares_rows else None
-        if self._fixed is None and self.settings.fixed_passes:
-            raise _no_fixed_passes()
+        self._fixed = self._fixed_passes()
 
     def _fixed_passes(self) -> FixedPasses | None:
         """Passes of one shape, if they compute what the engine does."""
-        task, settings = self.task, self.settings
-        if not isinstance(task, EndToEnd):
+        try:
+            if not (isinstance(self.task, EndToEnd) and self.packing.shares_rows):
+                raise NoFixedPassError("sentences of this task or model cannot lie end to end")
+            one = self._tried_passes(self.task)
+        except UserError as error:
+            if self.settings.fixed_passes:
+                raise UserError(
+                    "run.precision bfloat16-fixed: this model cannot be computed in passes of one "
+                    f"shape, which takes plain adapters on an accelerator ({error}); set it to "
+                    "float32"
+                ) from error
+            usual = isinstance(error, NoFixedPassError)  # a processor, or another kind of model
+            level = logging.INFO if usual else logging.WARNING
+            _log.log(level, "rounds are not computed in passes of one shape: %s", error)
             return None
-        dtype = torch.bfloat16 if settings.half_precision else torch.float32
-        one = fixed_pass(self.model, settings.max_tokens, task.longest, dtype)
-        if one is None:
-            return None
+        return FixedPasses(one, self.task.tokens_of, self.settings.fixed_passes)
+
+    def _tried_passes(self, task: EndToEnd) -> FixedPass:
+        """Passes in this precision; raises `UserError` unless they pass for the engine's.
+
+        Half precision is too coarse to tell a wrong pass from a rounded one, so that the same
+        passes are tried in float32 first.
+        """
         probed, losses = self._probed()
         ids, lengths = task.tokens_of(probed)
         owners = np.arange(len(probed)) // 2
         batch = Sentences(ids, lengths, owners, torch.ones(len(probed)))
-        try:
+        whole, half = self._whole(probed), self.settings.half_precision
+
+        def tried(tokens: int | None, dtype: torch.dtype, halved: Losses | None) -> FixedPass:
+            one = fixed_pass(self.model, tokens, task.longest, dtype)
             if not one.fits(lengths):
                 raise UserError("they are too small")
-            if settings.half_precision:
-                refuse_difference(one, self._engine, self._whole(probed), batch, losses)
-            else:
-                refuse_difference(one, self._engine, losses, batch)
-        except UserError as error:
-            _log.warning("rounds are not computed in passes of one shape: %s", error)
-            return None
-        return FixedPasses(one, task.tokens_of, settings.fixed_passes)
+            refuse_difference(one, self._engine, whole, batch, halved)
+            return one
+
+        if not half:
+            return tried(self.settings.max_tokens, torch.float32, None)
+        tried(max(FEWEST_TOKENS, int(lengths.sum())), torch.float32, None)
+        gc.collect()  # its graph has memory of its own
+        return tried(self.settings.max_tokens, torch.bfloat16, losses)
 
     def _check(self) -> None:
         """Compare the engine with the reference on a few sentences."""
@@ -209,6 +226,4 @@ class ClippedMethod(Method):
         if self._fixed is not None and not self._fixed.one.is_current():
             self._fixed = None  # its memory is needed
             self._fixed = self._fixed_passes()
-            if self._fixed is None and self.settings.fixed_passes:
-                raise _no_fixed_passes()
         return self._fixed

@@ -61,3 +61,37 @@ def spoil_clips(one):
 def test_passes_that_differ_are_refused(spoil, half):
     with pytest.raises(UserError, match="engine"):
         compared(adapted(), spoil, half=half)
+
+
+def sensitive(one, sentences):
+    """Passes whose rounding multiplies the gradients of some sentences, and their norms."""
+    real = one.clipped_sum
+
+    def computed(batch, update):
+        result = real(batch, update)
+        if len(batch.lengths) == 4:
+            result.sentence_norms[sentences] *= 7
+        return result
+
+    one.clipped_sum = computed
+
+
+def test_a_sentence_whose_gradient_hangs_on_rounding_is_left_out_in_half_precision_only():
+    compared(adapted(), lambda one: sensitive(one, [0]), half=True)
+    with pytest.raises(UserError, match="norms"):
+        compared(adapted(), lambda one: sensitive(one, [0]))
+
+
+def test_most_sentences_must_agree_in_half_precision():
+    with pytest.raises(UserError, match="norms"):
+        compared(adapted(), lambda one: sensitive(one, [0, 2]), half=True)
+
+
+@pytest.mark.parametrize("left_out", [[0], [1], [3]])
+def test_the_other_sentences_are_compared_in_full(left_out):
+    def spoil(one):
+        sensitive(one, left_out)
+        spoil_places(one)
+
+    with pytest.raises(UserError, match="engine"):
+        compared(adapted(), spoil, half=True)

@@ -10,7 +10,6 @@ One shape also means that a sentence is computed alike in every pass, whoever el
 """
 
 import gc
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ _WAVES = 4  # in which the gradients of a pass are formed
 _TRIED_WORDS = 97  # or fewer, if the model knows fewer
 _SHORTEST = 16  # mean tokens of a sentence, below which passes are not full
 _one_at_a_time = RLock()  # precisions and parts of Transformers are set for the whole process
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -536,33 +534,33 @@ def _slices(columns: slice) -> list[slice]:
     return [slice(start, min(start + MOST, columns.stop)) for start in starts]
 
 
+class NoFixedPassError(UserError):
+    """The device or the model cannot be computed so."""
+
+
 _TOKENS = (1 << 13, 1 << 12, 1 << 11)  # of a pass: more than the first gain little
+FEWEST_TOKENS = _TOKENS[-1]
 _SHARE = 0.4  # of the memory that is free: others train on the same device
 
 
-def fixed_pass(
-    model: nn.Module, tokens: int | None, longest: int, dtype: torch.dtype
-) -> FixedPass | None:
-    """A fixed pass, where the device and the model allow one; else None.
+def fixed_pass(model: nn.Module, tokens: int | None, longest: int, dtype: torch.dtype) -> FixedPass:
+    """A fixed pass; raises `NoFixedPassError` where the device or the model does not allow one.
 
     Args:
         tokens: of a pass; by default as many as are worth it and fit, measured here.
     """
     device = next(model.parameters()).device
     if device.type != "cuda":
-        return None
+        raise NoFixedPassError("there is no accelerator")
     try:
         if tokens is not None:
             return FixedPass(model, tokens, longest, dtype)
         return _largest(model, longest, dtype, device)
     except Exception as error:  # of any kind: a model of another make
-        _log.info("rounds are not computed in passes of one shape: %s", error)
-        return None
+        raise NoFixedPassError(str(error) or type(error).__name__) from error
 
 
-def _largest(
-    model: nn.Module, longest: int, dtype: torch.dtype, device: torch.device
-) -> FixedPass | None:
+def _largest(model: nn.Module, longest: int, dtype: torch.dtype, device: torch.device) -> FixedPass:
     """As large as its share of the free memory holds: decided by a pass of the smallest size."""
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
@@ -578,4 +576,4 @@ def _largest(
             gc.collect()  # its graph has memory of its own
             torch.cuda.empty_cache()
             return FixedPass(model, tokens, longest, dtype)
-    return None
+    raise UserError(f"{free / 1e9:.1f} GB of free memory hold no pass of {_TOKENS[-1]:,} tokens")
