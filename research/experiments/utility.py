@@ -7,6 +7,7 @@ apart.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -16,16 +17,16 @@ from research.base import Options, Result
 from research.markdown import format_measure
 from research.render import format_repeats, not_run_note
 from research.select_results import REPEAT, Row, best_setting, mean_test
+from research.settings import EPSILONS
 from research.sources import TRAINING_SETS
 from research.trial_runner import measured_apart
-from research.utility import DATA, SETTINGS, SMALLER, VARIANTS
+from research.utility import DATA, SEARCH, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
 from uedp.accounting.proven import FairSharesProfile
 from uedp.accounting.proven import epsilon as proven_epsilon
 from uedp.accounting.statement import rounded
 
 FOLDER = "utility"
 MEASURE = "perplexity"
-SEARCH = "-at-0.1"  # in the names of trials that search for more signal
 PROTECTS_BOTH = ("fair-shares", "rotation")
 NAMES = {
     "user-level": "user-level DP",
@@ -108,7 +109,7 @@ def _compared(rows: Sequence[Row], data: str) -> list[Row]:
     return [
         row
         for row in rows
-        if (row["data"], row["category"]) == (data, "all") and SEARCH not in row["setting"]
+        if (row["data"], row["category"]) == (data, "all") and not _is_search(row)
     ]
 
 
@@ -147,7 +148,7 @@ def _ratio(rows: Sequence[Row], method: str, target: float) -> float | None:
 def draw(result: Result, path: Path) -> None:
     from research.plots.utility import against_epsilon
 
-    shown = [row for row in result["rows"] if SEARCH not in row["setting"]]
+    shown = [row for row in result["rows"] if not _is_search(row)]
     against_epsilon({**result, "rows": shown}, path)
 
 
@@ -156,7 +157,7 @@ def table(result: Result) -> str:
     rows = result["rows"]
     if not rows:
         return "*not run*"
-    compared = [row for row in rows if SEARCH not in row["setting"]]
+    compared = [row for row in rows if not _is_search(row)]
     sections = (
         _main_table(result),
         _users_table(result["by_users"]),
@@ -234,39 +235,47 @@ def _categories_table(result: Result) -> str:
 
 
 def _search_table(result: Result) -> str:
-    """Ways to more signal from the same noise, by validation, and which of them are kept."""
+    """By validation, for each method, and what gains on two data sets at the same epsilon."""
+    columns = product(result["panels"], SEARCHED, EPSILONS)
     bases = {
-        data: own
-        for data in result["panels"]
-        if (own := _searched(result["rows"], data, "")) is not None
+        column: own
+        for column in columns
+        if (own := _searched(result["rows"], *column, "")) is not None
     }
     if not bases:
         return ""
-    header = (
-        "more signal from the same noise, validation",
-        *(result["panels"][data] for data in bases),
+    titles = (
+        f"{result['panels'][data]}, {NAMES[method].partition(':')[0]}, {target:g}"
+        for data, method, target in bases
     )
     lines: list[list[str]] = []
-    gains: dict[str, int] = {}
+    kept = []
     for name in VARIANTS:
-        cells = []
-        for data, base in bases.items():
-            own = _searched(result["rows"], data, name)
+        cells, better = [], set()
+        for column, base in bases.items():
+            own = _searched(result["rows"], *column, name)
             change = None if own is None else own / base - 1
-            if change is not None and change <= -_KEPT:
-                gains[name] = gains.get(name, 0) + 1
+            data, method, target = column
+            if change is not None and change <= -_KEPT and method == PROTECTS_BOTH[0]:
+                better.add((target, data))
             shown = "" if not name or change is None else f" ({change:+.1%})"
             cells.append("-" if own is None else f"{format_measure(own, MEASURE)}{shown}")
         lines.append([name.strip("-") or "as it is", *cells])
-    kept = [f"`{name.strip('-')}`" for name, count in gains.items() if count > 1]
+        targets = [target for target, _ in better]
+        if any(targets.count(target) > 1 for target in EPSILONS):
+            kept.append(f"`{name.strip('-')}`")
+    header = ("more signal from the same noise, validation", *titles)
     told = f"Better by {_KEPT:.0%} on two data sets: {', '.join(kept) or 'none of them'}."
     return "\n\n".join([markdown.table(header, lines), markdown.bullets(told)])
 
 
-def _searched(rows: Sequence[Row], data: str, name: str) -> float | None:
-    own = [
-        row["validation"]
-        for row in rows
-        if row["setting"] == f"{data}-fair-8{SEARCH}{name}" and row["test"] is not None
-    ]
+def _searched(
+    rows: Sequence[Row], data: str, method: str, target: float, name: str
+) -> float | None:
+    setting = f"{data}-{SHORT[method]}-{target:g}-{SEARCH}{name}"
+    own = [row["validation"] for row in rows if row["setting"] == setting and not row["outdated"]]
     return mean(own) if own else None
+
+
+def _is_search(row: Row) -> bool:
+    return f"-{SEARCH}" in row["setting"]
