@@ -50,17 +50,18 @@ def _panel(result: Result, panel: str) -> Iterator[list[str]]:
     for category in _ORDER:
         if category in here or category in paper:
             name = "all entities" if category == "all" else category
+            by = ("rotation",) if category == "all" else tuple(_BOTH)
             yield [
                 f"{title}, UeDP: {name}",
                 format_printed(paper.get(category), result["measure"]),
                 _alg(own, category, result["measure"]),
-                _at_each(own, "rotation", category, result["measure"]),
+                _at_each(own, by, category, result["measure"]),
             ]
     for method, name in _OTHERS.items():
         rows = [row for row in own if row["method"] == method]
         if not rows and method not in paper:
             continue
-        ours = _at_each(own, method, "all", result["measure"])
+        ours = _at_each(own, (method,), "all", result["measure"])
         yield [
             f"{title}, {name}",
             format_printed(paper.get(method), result["measure"]),
@@ -100,9 +101,9 @@ def _alg(rows: Sequence[Row], category: str, measure: str) -> str:
     return f"{format_repeats(best, measure)} ({published}proven {markdown.epsilon(one['epsilon'])})"
 
 
-def _at_each(rows: Sequence[Row], method: str, category: str, measure: str) -> str:
-    """The best setting at each target epsilon, the largest first."""
-    planned = [row for row in rows if (row["method"], row["category"]) == (method, category)]
+def _at_each(rows: Sequence[Row], methods: tuple[str, ...], category: str, measure: str) -> str:
+    """The best setting of some methods at each target epsilon, the largest first."""
+    planned = [row for row in rows if row["method"] in methods and row["category"] == category]
     planned = [row for row in planned if row["extended_rate"] == 1.0]
     if planned and not best_setting(planned):
         return NOT_RUN

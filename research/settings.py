@@ -1,12 +1,11 @@
 """Configs shared by the experiments that train: fine-tuning, AWD-LSTM from scratch, classification.
 
 Rates, rounds and shares were chosen on the validation parts: CoNLL's (`benchmarks/utility.py` has
-the search) and, for classification, AG's. The test parts decided nothing. Where an experiment tries
-two kinds of training, it reports the better by validation.
+the search) and, for classification, AG's. The test parts decided nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -60,7 +59,10 @@ PROBE: Mapping[str, Any] = MappingProxyType(
     | {f"{part}__{name}": v for part, own in PROBE_DEFAULTS.items() for name, v in own.items()}
 )
 TOPICS_PROBE: Config = override(TOPICS, **PROBE)
-PROBE_ROTATION: Mapping[str, Any] = MappingProxyType({**TOPICS_ROTATION, "privacy__rounds": 200})
+PROBE_RATES: Mapping[str, Any] = MappingProxyType(
+    {"privacy__user_rate": 0.3, "privacy__rounds": 200}
+)
+PROBE_SHARES: Mapping[str, Any] = MappingProxyType({**TOPICS_ROTATION, **PROBE_RATES})
 TOPICS_LSTM: Config = override(
     LSTM,
     task__kind="classification",
@@ -69,7 +71,6 @@ TOPICS_LSTM: Config = override(
     run__tokens_at_once=1 << 16,
 )
 
-DECAYED_RATE = 4e-3  # initial learning rate of fine-tuning with noise
 NOISELESS_RATE = 1e-3
 # AWD-LSTM learning rates by epsilon: chosen at 8 (`benchmarks/utility.py`), lower with more noise.
 LSTM_RATES = {8.0: 8e-3, 2.0: 4e-3, 0.5: 2e-3}
@@ -85,43 +86,22 @@ class FineTuningSettings:
     share: float
     rounds: int
     step: float
-    # alternative settings by name; those of user-level DP are tried at the larger epsilon only
-    rotation_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    user_level_variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def flat(self) -> dict[str, Any]:
         """Fine-tuning with noise at a constant learning rate."""
         return {"privacy__rounds": self.rounds, "optimiser__rate": self.step, **FLAT}
 
-    @property
-    def decayed(self) -> dict[str, Any]:
-        """Fine-tuning with noise at a decaying learning rate."""
-        return {"privacy__rounds": self.rounds, "optimiser__rate": DECAYED_RATE}
-
 
 DATA_SETTINGS = {
     "conll": FineTuningSettings(
-        rotation=0.2,
-        user_level=0.1,
-        plain=0.1,
-        share=0.4,
-        rounds=200,
-        step=3e-3,
-        rotation_variants={"users-0.1": {"privacy__user_rate": 0.1}},
-        user_level_variants={"users-0.2": {"privacy__user_rate": 0.2}},
+        rotation=0.2, user_level=0.1, plain=0.1, share=0.4, rounds=200, step=3e-3
     ),
     "ag": FineTuningSettings(
         rotation=0.3, user_level=0.02, plain=0.02, share=1.0, rounds=100, step=4e-3
     ),
     "edgar": FineTuningSettings(
-        rotation=0.2,
-        user_level=0.1,
-        plain=0.1,
-        share=0.5,
-        rounds=100,
-        step=4e-3,
-        rotation_variants={"share-0.7": {"privacy__entity_share": 0.7}},
+        rotation=0.2, user_level=0.1, plain=0.1, share=0.5, rounds=100, step=4e-3
     ),
 }
 

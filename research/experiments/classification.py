@@ -18,7 +18,8 @@ from research.select_results import best_setting
 from research.settings import (
     EPSILONS,
     LSTM_RATES,
-    PROBE_ROTATION,
+    PROBE_RATES,
+    PROBE_SHARES,
     PUBLISHED_PROBE,
     REPEATS,
     TOPICS,
@@ -110,15 +111,16 @@ _QUICK = (
 def _pretrained() -> Iterator[TrainingTrial]:
     for epsilon in EPSILONS:
         for name, method, of_probe, of_adapters in (
-            ("rotation", "rotation", PROBE_ROTATION, TOPICS_ROTATION),
-            ("user", "user-level", {}, {}),
+            ("fair", "fair-shares", PROBE_SHARES, TOPICS_ROTATION),
+            ("rotation", "rotation", PROBE_SHARES, TOPICS_ROTATION),
+            ("user", "user-level", PROBE_RATES, {}),
         ):
             probe = method_config(TOPICS_PROBE, method, epsilon, **of_probe)
             yield TrainingTrial(f"topics-{name}-{epsilon:g}", "ag", probe)
             adapters = method_config(TOPICS, method, epsilon, **of_adapters)
             yield TrainingTrial(f"topics-{name}-{epsilon:g}-adapters", "ag", adapters)
     yield from _plain("topics", TOPICS)
-    probe = method_config(TOPICS_PROBE, "rotation", 8.0, **PROBE_ROTATION)
+    probe = method_config(TOPICS_PROBE, "rotation", 8.0, **PROBE_SHARES)
     yield TrainingTrial(
         "topics-rotation-8-extended-0", "ag", override(probe, privacy__extended_rate=0.0)
     )

@@ -25,17 +25,16 @@ from research.render import NOT_RUN, format_repeats, not_run_note
 from research.runs import Config, TrainingTrial, override
 from research.select_results import Row, group_by_setting
 from research.settings import (
-    DATA_SETTINGS,
     DELTA,
-    FINE_TUNING,
     LSTM,
     LSTM_RATES,
-    PROBE_ROTATION,
+    PROBE_SHARES,
     TOPICS_PROBE,
     method_config,
 )
 from research.supply import update_norms
 from research.trial_runner import measure_trials, prepared_data, repeats
+from research.utility import private
 from uedp.accounting.planning import Option, Supply
 from uedp.accounting.planning import options as planned
 from uedp.mechanism.sampling import supply_of
@@ -69,14 +68,7 @@ SWEEPS = {
         "conll-rotation-8",
         "conll",
         "perplexity",
-        method_config(
-            FINE_TUNING,
-            "rotation",
-            EPSILON,
-            privacy__user_rate=DATA_SETTINGS["conll"].rotation,
-            privacy__entity_share=DATA_SETTINGS["conll"].share,
-            **DATA_SETTINGS["conll"].flat,
-        ),
+        private("conll", "rotation", EPSILON).config,
         (0.0, 0.5, 1.0),
         {
             "users-0.1": _sampling(0.1, 200),
@@ -97,7 +89,7 @@ SWEEPS = {
         "topics-rotation-8",
         "ag",
         "error rate",
-        method_config(TOPICS_PROBE, "rotation", EPSILON, **PROBE_ROTATION),
+        method_config(TOPICS_PROBE, "rotation", EPSILON, **PROBE_SHARES),
         (0.0, 0.25, 0.5, 0.75, 1.0),
         {
             "share-0.3": {"privacy__entity_share": 0.3},
@@ -124,7 +116,7 @@ def measure(options: Options) -> Result:
 
 
 def _trials(key: str, quick: bool) -> Iterator[TrainingTrial]:
-    """The base is also a trial of another experiment, under the same name."""
+    """The base may also be a trial of another experiment, under the same name."""
     own = list(_options(SWEEPS[key], quick))
     yield from own
     yield from repeats(own, 1 if quick else SWEEPS[key].times)

@@ -2,20 +2,22 @@
 
 Three columns. *Paper*: the printed values, at epsilons that are not a guarantee. *As published*: a
 few rounds of UeDP-Alg at the paper's sampling rates and `z`, with the noise that its text describes
-(the released code adds far less). *Proven*: rotation, which protects users and entities, and
-user-level DP, which protects users, at proven epsilons. How to run it on another machine:
-`trial_runner.py`.
+(the released code adds far less). *Proven*: rotation and fair shares, which protect users and
+entities, and user-level DP, which protects users, at proven epsilons. For the pretrained model they
+are the trials of the utility study. How to run it on another machine: `trial_runner.py`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from research import render
 from research.base import Options, Result
+from research.experiments import utility
 from research.paper import PERPLEXITIES
-from research.runs import TrainingTrial, override
+from research.runs import TrainingTrial
+from research.select_results import Row
 from research.settings import (
     DATA_SETTINGS,
     EPSILONS,
@@ -26,16 +28,26 @@ from research.settings import (
     method_config,
     published_config,
 )
-from research.sources import DATA_SETS
+from research.sources import TRAINING_SETS
 from research.trial_runner import measure_trials, repeats
+from research.utility import SHORT, private
 
 LSTM_REPEATS = 2  # at the largest epsilon; needs an accelerator
-TITLES = {name: DATA_SETS[name].title for name in DATA_SETTINGS}
+PROVEN_ON = ("conll", "edgar", "ag-sentences")
 
 
 def measure_gpt(options: Options) -> Result:
-    """A pretrained model with adapters on the three data sets."""
-    return _result(options, list(gpt_trials(options.quick)), PERPLEXITIES)
+    """A pretrained model with adapters; the proven rows are those of the utility study."""
+    return _result(options, list(gpt_trials(options.quick)), PERPLEXITIES, _proven(options))
+
+
+def _proven(options: Options) -> list[Row]:
+    """Trials with a proven epsilon, on the text as it is and without more public text."""
+    return [
+        row
+        for row in utility.trial_rows(options)
+        if row["data"] in PROVEN_ON and row["method"] in SHORT and not utility.is_search(row)
+    ]
 
 
 def measure_lstm(options: Options) -> Result:
@@ -43,14 +55,21 @@ def measure_lstm(options: Options) -> Result:
     return _result(options, list(lstm_trials(options.quick)), {})
 
 
-def _result(options: Options, trials: list[TrainingTrial], printed: dict[str, Any]) -> Result:
-    rows = measure_trials(trials, options)
+def _result(
+    options: Options,
+    trials: list[TrainingTrial],
+    printed: dict[str, Any],
+    proven: Sequence[Row] = (),
+) -> Result:
+    rows: list[Row] = [row | {"panel": row["data"]} for row in measure_trials(trials, options)]
+    rows += proven
+    data = dict.fromkeys(row["data"] for row in rows)
     return {
         "quick": options.quick,
         "measure": "perplexity",
-        "panels": {data: TITLES[data] for data in dict.fromkeys(row["data"] for row in rows)},
+        "panels": {name: TRAINING_SETS[name].title for name in data},
         "paper": printed,
-        "rows": [row | {"panel": row["data"]} for row in rows],
+        "rows": rows,
     }
 
 
@@ -69,77 +88,31 @@ def table(result: Result) -> str:
 
 
 def gpt_trials(quick: bool = False) -> Iterator[TrainingTrial]:
-    """The main comparison and the baselines, then single categories; fewer trials if quick."""
-    if quick:
-        names = {"conll-rotation-8-person", "conll-user-8", "conll-uedp-alg", "conll-deidentified"}
-        names |= {
-            f"{data}-{method}" for data in DATA_SETTINGS for method in ("rotation-8", "noiseless")
+    """The paper's mechanism with the noise of its text, and the baselines without noise.
+
+    If quick, fewer of them, and a few of the utility study, which is not made quickly.
+    """
+    for data, settings in DATA_SETTINGS.items():
+        plain = {
+            "privacy__user_rate": settings.plain,
+            "privacy__rounds": settings.rounds,
+            "optimiser__rate": NOISELESS_RATE,
         }
-        yield from (trial for trial in gpt_trials() if trial.name in names)
-        return
-    for part in (_comparison, _baselines):
-        for data in DATA_SETTINGS:
-            yield from part(data)
-    for data in DATA_SETTINGS:
-        for category in DATA_SETS[data].categories:
-            yield _rotation(data, EPSILONS[0], category)
-
-
-def _comparison(data: str) -> Iterator[TrainingTrial]:
-    for epsilon in EPSILONS:
-        yield _rotation(data, epsilon)
-        yield _user_level(data, epsilon)
-    for epsilon in EPSILONS:
-        yield _rotation(data, epsilon, decayed=True)
-        yield _user_level(data, epsilon, decayed=True)
-        yield from _variants(_rotation(data, epsilon), DATA_SETTINGS[data].rotation_variants)
-    yield from _variants(_user_level(data, EPSILONS[0]), DATA_SETTINGS[data].user_level_variants)
-
-
-def _variants(
-    trial: TrainingTrial, variants: Mapping[str, Mapping[str, Any]]
-) -> Iterator[TrainingTrial]:
-    for name, changes in variants.items():
-        yield replace(trial, name=f"{trial.name}-{name}", config=override(trial.config, **changes))
-
-
-def _rotation(
-    data: str, epsilon: float, category: str = "all", decayed: bool = False
-) -> TrainingTrial:
-    settings = DATA_SETTINGS[data]
-    # with a single category most sentences are usable, as in user-level DP
-    user_rate = settings.rotation if category == "all" else settings.user_level
-    rates = {"privacy__user_rate": user_rate, "privacy__entity_share": settings.share}
-    own = method_config(FINE_TUNING, "rotation", epsilon, **rates, **_steps(data, decayed))
-    suffix = "" if category == "all" else f"-{category}"
-    return TrainingTrial(
-        f"{data}-rotation-{epsilon:g}{suffix}{_suffix(decayed)}", data, own, category
-    )
-
-
-def _user_level(data: str, epsilon: float, decayed: bool = False) -> TrainingTrial:
-    rates = {"privacy__user_rate": DATA_SETTINGS[data].user_level}
-    own = method_config(FINE_TUNING, "user-level", epsilon, **rates, **_steps(data, decayed))
-    return TrainingTrial(f"{data}-user-{epsilon:g}{_suffix(decayed)}", data, own)
-
-
-def _steps(data: str, decayed: bool) -> dict[str, Any]:
-    return DATA_SETTINGS[data].decayed if decayed else DATA_SETTINGS[data].flat
-
-
-def _suffix(decayed: bool) -> str:
-    return "-decayed" if decayed else ""
-
-
-def _baselines(data: str) -> Iterator[TrainingTrial]:
-    plain = {
-        "privacy__user_rate": DATA_SETTINGS[data].plain,
-        "privacy__rounds": DATA_SETTINGS[data].rounds,
-        "optimiser__rate": NOISELESS_RATE,
-    }
-    for method in ("noiseless", "deidentified"):
-        yield TrainingTrial(f"{data}-{method}", data, method_config(FINE_TUNING, method, **plain))
-    yield TrainingTrial(f"{data}-uedp-alg", data, published_config(FINE_TUNING))
+        yield TrainingTrial(
+            f"{data}-noiseless", data, method_config(FINE_TUNING, "noiseless", **plain)
+        )
+        if quick and data != "conll":
+            continue
+        yield TrainingTrial(
+            f"{data}-deidentified", data, method_config(FINE_TUNING, "deidentified", **plain)
+        )
+        yield TrainingTrial(f"{data}-uedp-alg", data, published_config(FINE_TUNING))
+    if quick:
+        rotation = private("conll", "rotation", EPSILONS[0])
+        yield rotation
+        yield replace(rotation, name=f"{rotation.name}-person", category="person")
+        yield private("conll", "user-level", EPSILONS[0])
+        yield private("edgar", "rotation", EPSILONS[0])
 
 
 def lstm_trials(quick: bool = False) -> Iterator[TrainingTrial]:

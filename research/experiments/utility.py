@@ -45,17 +45,22 @@ _KEPT = 0.02  # what a way to more signal must gain
 
 
 def measure(options: Options) -> Result:
-    folder = options.work.parent.parent / FOLDER
-    rows = [_row(result) for result in runs.load_results(folder)] if folder.is_dir() else []
-    known = {row["data"] for row in rows}
+    found = trial_rows(options)
+    known = {row["data"] for row in found}
     return {
         "quick": options.quick,
         "measure": MEASURE,
         "panels": {data: TRAINING_SETS[data].title for data in DATA if data in known},
         "paper": {},
-        "rows": rows,
-        "by_users": list(_by_users(rows)),
+        "rows": found,
+        "by_users": list(_by_users(found)),
     }
+
+
+def trial_rows(options: Options) -> list[Result]:
+    """A row for each result that is there."""
+    folder = options.work.parent.parent / FOLDER
+    return [_row(result) for result in runs.load_results(folder)] if folder.is_dir() else []
 
 
 def _row(result: Mapping[str, Any]) -> Result:
@@ -109,7 +114,7 @@ def _compared(rows: Sequence[Row], data: str) -> list[Row]:
     return [
         row
         for row in rows
-        if (row["data"], row["category"]) == (data, "all") and not _is_search(row)
+        if (row["data"], row["category"]) == (data, "all") and not is_search(row)
     ]
 
 
@@ -148,7 +153,7 @@ def _ratio(rows: Sequence[Row], method: str, target: float) -> float | None:
 def draw(result: Result, path: Path) -> None:
     from research.plots.utility import against_epsilon
 
-    shown = [row for row in result["rows"] if not _is_search(row)]
+    shown = [row for row in result["rows"] if not is_search(row)]
     against_epsilon({**result, "rows": shown}, path)
 
 
@@ -157,7 +162,7 @@ def table(result: Result) -> str:
     rows = result["rows"]
     if not rows:
         return "*not run*"
-    compared = [row for row in rows if not _is_search(row)]
+    compared = [row for row in rows if not is_search(row)]
     sections = (
         _main_table(result),
         _users_table(result["by_users"]),
@@ -277,5 +282,6 @@ def _searched(
     return mean(own) if own else None
 
 
-def _is_search(row: Row) -> bool:
+def is_search(row: Row) -> bool:
+    """Whether a trial is one of the search for more signal."""
     return f"-{SEARCH}" in row["setting"]

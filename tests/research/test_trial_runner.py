@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +12,9 @@ from research import runs
 from research.base import Options, Result
 from research.catalogue import EXPERIMENTS
 from research.experiments import next_word
-from research.runs import TrainingTrial
+from research.runs import TrainingTrial, override
 from research.select_results import names_not_run
-from research.settings import FINE_TUNING, LSTM, method_config
+from research.settings import LSTM, method_config
 from research.trial_runner import measure_trials, repeats
 from tests.conftest import Run
 from uedp.accounting import published
@@ -81,7 +82,7 @@ def test_finished_only_trains_nothing_and_names_trials_not_run(
     gpt_result: Result, gpt_options: Options, trial_results: Path, run: Run
 ) -> None:
     """Guarantee of `measure_trials`; as a user types it, without models and without the data."""
-    for name in ("conll-user-8", "ag-rotation-8"):
+    for name in ("conll-user-8", "edgar-rotation-8"):
         (trial_results / f"{name}.json").unlink()
     out = gpt_options.work.parent.parent
     (out / "nothing").mkdir(exist_ok=True)
@@ -90,17 +91,17 @@ def test_finished_only_trains_nothing_and_names_trials_not_run(
     assert (made.code, made.err) == (0, "")
     assert (out / f"{GPT}.png").read_bytes().startswith(b"\x89PNG")
     result = json.loads((out / f"{GPT}.json").read_text())
-    assert names_not_run(result["rows"]) == ["conll-user-8", "ag-rotation-8"]
+    assert names_not_run(result["rows"]) == ["conll-user-8", "edgar-rotation-8"]
     assert not (trial_results / "conll-user-8.json").exists()
     page = EXPERIMENTS[GPT].table(result)
     assert (
-        "Not run: 2 of 10 trials; settings without any run: `conll-user-8`, `ag-rotation-8`."
+        "Not run: 2 of 9 trials; settings without any run: `conll-user-8`, `edgar-rotation-8`."
         in page
     )
-    assert "| AG, UeDP: all entities | - | - | not run |" in page
+    assert re.search(r"\| EDGAR, UeDP: all entities \|[^|]+\| - \| not run \|", page)
     refused = run(*arguments)
     assert refused.code == 2
-    assert "--model gpt=PATH: missing; conll-rotation-8 needs a saved model" in refused.err
+    assert "--model gpt=PATH: missing; conll-noiseless needs a saved model" in refused.err
 
 
 def test_results_of_an_earlier_mechanism_are_left_out(
@@ -163,7 +164,7 @@ def test_a_trial_of_another_experiment_is_not_run_again(
     same = [t for t in next_word.gpt_trials(quick=True) if t.name == "conll-rotation-8"]
     (row,) = measure_trials(same, elsewhere)
     assert row == {k: v for k, v in one(gpt_result, "conll-rotation-8").items() if k != "panel"}
-    other = TrainingTrial("conll-rotation-8", "conll", method_config(FINE_TUNING, "rotation", 3.0))
+    other = replace(same[0], config=override(same[0].config, privacy__epsilon=3.0))
     with pytest.raises(UserError, match="other settings"):
         measure_trials([other], elsewhere)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from research.base import Result
 from research.catalogue import EXPERIMENTS
 from research.experiments import next_word
-from research.runs import override
 from research.select_results import names_not_run
 from tests.research import trained
 from tests.research.conftest import Make
@@ -17,23 +16,10 @@ def test_names_are_unique_and_match_their_settings() -> None:
     trials = {trial.name: trial for trial in next_word.gpt_trials()}
     assert len(trials) == len(list(next_word.gpt_trials()))
     for data in ("conll", "ag", "edgar"):
-        for epsilon in (8, 2):
-            privacy = trials[f"{data}-rotation-{epsilon}"].config["privacy"]
-            assert (privacy["method"], privacy["epsilon"]) == ("rotation", epsilon)
-            assert trials[f"{data}-user-{epsilon}"].config["privacy"]["method"] == "user-level"
-        one_category = trials[f"{data}-rotation-8-person"]
-        user_rate = trials[f"{data}-user-8"].config["privacy"]["user_rate"]
-        expected = override(trials[f"{data}-rotation-8"].config, privacy__user_rate=user_rate)
-        assert (one_category.category, one_category.config) == ("person", expected)
         alg = trials[f"{data}-uedp-alg"].config["privacy"]
         assert (alg["noise"], alg["user_rate"], alg["entity_rate"]) == (2.5, 0.05, 0.5)
-        for name in (f"{data}-rotation-2", f"{data}-user-2"):
-            flat, decayed = trials[name].config, trials[f"{name}-decayed"].config
-            assert flat["optimiser"]["decay"] == "none"
-            assert flat["optimiser"] != decayed["optimiser"]
-            assert {**flat, "optimiser": None} == {**decayed, "optimiser": None}
-    same_rate = override(trials["conll-rotation-2"].config, privacy__user_rate=0.1)
-    assert trials["conll-rotation-2-users-0.1"].config == same_rate
+        for method in ("noiseless", "deidentified"):
+            assert trials[f"{data}-{method}"].config["privacy"]["method"] == method
     assert trials["conll-noiseless"].config["optimiser"]["rate"] == 1e-3
     epsilons = {t.config["privacy"].get("epsilon") for t in next_word.lstm_trials()}
     assert epsilons == {8.0, 2.0, 0.5, None}

@@ -9,7 +9,7 @@ import pytest
 from research import utility as study
 from research.base import Options, Result
 from research.catalogue import EXPERIMENTS
-from research.experiments import utility
+from research.experiments import next_word, utility
 from research.runs import TrainingTrial, resolve_config
 from research.runs import Workspace as Where
 from tests.research.test_plots import drawn, readable
@@ -91,6 +91,29 @@ def test_names_and_outdated_trials(result: Result) -> None:
     assert "| CoNLL-2003, rotation, epsilon 8 | 192 | 24 | 48 |" in page
     assert "no longer in the code: `edgar-rotation-2`." in page
     assert "| EDGAR, rotation: users and entities | 48 | - |" in page
+
+
+def test_the_papers_table_has_the_proven_trials(result: Result, tmp_path: Path) -> None:
+    work = tmp_path / ".work" / "next-word-gpt"
+    options = Options(tmp_path, work, finished_only=True)
+    (tmp_path / "utility").mkdir()
+    where = Where(tmp_path, {"gpt": "a-folder"}, tmp_path)
+    for trial in study.trials(["core", "categories", "public", "search", "baselines"]):
+        own = stand_in(trial, 50.0, where)
+        (tmp_path / "utility" / f"{trial.name}.json").write_text(json.dumps(own))
+    measured = next_word.measure_gpt(options)
+    proven = {row["name"] for row in measured["rows"] if row["test"] is not None}
+    core = {
+        f"{data}-{rule}-{at}"
+        for data in next_word.PROVEN_ON
+        for rule in ("fair", "user")
+        for at in (8, 2)
+    }
+    assert core < proven
+    others = proven - core
+    assert all("fair-8-" in name for name in others), others
+    assert not any(part in name for name in others for part in ("search", "public", "noiseless"))
+    assert "| EDGAR, UeDP: person |" in EXPERIMENTS["next-word-gpt"].table(measured)
 
 
 def test_the_figure(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
