@@ -6,6 +6,7 @@ from research import markdown, parts
 from research.base import Result
 from research.markdown import format_measure
 from research.select_results import Row, best_setting, mean_test, names_not_run
+from uedp.accounting.statement import rounded
 
 NOT_RUN = "not run"
 _MOST_NAMES = 12
@@ -108,11 +109,23 @@ def _at_each(rows: Sequence[Row], methods: tuple[str, ...], category: str, measu
     if planned and not best_setting(planned):
         return NOT_RUN
     parts = []
-    for target in dict.fromkeys(row["target"] for row in planned):
+    for target in _targets(planned):
         best = best_setting(planned, target=target)
         value = format_repeats(best, measure) if best else NOT_RUN
-        parts.append(value if target is None else f"{value} at {target:g}")
+        at = _proven_at(best) if best else f"{target:g}" if target else ""
+        parts.append(value if target is None else f"{value} at {at}")
     return "; ".join(parts) or "-"
+
+
+def _targets(rows: Sequence[Row]) -> list[float | None]:
+    """The epsilons that rows aim at, the largest first."""
+    return sorted({row["target"] for row in rows}, key=lambda target: -(target or 0.0))
+
+
+def _proven_at(rows: Sequence[Row]) -> str:
+    """The epsilon that rows aim at, or what is proven of them if that is more."""
+    target, proven = rows[0]["target"] or 0.0, max(row["epsilon"] or 0.0 for row in rows)
+    return rounded(proven, 3) if proven > target else f"{target:g}"
 
 
 def not_run_note(rows: Sequence[Row]) -> Iterator[str]:
@@ -142,11 +155,11 @@ def _claims(result: Result) -> Iterator[str]:
         yield from _as_published(own, title, result["measure"])
 
 
-def _protecting_both(rows: Sequence[Row]) -> Iterator[tuple[str, float, list[Row]]]:
+def _protecting_both(rows: Sequence[Row]) -> Iterator[tuple[str, float | None, list[Row]]]:
     """The best settings of methods that protect users and entities, at each epsilon."""
     for method in _BOTH:
         own = [row for row in rows if row["method"] == method and row["extended_rate"] == 1.0]
-        for target in dict.fromkeys(row["target"] for row in own):
+        for target in _targets(own):
             if best := best_setting(own, target=target, category="all"):
                 yield method, target, best
 
@@ -169,9 +182,11 @@ def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterat
             and row["name"] == row["setting"]
         )
         so_far = f" Preliminary: {', '.join(f'`{n}`' for n in open_)} not run." if open_ else ""
+        proven, alone = _proven_at(both), _proven_at(user)
+        alone_too = format_measure(theirs, measure) + ("" if alone == proven else f" at {alone}")
         yield (
-            f"{title}, proven epsilon {target:g}: {_BOTH[method]} (users and entities) "
-            f"{format_measure(ours, measure)}, user-level DP {format_measure(theirs, measure)}: "
+            f"{title}, proven epsilon {proven}: {_BOTH[method]} (users and entities) "
+            f"{format_measure(ours, measure)}, user-level DP {alone_too}: "
             f"a factor of {ours / theirs:.2f}, {verdict} 10%."
             f"{nothing}{so_far}"
         )
@@ -186,12 +201,12 @@ def _against_deidentified(rows: Sequence[Row], title: str, measure: str) -> Iter
     plain = mean_test(best_setting(rows, method="deidentified"))
     if plain is None:
         return
-    for method, target, both in _protecting_both(rows):
+    for method, _, both in _protecting_both(rows):
         ours = mean_test(both)
         assert ours is not None
         side = "below" if ours < plain else "not below"
         yield (
-            f"{title}, {_BOTH[method]}, proven epsilon {target:g}: "
+            f"{title}, {_BOTH[method]}, proven epsilon {_proven_at(both)}: "
             f"{format_measure(ours, measure)} is {side} "
             f"de-identification ({format_measure(plain, measure)}), which has no guarantee."
         )

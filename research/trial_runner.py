@@ -164,8 +164,8 @@ def _same(trial: TrainingTrial, result: Row, workspace: Workspace) -> bool:
     from uedp.training.config import parse_config
 
     no_data = {"train": ".", "evaluate": "."}
-    theirs = override(result["config"], model__name=result["model"])
-    own = theirs.pop("alg", {})  # what older results call the options of uedp-alg
+    theirs = _of_today(override(result["config"], model__name=result["model"]))
+    own = result["config"].get("alg", {})  # what older results call the options of uedp-alg
     if theirs["privacy"]["method"] == "uedp-alg":
         theirs.setdefault("method_options", own)
     if theirs.get("vocabulary", {}).get("source") == "public":
@@ -179,6 +179,18 @@ def _same(trial: TrainingTrial, result: Row, workspace: Workspace) -> bool:
     return both[0] == both[1] and all(
         getattr(trial, key) == result[key] for key in ("data", "category", "texts", "public")
     )
+
+
+def _of_today(config: runs.Config) -> dict[str, dict[str, Any]]:
+    """Without fields that no longer exist; where one changed the mechanism, the version differs."""
+    from uedp.training.config import Config
+
+    kept = {}
+    for section, field in Config.model_fields.items():
+        if section in config:
+            known = getattr(field.annotation, "model_fields", config[section])
+            kept[section] = {k: value for k, value in config[section].items() if k in known}
+    return kept
 
 
 def _row(trial: TrainingTrial, result: Row | None, workspace: Workspace) -> Result:

@@ -1,6 +1,7 @@
 """The README's Python works as typed, its commands exist, its numbers are measured."""
 
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -124,30 +125,46 @@ def test_the_quoted_guarantee_is_that_of_the_demo():
     assert demo["seconds_in_all"] < 4 * 60
 
 
-def best(data: str, method: str, epsilon: float | None) -> float:
-    """The perplexity on the test part of the setting that is best by validation."""
+def best(experiment: str, data: str, method: str, epsilon: float | None) -> dict | None:
+    """The setting that is best by validation."""
     rows = [
         row
-        for row in result("results/next-word-gpt.json")["rows"]
+        for row in result(f"results/{experiment}.json")["rows"]
         if (row["data"], row["method"], row["category"]) == (data, method, "all")
         and row["target"] == epsilon
+        and row["test"] is not None
     ]
-    return min(rows, key=lambda row: row["validation"])["test"]
+    return min(rows, key=lambda row: row["validation"], default=None)
+
+
+def upwards(epsilon: float) -> str:
+    return f"{math.ceil(10 * epsilon) / 10:g}"
 
 
 @pytest.mark.parametrize(
-    ("name", "data"), [("CoNLL-2003", "conll"), ("AG", "ag"), ("EDGAR", "edgar")]
+    ("name", "data"), [("CoNLL-2003", "conll"), ("EDGAR", "edgar"), ("blogs", "blogs-2000")]
 )
 def test_utility_is_that_of_the_results(name, data):
-    (row,) = re.findall(rf"^\| {name} \|(.*)\|$", README, re.MULTILINE)
-    methods = (("rotation", 8), ("user-level", 8), ("deidentified", None), ("noiseless", None))
-    assert row.replace(" ", "").split("|") == [f"{best(data, *one):.1f}" for one in methods]
+    (header,) = re.findall(r"^\| corpus \|(.*)\|$", README, re.MULTILINE)
+    (row,) = re.findall(rf"^\| {name}, [0-9,]+ users \|(.*)\|$", README, re.MULTILINE)
+    stated = [re.search(r"epsilon ([0-9.]+)", column) for column in header.split("|")[:2]]
+    cells = [cell.strip() for cell in row.split("|")]
+    for cell, method, usual in zip(cells, ("fair-shares", "user-level"), stated, strict=False):
+        own = best("utility", data, method, 8)
+        epsilon = re.search(r"epsilon ([0-9.]+)", cell) or usual
+        assert cell.partition(" ")[0] == f"{own['test']:.1f}"
+        # never rounded down: what is printed must hold
+        assert own["epsilon"] <= float(epsilon[1]) < own["epsilon"] + 0.1
+    for cell, method in zip(cells[2:], ("deidentified", "noiseless"), strict=True):
+        own = best("next-word-gpt", data, method, None)
+        assert cell == ("not run" if own is None else f"{own['test']:.1f}")
 
 
 def test_numbers_in_prose():
     text = " ".join(README.split())
-    two = [best("conll", method, 2) for method in ("rotation", "user-level")]
-    assert f"the first two columns are {two[0]:.1f} and {two[1]:.1f}" in text
+    both, user = (best("utility", "conll", name, 2) for name in ("fair-shares", "user-level"))
+    epsilons = f"epsilon {upwards(both['epsilon'])} and {upwards(user['epsilon'])}"
+    assert f"{epsilons} the first two columns are {both['test']:.1f} and {user['test']:.1f}" in text
     shares = {
         name: result(f"benchmarks/results/extraction/{name}.json")["greedy"]["64"]
         for name in ("noiseless", "user-level-8", "rotation-8")

@@ -81,7 +81,7 @@ def draw(result: Result, path: Path) -> None:
 
 def table(result: Result) -> str:
     """The paper's values, its mechanism with the stated noise, and proven results; conclusions."""
-    return render.page(result)
+    return "\n\n".join((render.main_table(result), render.conclusions(result)))
 
 
 # --- trials --------------------------------------------------------------------------------------

@@ -24,12 +24,14 @@ def test_trials_cover_both_models_and_their_names_are_unique() -> None:
     assert len(trials) == len(list(classification.trials()))
     assert {trial.config["model"]["name"] for trial in trials.values()} == {"bert", "awd-lstm"}
     probe = trials["topics-rotation-8"].config
-    adapters = trials["topics-rotation-8-adapters"].config
     assert (probe["model"]["train"], probe["optimiser"]["decay"]) == ("probe", "none")
     assert trials["topics-uedp-alg"].config["model"]["train"] == "probe"
-    assert adapters["model"]["train"] == "lora"
-    for config in (probe, adapters):
-        assert (config["privacy"]["user_rate"], config["privacy"]["entity_share"]) == (0.3, 1.0)
+    assert (probe["privacy"]["user_rate"], probe["privacy"]["entity_share"]) == (0.3, 1.0)
+    for name in ("fair", "user"):  # the same steps for all
+        own = trials[f"topics-{name}-8"].config
+        assert own["optimiser"] == probe["optimiser"]
+        assert own["privacy"]["user_rate"] == probe["privacy"]["user_rate"]
+        assert own["privacy"]["rounds"] == probe["privacy"]["rounds"]
     for name in ("topics-rotation-8-extended-0", "topics-uedp-alg-extended-0"):
         assert trials[name].config["privacy"]["extended_rate"] == 0
     assert trials["topics-lstm-uedp-alg"].config["privacy"]["extended_rate"] == 0.6
@@ -70,10 +72,10 @@ def test_the_page(result: Result) -> None:
 
 def test_settings_not_run_make_the_conclusion_preliminary(result: Result) -> None:
     planned = [row for row in result["rows"] if row["name"] == "topics-user-8"]
-    other = {**planned[0], "name": "topics-user-8-adapters", "setting": "topics-user-8-adapters"}
+    other = {**planned[0], "name": "topics-user-8-other", "setting": "topics-user-8-other"}
     rows = [*result["rows"], {**other, "test": None, "validation": None}]
     page = EXPERIMENTS[NAME].table({**result, "rows": rows})
-    assert "Preliminary: `topics-user-8-adapters` not run." in page
+    assert "Preliminary: `topics-user-8-other` not run." in page
     assert "So far" not in EXPERIMENTS[NAME].table(result)
 
 
