@@ -42,9 +42,12 @@ def measure_gpt(options: Options) -> Result:
 
 
 def _proven(options: Options) -> list[Row]:
-    """Trials with a proven epsilon, on the text as it is and without more public text."""
+    """Trials with a proven epsilon, on the text as it is and without more public text.
+
+    Where the cost falls stands in the study.
+    """
     return [
-        row
+        row | {"parts": None}
         for row in utility.trial_rows(options)
         if row["data"] in PROVEN_ON and row["method"] in SHORT and not utility.is_search(row)
     ]

@@ -217,11 +217,12 @@ def _alg(axes: "Axes", rows: Sequence[Row]) -> None:
 
 
 def against_extended_rate(result: Result, path: Path) -> None:
-    """For each sweep, the measure against the rate and against the predicted merit."""
-    figure, panels = stacked_panels(path, [3.2] * 2 * len(result["series"]))
-    for upper, lower, sweep in zip(
-        panels[::2], panels[1::2], result["series"].values(), strict=True
-    ):
+    """For each sweep that ran, the measure against the rate and against the predicted merit."""
+    planned = list(result["series"].values())
+    ran = [sweep for sweep in planned if any(row["test"] is not None for row in sweep["rows"])]
+    shown = ran or planned[:1]
+    figure, panels = stacked_panels(path, [3.2] * 2 * len(shown))
+    for upper, lower, sweep in zip(panels[::2], panels[1::2], shown, strict=True):
         rows = sweep["rows"]
         base = next(row for row in rows if row["extended_rate"] == 1)
         swept = [row for row in rows if all(row[k] == base[k] for k in _SAME)]
