@@ -188,7 +188,8 @@ def _of_today(config: runs.Config) -> dict[str, dict[str, Any]]:
     kept = {}
     for section, field in Config.model_fields.items():
         if section in config:
-            known = getattr(field.annotation, "model_fields", config[section])
+            # a method's own options have no fields here
+            known = getattr(field.annotation, "model_fields", None) or config[section]
             kept[section] = {k: value for k, value in config[section].items() if k in known}
     return kept
 

@@ -148,6 +148,14 @@ def test_results_of_other_settings_are_refused_those_of_other_machines_accepted(
     path.write_text(json.dumps({**result, "config": faster}))
     with pytest.raises(UserError, match=r"conll-user-8.json: made with other settings"):
         next_word.measure_gpt(finished)
+    alg = trial_results / "conll-uedp-alg.json"
+    ran = json.loads(alg.read_text())
+    options = {**ran["config"]["method_options"], "estimator": "f_E"}
+    alg.write_text(json.dumps({**ran, "config": {**ran["config"], "method_options": options}}))
+    path.write_text(json.dumps(result))
+    with pytest.raises(UserError, match=r"conll-uedp-alg.json: made with other settings"):
+        next_word.measure_gpt(finished)
+    alg.write_text(json.dumps(ran))
     path.write_text(json.dumps({**result, "category": "person"}))
     with pytest.raises(UserError, match="other settings"):
         next_word.measure_gpt(finished)

@@ -275,8 +275,7 @@ def test_probes_have_their_own_defaults():
     suited = parse_config(values)
     plain = parse_config({**values, "model": {"name": "bert", "train": "full"}})
     assert (suited.privacy.update_clip, suited.optimiser.rate) == (0.1, 0.1)
-    assert suited.optimiser.average == 0.98
-    assert (suited.optimiser.decay, suited.optimiser.average) == ("none", 0.95)
+    assert (suited.optimiser.decay, suited.optimiser.average) == ("none", 0.98)
     assert (plain.privacy.update_clip, plain.optimiser.decay) == (1.0, "linear")
     told = parse_config({**values, "optimiser": {"rate": 0.2}}, changes=["privacy.update_clip=2"])
     assert (told.privacy.update_clip, told.optimiser.rate) == (2.0, 0.2)
