@@ -48,8 +48,8 @@ _Config = dict[str, dict[str, Any]]
 
 def _private(method: str, epsilon: float) -> _Config:
     drawn: dict[str, Any] = {"privacy__user_rate": SETTINGS.user_level}
-    if method == "rotation":  # as many users in a round as the others
-        drawn = {"privacy__entity_share": SETTINGS.share, **SETTINGS.rotation_variants["users-0.1"]}
+    if method == "rotation":
+        drawn |= {"privacy__entity_share": SETTINGS.share}
     return method_config(FINE_TUNING, method, epsilon, **{**SETTINGS.flat, **drawn})
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,20 +73,6 @@ def override(base: Config, **changes: Any) -> dict[str, dict[str, Any]]:
         section, field = path.split("__")
         config.setdefault(section, {})[field] = value
     return config
-
-
-# about two thirds of AG, in steps as large as those without noise in the other experiments
-PUBLIC_STEPS = {"public__steps": 100, "public__sentences": 700, "public__rate": 1e-3}
-
-
-def public_first(trial: TrainingTrial, public: str, **changes: Any) -> TrainingTrial:
-    """A trial that trains on another data set first, which is declared public.
-
-    The steps are those of `PUBLIC_STEPS` unless changed. Half the learning rate of the rounds may
-    be better, since less remains to be learned: `optimiser__rate=...`.
-    """
-    config = override(trial.config, **PUBLIC_STEPS | changes)
-    return replace(trial, name=f"{trial.name}-after-{public}", config=config, public=public)
 
 
 def run_trials(

@@ -14,7 +14,6 @@ from research.runs import (
     TrainingTrial,
     Workspace,
     override,
-    public_first,
     resolve_config,
     results_table,
     run_trials,
@@ -166,13 +165,10 @@ def test_a_trial_after_public_text(tmp_path: Path) -> None:
     where = Workspace(
         tmp_path / "datasets", {"gpt": str(tiny.saved(tmp_path / "gpt", tiny.gpt2()))}, tmp_path
     )
-    config = override(
-        CONFIG, privacy__user_rate=0.6, privacy__rounds=2, privacy__delta=1e-5, run__device="cpu"
-    )
-    steps = {"public__steps": 3, "public__sentences": 4}
-    trial = public_first(TrainingTrial("conll-rotation", "conll", config), "ag", **steps)
-    assert trial.name == "conll-rotation-after-ag"
-    assert trial.config["public"] == {"steps": 3, "sentences": 4, "rate": 1e-3}
+    rates = {"privacy__user_rate": 0.6, "privacy__rounds": 2, "privacy__delta": 1e-5}
+    steps = {"public__steps": 3, "public__sentences": 4, "public__rate": 1e-3}
+    config = override(CONFIG, **rates, **steps, run__device="cpu")
+    trial = TrainingTrial("conll-rotation", "conll", config, public="ag")
     result = runs.run(trial, where)
     assert result["public"] == "ag"
     assert result["after_public"]["perplexity"] != result["before"]["perplexity"]
