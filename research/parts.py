@@ -12,8 +12,8 @@ from statistics import mean
 from research import markdown
 from research.base import Result
 from research.markdown import format_measure
-from research.select_results import Row, best_setting
-from uedp.accounting.statement import rounded
+from research.select_results import Row, best_setting, epsilon_of, targets_of
+from uedp.accounting.statement import epsilon_text
 
 METHODS = {
     "noiseless": "noiseless",
@@ -42,14 +42,12 @@ class Measured:
     others: float
     whole: float
     share: float
-    proven: float | None = None
+    proven: float | None
 
     @property
     def label(self) -> str:
         name = METHODS[self.method]
-        if self.target is None:
-            return name
-        return f"{name}, epsilon {rounded(max(self.target, self.proven or 0.0), 3)}"
+        return name if self.proven is None else f"{name}, epsilon {epsilon_text(self.proven, 3)}"
 
 
 def measured_apart(rows: Sequence[Row], panel: str) -> list[Measured]:
@@ -62,7 +60,7 @@ def measured_apart(rows: Sequence[Row], panel: str) -> list[Measured]:
             if (row["panel"], row["method"], row["category"]) == (panel, method, "all")
             and row["extended_rate"] == 1.0
         ]
-        for target in sorted({row["target"] for row in own}, key=lambda t: -(t or 0.0)):
+        for target in targets_of(own):
             best = best_setting(own, target=target)
             if best and all(row.get("parts") for row in best):
                 names, others = (
@@ -71,8 +69,8 @@ def measured_apart(rows: Sequence[Row], panel: str) -> list[Measured]:
                 counts = best[0]["parts"]
                 share = counts["names_count"] / counts["count"]
                 whole = mean(row["test"] for row in best)
-                proven = max(row.get("epsilon") or 0.0 for row in best)
-                found.append(Measured(method, target, names, others, whole, share, proven))
+                epsilon = None if target is None else epsilon_of(best)
+                found.append(Measured(method, target, names, others, whole, share, epsilon))
     return found
 
 

@@ -5,8 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from research import markdown, parts
 from research.base import Result
 from research.markdown import format_measure
-from research.select_results import Row, best_setting, mean_test, names_not_run
-from uedp.accounting.statement import rounded
+from research.select_results import (
+    Row,
+    best_setting,
+    epsilon_of,
+    mean_test,
+    names_not_run,
+    targets_of,
+)
+from uedp.accounting.statement import epsilon_text
 
 NOT_RUN = "not run"
 _MOST_NAMES = 12
@@ -109,23 +116,17 @@ def _at_each(rows: Sequence[Row], methods: tuple[str, ...], category: str, measu
     if planned and not best_setting(planned):
         return NOT_RUN
     parts = []
-    for target in _targets(planned):
+    for target in targets_of(planned):
         best = best_setting(planned, target=target)
         value = format_repeats(best, measure) if best else NOT_RUN
-        at = _proven_at(best) if best else f"{target:g}" if target else ""
-        parts.append(value if target is None else f"{value} at {at}")
+        if target is not None:
+            value += f" at {_proven_at(best) if best else f'{target:g}'}"
+        parts.append(value)
     return "; ".join(parts) or "-"
 
 
-def _targets(rows: Sequence[Row]) -> list[float | None]:
-    """The epsilons that rows aim at, the largest first."""
-    return sorted({row["target"] for row in rows}, key=lambda target: -(target or 0.0))
-
-
 def _proven_at(rows: Sequence[Row]) -> str:
-    """The epsilon that rows aim at, or what is proven of them if that is more."""
-    target, proven = rows[0]["target"] or 0.0, max(row["epsilon"] or 0.0 for row in rows)
-    return rounded(proven, 3) if proven > target else f"{target:g}"
+    return epsilon_text(epsilon_of(rows), 3)
 
 
 def not_run_note(rows: Sequence[Row]) -> Iterator[str]:
@@ -159,7 +160,7 @@ def _protecting_both(rows: Sequence[Row]) -> Iterator[tuple[str, float | None, l
     """The best settings of methods that protect users and entities, at each epsilon."""
     for method in _BOTH:
         own = [row for row in rows if row["method"] == method and row["extended_rate"] == 1.0]
-        for target in _targets(own):
+        for target in targets_of(own):
             if best := best_setting(own, target=target, category="all"):
                 yield method, target, best
 
@@ -182,11 +183,12 @@ def _against_user_level(rows: Sequence[Row], title: str, measure: str) -> Iterat
             and row["name"] == row["setting"]
         )
         so_far = f" Preliminary: {', '.join(f'`{n}`' for n in open_)} not run." if open_ else ""
-        proven, alone = _proven_at(both), _proven_at(user)
-        alone_too = format_measure(theirs, measure) + ("" if alone == proven else f" at {alone}")
+        proven, of_user = _proven_at(both), _proven_at(user)
+        user_level = format_measure(theirs, measure)
+        user_level += "" if of_user == proven else f" at {of_user}"
         yield (
             f"{title}, proven epsilon {proven}: {_BOTH[method]} (users and entities) "
-            f"{format_measure(ours, measure)}, user-level DP {alone_too}: "
+            f"{format_measure(ours, measure)}, user-level DP {user_level}: "
             f"a factor of {ours / theirs:.2f}, {verdict} 10%."
             f"{nothing}{so_far}"
         )

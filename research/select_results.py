@@ -1,5 +1,6 @@
 """Selecting the rows of an experiment that trains: the best of several settings, by validation."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean
 from typing import Any
@@ -37,6 +38,20 @@ def group_by_setting(rows: Iterable[Row]) -> list[list[Row]]:
 def mean_test(rows: Sequence[Row]) -> float | None:
     """The mean of the test measure; None without rows."""
     return mean(row["test"] for row in rows) if rows else None
+
+
+def targets_of(rows: Iterable[Row]) -> list[float | None]:
+    """The epsilons that rows aim at, the largest first; None, of rows without one, last."""
+    return sorted({row["target"] for row in rows}, key=lambda target: -(target or 0.0))
+
+
+def epsilon_of(rows: Iterable[Row]) -> float:
+    """What holds for all rows: what they aim at, or more where more is proven of them.
+
+    Infinite if one of them has no guarantee.
+    """
+    known = ((row["target"], row["epsilon"]) for row in rows)
+    return max(max(target or 0.0, math.inf if own is None else own) for target, own in known)
 
 
 def names_not_run(rows: Iterable[Row]) -> list[str]:

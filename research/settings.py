@@ -59,10 +59,10 @@ PROBE: Mapping[str, Any] = MappingProxyType(
     | {f"{part}__{name}": v for part, own in PROBE_DEFAULTS.items() for name, v in own.items()}
 )
 TOPICS_PROBE: Config = override(TOPICS, **PROBE)
+PROBE_SHARES: Mapping[str, Any] = MappingProxyType({**TOPICS_ROTATION, "privacy__rounds": 200})
 PROBE_RATES: Mapping[str, Any] = MappingProxyType(
-    {"privacy__user_rate": 0.3, "privacy__rounds": 200}
+    {name: PROBE_SHARES[name] for name in ("privacy__user_rate", "privacy__rounds")}
 )
-PROBE_SHARES: Mapping[str, Any] = MappingProxyType({**TOPICS_ROTATION, **PROBE_RATES})
 TOPICS_LSTM: Config = override(
     LSTM,
     task__kind="classification",

@@ -164,7 +164,7 @@ def _same(trial: TrainingTrial, result: Row, workspace: Workspace) -> bool:
     from uedp.training.config import parse_config
 
     no_data = {"train": ".", "evaluate": "."}
-    theirs = _of_today(override(result["config"], model__name=result["model"]))
+    theirs = _without_removed_fields(override(result["config"], model__name=result["model"]))
     own = result["config"].get("alg", {})  # what older results call the options of uedp-alg
     if theirs["privacy"]["method"] == "uedp-alg":
         theirs.setdefault("method_options", own)
@@ -181,8 +181,8 @@ def _same(trial: TrainingTrial, result: Row, workspace: Workspace) -> bool:
     )
 
 
-def _of_today(config: runs.Config) -> dict[str, dict[str, Any]]:
-    """Without fields that no longer exist; where one changed the mechanism, the version differs."""
+def _without_removed_fields(config: runs.Config) -> dict[str, dict[str, Any]]:
+    """Fields that no longer exist are left out; a change of the mechanism is a new version."""
     from uedp.training.config import Config
 
     kept = {}

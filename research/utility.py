@@ -90,7 +90,7 @@ DATA = ("conll", "blogs", "edgar", "ag-sentences")
 SMALLER = ("blogs-2000", "blogs-500")
 SHORT = {"fair-shares": "fair", "rotation": "rotation", "user-level": "user"}
 
-VALUES = ("v_proj", "o_proj", "down_proj")  # layers whose gradients have most of the signal
+VALUES = ("v_proj", "o_proj", "down_proj")  # the layers that one of the variants adapts
 SEARCHED = ("fair-shares", "user-level")
 SEARCH = "search"  # in the names of the trials of ways to more signal
 # Post-processing of the noisy sums, and other ways to more signal from the same noise.

@@ -116,7 +116,7 @@ def measure(options: Options) -> Result:
 
 
 def _trials(key: str, quick: bool) -> Iterator[TrainingTrial]:
-    """The base may also be a trial of another experiment, under the same name."""
+    """The base is also a trial of another experiment, under the same name."""
     own = list(_options(SWEEPS[key], quick))
     yield from own
     yield from repeats(own, 1 if quick else SWEEPS[key].times)

@@ -84,7 +84,7 @@ def draw(result: Result, path: Path) -> None:
 
 def table(result: Result) -> str:
     """The paper's values, its mechanism with the stated noise, and proven results; conclusions."""
-    return "\n\n".join((render.main_table(result), render.conclusions(result)))
+    return render.page(result)
 
 
 # --- trials --------------------------------------------------------------------------------------

@@ -16,14 +16,21 @@ from research import markdown, parts, runs
 from research.base import Options, Result
 from research.markdown import format_measure
 from research.render import format_repeats, not_run_note
-from research.select_results import REPEAT, Row, best_setting, mean_test
+from research.select_results import (
+    REPEAT,
+    Row,
+    best_setting,
+    epsilon_of,
+    mean_test,
+    targets_of,
+)
 from research.settings import EPSILONS
 from research.sources import TRAINING_SETS
 from research.trial_runner import measured_apart
 from research.utility import DATA, SEARCH, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
 from uedp.accounting.proven import FairSharesProfile
 from uedp.accounting.proven import epsilon as proven_epsilon
-from uedp.accounting.statement import rounded
+from uedp.accounting.statement import epsilon_text
 
 FOLDER = "utility"
 MEASURE = "perplexity"
@@ -138,7 +145,7 @@ def _by_users(rows: Sequence[Row]) -> Iterator[Result]:
 
 
 def _targets(rows: Sequence[Row]) -> list[float]:
-    return sorted({row["target"] for row in rows if row["target"] is not None}, reverse=True)
+    return [target for target in targets_of(rows) if target is not None]
 
 
 def _ratio(rows: Sequence[Row], method: str, target: float) -> float | None:
@@ -200,12 +207,11 @@ def _cell(rows: Sequence[Row]) -> str:
     """The measure, with the epsilon that is proven if that is more than was aimed at."""
     if not rows:
         return "-"
-    proven = max(row["epsilon"] or 0.0 for row in rows)
-    return format_repeats(rows, MEASURE) + _more(proven, rows[0]["target"])
+    return format_repeats(rows, MEASURE) + _more(epsilon_of(rows), rows[0]["target"])
 
 
 def _more(proven: float, target: float | None) -> str:
-    return f" (epsilon {rounded(proven, 3)})" if target is not None and proven > target else ""
+    return f" (epsilon {epsilon_text(proven, 3)})" if target is not None and proven > target else ""
 
 
 def _users_table(by_users: Sequence[Row]) -> str:

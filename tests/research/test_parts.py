@@ -13,6 +13,7 @@ def row(method: str, target: float | None, names: float, others: float, **more: 
         "category": "all",
         "extended_rate": 1.0,
         "target": target,
+        "epsilon": target,
         "setting": name,
         "name": name,
         "test": (names * others) ** 0.5,

@@ -37,3 +37,18 @@ def test_runs_that_learned_nothing_are_named(gpt_result: Result) -> None:
     assert "within 10%. But user-level DP learned almost nothing." in page("conll-user-8")
     both = page("conll-rotation-8", "conll-user-8")
     assert "But rotation and user-level DP learned almost nothing." in both
+
+
+def test_an_epsilon_above_its_target_is_printed_with_every_number(gpt_result: Result) -> None:
+    """Guarantees are those that are proven, not those that were aimed at."""
+    rows = [
+        row | ({"epsilon": 8.1234} if row["name"] == "conll-rotation-8" else {})
+        for row in gpt_result["rows"]
+    ]
+    page = render.page({**gpt_result, "rows": rows})
+    told = [line for line in page.splitlines() if "CoNLL-2003" in line and "rotation" in line]
+    assert any("proven epsilon 8.13: rotation" in line for line in told)
+    assert not any("epsilon 8:" in line or "epsilon 8 " in line for line in told)
+    assert any(line.endswith(" at 8.13 |") for line in page.splitlines())
+    unknown = [row | ({"epsilon": None} if row["target"] else {}) for row in gpt_result["rows"]]
+    assert " at no finite epsilon |" in render.main_table({**gpt_result, "rows": unknown})

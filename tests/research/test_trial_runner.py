@@ -140,7 +140,7 @@ def test_results_of_other_settings_are_refused_those_of_other_machines_accepted(
     path = trial_results / "conll-user-8.json"
     result = json.loads(path.read_text())
     result["config"]["run"] |= {"device": "cuda", "tokens_at_once": 7}
-    result["config"]["privacy"]["a_field_of_then"] = 1
+    result["config"]["privacy"]["a_removed_field"] = 1
     path.write_text(json.dumps(result))
     finished = replace(gpt_options, finished_only=True)
     assert not names_not_run(next_word.measure_gpt(finished)["rows"])

@@ -372,7 +372,7 @@ ADAPTER_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"optimiser": {"rate": 3e-3, **CONSTANT_RATE}}
 )
 # Defaults of probes. Their gradients are short: a clip below most of them weights users equally,
-# and few weights tolerate long steps if these are averaged for long.
+# and few weights tolerate long steps if they are averaged over many rounds.
 PROBE_DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "privacy": {"update_clip": 0.1},
