@@ -162,6 +162,19 @@ def result(name: str) -> dict:
     return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
 
 
+def test_the_cost_in_the_comparison_is_measured():
+    rows = json.loads((ROOT / "results" / "utility.json").read_text())["rows"]
+    both, user = (
+        next(row for row in rows if row["name"] == f"conll-{name}-8") for name in ("fair", "user")
+    )
+    page = " ".join((DOCS / "compare.md").read_text().split())
+    told = re.search(r"at epsilon ([0-9.]+) is ([0-9.]+) times that of user-level DP at 8", page)
+    assert told
+    assert both["epsilon"] <= float(told[1]) < both["epsilon"] + 0.1
+    assert user["epsilon"] <= 8
+    assert told[2] == f"{both['test'] / user['test']:.2f}"
+
+
 def test_speed_in_the_comparison_is_measured():
     page = (DOCS / "compare.md").read_text()
     (table,) = re.findall(r"^\| tool \| speed.*?\n\n", page, re.MULTILINE | re.DOTALL)
