@@ -28,8 +28,8 @@ def hockey_stick(rate, offset, g, noise):
 def in_a_cycle(rate, parts, g, noise, turn, column, choose):
     """The divergences of an adaptive cycle of two rounds on a line.
 
-    `u'` is of group `turn`; `parts` are those of the drawn holders in the two groups; `choose` gives
-    the sign of what the second round adds, after the first row was seen.
+    `u'` is of group `turn`; `parts` are those of the drawn holders in the two groups; `choose`
+    gives the sign of what the second round adds, after the first row was seen.
     """
     first, second = GRID[:, None], GRID[None, :]
     area = (GRID[1] - GRID[0]) ** 2
