@@ -1,19 +1,20 @@
 """The planner's order of settings against the order measured, over all trials at hand.
 
-    python benchmarks/planner_order.py collect --datasets FOLDER [--trials FOLDER]
+    python benchmarks/planner_order.py collect --datasets FOLDER [--trials FOLDER ...]
     python benchmarks/planner_order.py table
     python benchmarks/planner_order.py plot
 
-`collect` reads the trials of `results/trials` that have a target epsilon and the incidences of
-their data (`research/datasets.py`), and writes what a prediction needs to
+`collect` reads the trials of `results/trials` and `results/utility` that have a target epsilon, and
+the incidences of their data (`research/datasets.py`). It writes what a prediction needs to
 `benchmarks/results/planner_order.json`: the settings, the validation measure, and how many
 sentences users offer a round. It fits the two parameters of the figure to the trials, and again
 without each data set in turn. `table` and `plot` read that file; tests predict from it anew.
 
 Trials are compared where only what the planner chooses or is given differs: data, model, trained
-weights and learning rate, with its decay, are the same in a group. Repeats are averaged. Where
-another version linked entities otherwise, the sentences that users offer are scaled to those that
-the trial used.
+weights and learning rate, with its decay, are the same in a group; blogs of more or fewer users are
+one data set, since all are evaluated on the same texts. Repeats are averaged. Where another version
+linked entities otherwise, the sentences that users offer are scaled to those that the trial used.
+Trials on de-identified texts, after public text, and of the search for more signal are left out.
 """
 
 import argparse
@@ -31,10 +32,12 @@ import numpy as np
 
 from uedp.accounting import planning
 from uedp.accounting.planning import RoughNoise, Supply, run_signal
+from uedp.accounting.proven import FairSharesProfile
+from uedp.mechanism.fair import Sharing, fair_supply
 
-TRIALS = Path("results/trials")
+TRIALS = (Path("results/trials"), Path("results/utility"))
 OUT = Path(__file__).with_name("results") / "planner_order.json"
-REPEAT = "-repeat-"
+REPEAT, SEARCHED = "-repeat-", "-search"  # in the names of trials
 FEWEST = 4  # settings in a group
 ALIGNMENTS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
 COVERAGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
@@ -51,7 +54,8 @@ def settings_of(results: Iterable[Mapping[str, Any]]) -> list[Row]:
     """One row for each setting with a target epsilon: its repeats are averaged."""
     settings: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
-        if result["config"]["privacy"].get("epsilon") is not None:
+        plain = not (result.get("texts") or result.get("public") or SEARCHED in result["name"])
+        if plain and result["config"]["privacy"].get("epsilon") is not None:
             settings.setdefault(result["name"].partition(REPEAT)[0], []).append(result)
     return [_row(name, runs) for name, runs in settings.items()]
 
@@ -65,7 +69,7 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> Row:
         "data": first["data"],
         "category": first["category"],
         "group": [
-            first["data"],
+            _corpus(first["data"]),
             first["model"],
             config["model"]["train"],
             f"{'decaying' if optimiser['decay'] != 'none' else 'rate'} {optimiser['rate']:g}",
@@ -84,6 +88,35 @@ def _row(name: str, runs: Sequence[Mapping[str, Any]]) -> Row:
         "before": mean(run["before"][measure] for run in runs),
         "validation": mean(run["validation"][measure] for run in runs),
         "runs": len(runs),
+    }
+
+
+def _corpus(data: str) -> str:
+    """The corpus that a data set is a part of."""
+    return "blogs" if data.startswith("blogs") else data
+
+
+def supply_key(row: Mapping[str, Any]) -> str:
+    """Which supply a setting draws on: that of fair shares depends on share and cap."""
+    key = f"{row['data']} {row['category']}"
+    if row["method"] != FairSharesProfile.method:
+        return key
+    return f"{key}, {row['method']} {row['share']:g}, at most {row['cap'] or 'all'}"
+
+
+def collected_supply(row: Mapping[str, Any], incidence: Any) -> dict[str, Any]:
+    """What a prediction for this setting needs to know of the incidence."""
+    if row["method"] != FairSharesProfile.method:
+        return supplies_of(incidence)
+    supply = fair_supply(incidence, Sharing(row["share"], row["cap"]), row["extended_rate"])
+    assert supply.weights is not None
+    assert supply.squares is not None
+    each = (supply.sentences_per_user, supply.weights, supply.squares)
+    users = Counter(zip(*(np.round(one, 4).tolist() for one in each), strict=True))
+    return {
+        "users": incidence.users,
+        "sentences": supply.sentences,
+        "offered": [[*one, count] for one, count in sorted(users.items())],
     }
 
 
@@ -117,6 +150,9 @@ _rough_noise = lru_cache(None)(RoughNoise)
 def supply_for(row: Mapping[str, Any], stored: Mapping[str, Any]) -> Supply:
     """The supply of a trial, scaled to the sentences that it used."""
     usable, extended, own, counts = np.array(stored["offered"], dtype=float).T
+    if row["method"] == FairSharesProfile.method:
+        offered = [np.repeat(one, counts.astype(int)) for one in (usable, extended, own)]
+        return Supply(stored["users"], offered[0], None, stored["sentences"], *offered[1:])
     if row["method"] == "user-level":
         return Supply(stored["users"], np.repeat(own, counts.astype(int)))
     offered = np.repeat(usable, counts.astype(int)), np.repeat(extended, counts.astype(int))
@@ -129,12 +165,15 @@ def supply_for(row: Mapping[str, Any], stored: Mapping[str, Any]) -> Supply:
 
 def figure_of(row: Mapping[str, Any], supplies: Mapping[str, Any]) -> float:
     """The planner's figure for a setting: as `training/choose.py` computes it."""
-    supply = supply_for(row, supplies[f"{row['data']} {row['category']}"])
+    supply = supply_for(row, supplies[supply_key(row)])
     alone = row["method"] == "user-level"
     share = 1.0 if alone else row["share"]
-    signal = supply.signal(share, 1.0 if alone else row["extended_rate"], row["cap"])
+    shared = row["method"] == FairSharesProfile.method  # its weights know the rate and the cap
+    extended = 1.0 if alone or shared else row["extended_rate"]
+    signal = supply.signal(share, extended, row["cap"])
     rough = _rough_noise(row["epsilon"], row["delta"])
-    noise = rough(row["rounds"], row["user_rate"], 0.0 if alone else share)
+    holders = 2 if shared else 1
+    noise = rough(row["rounds"], row["user_rate"], 0.0 if alone else share, holders)
     return run_signal(row["rounds"], row["user_rate"], signal, noise)
 
 
@@ -312,18 +351,20 @@ def _default(measured: Sequence[Row], supplies: Mapping[str, Any], incidence: An
 # --- commands ------------------------------------------------------------------------------------
 
 
-def collect(datasets: Path, trials: Path, out: Path) -> None:
+def collect(datasets: Path, folders: Iterable[Path], out: Path) -> None:
     from research.datasets import load_incidence
 
-    results = [json.loads(path.read_text()) for path in sorted(trials.glob("*.json"))]
-    rows = settings_of(results)
+    rows: list[Row] = []
+    for folder in folders:
+        results = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+        rows += settings_of(results)
     missing = {row["data"] for row in rows if not (datasets / row["data"] / "about.json").is_file()}
     if missing:
         print(f"left out, not in {datasets}: {', '.join(sorted(missing))}")
     rows = [row for row in rows if row["data"] not in missing]
     supplies = {
-        f"{data} {category}": supplies_of(load_incidence(datasets / data, category))
-        for data, category in dict.fromkeys((row["data"], row["category"]) for row in rows)
+        key: collected_supply(row, load_incidence(datasets / row["data"], row["category"]))
+        for key, row in {supply_key(row): row for row in rows}.items()
     }
     groups = groups_of(rows)
     with with_parameters(*BEFORE):
@@ -443,7 +484,7 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     collecting = commands.add_parser("collect")
     collecting.add_argument("--datasets", type=Path, required=True)
-    collecting.add_argument("--trials", type=Path, default=TRIALS)
+    collecting.add_argument("--trials", type=Path, nargs="+", default=TRIALS)
     commands.add_parser("table")
     commands.add_parser("plot")
     given = parser.parse_args()

@@ -1,0 +1,128 @@
+"""Other ways to divide an entity's share than max-min fair shares: what the planner expects.
+
+    python benchmarks/divisions.py DATASETS [--out benchmarks/results]
+
+`DATASETS` holds prepared data sets (`research/datasets.py`). A division of more than one measure of
+fairness maximises `sum w^(1-a) / (1-a)` over the weights `w` of sentences, where those of each
+entity add up to at most 1 and the expected update of each user is no longer than the clipping norm:
+`a` is 1 for proportional fairness, infinite for max-min, and the smaller it is, the more goes to
+sentences whose entities few others mention. Printed is the planner's figure relative to that of
+max-min shares, which is what `fair_shares` gives, at the settings of `research/utility.py`.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from research.datasets import load_incidence
+from research.utility import SETTINGS
+from uedp.accounting.planning import ALIGNMENT, COVERAGE, Supply
+from uedp.incidence import Incidence
+from uedp.mechanism.fair import Sharing, fair_shares, select_for_all
+from uedp.mechanism.sampling import Floats
+
+POWERS = (4.0, 2.0, 1.0, 0.5, 0.3)
+_STEPS, _LEAST, _MOST = 400, 1e-9, 1e9
+
+
+def divided(incidence: Incidence, sharing: Sharing, power: float) -> Floats:
+    """Weights of one fairness, by dual ascent: a price of each entity and each user.
+
+    What is left of a price that is too low after the last step is scaled away, so that the weights
+    are within the limits.
+    """
+    chosen = np.flatnonzero(select_for_all(incidence, sharing, 0))
+    mentions = incidence.sentence_entities.take(chosen)
+    place, entity = mentions.row_of_value(), mentions.values
+    user = incidence.sentence_user[chosen]
+    prices, of_users = np.ones(incidence.entities), np.full(incidence.users, 1e-3)
+    for step in range(_STEPS):
+        paid = np.bincount(place, prices[entity], minlength=len(chosen)) + of_users[user]
+        own = np.minimum(1.0, np.maximum(paid, _LEAST) ** (-1 / power))
+        pace = power * (0.5 if step < _STEPS // 4 else 0.25)
+        prices = _raised(prices, np.bincount(entity, own[place], minlength=len(prices)), pace)
+        of_users = _raised(of_users, _norms(own, user, incidence.users, sharing), pace)
+    over = np.ones(len(chosen))
+    load = np.bincount(entity, own[place], minlength=len(prices))
+    np.maximum.at(over, place, load[entity])
+    np.maximum(over, _norms(own, user, incidence.users, sharing)[user], out=over)
+    weights = np.zeros(incidence.sentences)
+    weights[chosen] = own / over
+    return weights
+
+
+def _raised(prices: Floats, load: Floats, pace: float) -> Floats:
+    """Higher where more is used than there is, lower where less."""
+    moved: Floats = np.clip(prices * np.clip(load, 1e-3, 1e3) ** pace, _LEAST, _MOST)
+    return moved
+
+
+def _norms(weights: Floats, user: Any, users: int, sharing: Sharing) -> Floats:
+    """The expected length of each user's update, as the planner expects it."""
+    total = np.bincount(user, weights, minlength=users)
+    squares = np.bincount(user, weights**2, minlength=users)
+    norms: Floats = sharing.entity_share * np.sqrt(
+        (1 - ALIGNMENT**2) * squares + ALIGNMENT**2 * total**2
+    )
+    return norms
+
+
+def figures(incidence: Incidence, weights: Floats, share: float) -> tuple[float, float]:
+    """The planner's signal of these weights, and the same if unevenness cost nothing."""
+    used = int((weights > 0).sum())
+    supply = Supply.of_weights(incidence.users, incidence.sentence_user, weights, used)
+    even = weights.sum() ** 2 / (used * (weights**2).sum())
+    signal = supply.signal(share)
+    return signal, signal / min(1.0, float(even)) ** COVERAGE
+
+
+def measured(datasets: Path) -> list[dict[str, Any]]:
+    rows = []
+    for data, setting in SETTINGS.items():
+        if not (datasets / data / "about.json").exists():
+            continue
+        incidence = load_incidence(datasets / data)
+        sharing = Sharing(setting.share, setting.cap)
+        best = figures(incidence, fair_shares(incidence, sharing, 0), setting.share)
+        for power in POWERS:
+            weights = divided(incidence, sharing, power)
+            own = figures(incidence, weights, setting.share)
+            rows.append(
+                {
+                    "data": data,
+                    "share": setting.share,
+                    "power": power,
+                    "smallest": float(weights[weights > 0].min()),
+                    "figure": own[0] / best[0],
+                    "figure_if_unevenness_is_free": own[1] / best[1],
+                }
+            )
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    header = f"{'data':13} {'share':>5} {'power':>5} {'least weight':>12} {'figure':>7} {'free':>6}"
+    lines = [
+        f"{r['data']:13} {r['share']:>5g} {r['power']:>5g} {r['smallest']:>12.4f} "
+        f"{r['figure']:>7.3f} {r['figure_if_unevenness_is_free']:>6.3f}"
+        for r in rows
+    ]
+    return "\n".join([header, *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("datasets", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    options = parser.parse_args()
+    rows = measured(options.datasets)
+    (options.out / "divisions.txt").write_text(table(rows) + "\n")
+    (options.out / "divisions.json").write_text(json.dumps(rows, indent=2) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
