@@ -467,7 +467,7 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
         style.label_axes(axes, "the planner's figure", f"{rows[0]['measure']}, validation")
         order_ = f"Spearman {found['spearman']:.2f}, Kendall {found['kendall']:.2f}"
         axes.set_title(
-            f"{TITLES.get(rows[0]['data'], name)}: {name}. {order_}", loc="left", size=10
+            f"{TITLES.get(rows[0]['group'][0], name)}: {name}. {order_}", loc="left", size=10
         )
     first = panels[0]
     for name, colour in colours.items():

@@ -175,6 +175,22 @@ def test_the_cost_in_the_comparison_is_measured():
     assert told[2] == f"{both['test'] / user['test']:.2f}"
 
 
+def test_what_a_better_ratio_gains_is_measured():
+    now = result("planner_order")["now"]
+    gains = {
+        name.partition(",")[0]: f"{1 - 2 ** found['slope']:.0%}"
+        for name, found in sorted(now["groups"].items(), key=lambda item: item[1]["settings"])
+        if ", gpt," in name  # of each corpus the group with most settings
+    }
+    page = " ".join((DOCS / "budget.md").read_text().split())
+    assert f"Of {now['pairs']} pairs" in page
+    assert f"it puts {now['pairs_right']} in the right order" in page
+    assert (
+        f"by {gains['conll']} on CoNLL-2003, {gains['ag']} on AG, {gains['edgar']} on EDGAR and "
+        f"{gains['blogs']} on blogs" in page
+    )
+
+
 def test_speed_in_the_comparison_is_measured():
     page = (DOCS / "compare.md").read_text()
     (table,) = re.findall(r"^\| tool \| speed.*?\n\n", page, re.MULTILINE | re.DOTALL)

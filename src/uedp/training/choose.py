@@ -1,8 +1,8 @@
 """Settings that a config leaves out, chosen from counts of the corpus, the target and the time.
 
 The planner maximises a predicted signal-to-noise ratio of the whole run (`run_signal`). It puts the
-trials of results/trials in about the order measured (benchmarks/results/planner_order.json), and
-gives for short runs the settings of benchmarks/results/demo_sweep.json. The last percents of the
+trials in results/ in about the order measured (benchmarks/results/planner_order.json), and gives
+for short runs the settings of benchmarks/results/demo_sweep.json. The last percents of the
 ratio would multiply the time, so it stops short of them.
 """
 
