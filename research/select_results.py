@@ -7,6 +7,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 REPEAT = "-repeat-"  # in a trial's name, before the number of the repeat
+SEARCH = "search"  # in the names of trials of ways to more signal
 
 
 def best_setting(rows: Iterable[Row], **wanted: Any) -> list[Row]:
@@ -52,6 +53,11 @@ def epsilon_of(rows: Iterable[Row]) -> float:
     """
     known = ((row["target"], row["epsilon"]) for row in rows)
     return max(max(target or 0.0, math.inf if own is None else own) for target, own in known)
+
+
+def is_search(row: Row) -> bool:
+    """Whether a trial is one of the search for more signal, which decides no comparison."""
+    return f"-{SEARCH}" in row["setting"]
 
 
 def names_not_run(rows: Iterable[Row]) -> list[str]:

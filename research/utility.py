@@ -20,6 +20,7 @@ from typing import Any
 from research import runs
 from research.datasets import SURROGATES
 from research.runs import Config, TrainingTrial, Workspace, override
+from research.select_results import SEARCH
 from research.settings import DELTA, EPSILONS, NOISELESS_RATE, method_config
 from research.trial_queue import finished, run_queue
 from research.trial_runner import repeats
@@ -92,7 +93,6 @@ SHORT = {"fair-shares": "fair", "rotation": "rotation", "user-level": "user"}
 
 VALUES = ("v_proj", "o_proj", "down_proj")  # the layers that one of the variants adapts
 SEARCHED = ("fair-shares", "user-level")
-SEARCH = "search"  # in the names of the trials of ways to more signal
 # Post-processing of the noisy sums, and other ways to more signal from the same noise.
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -107,6 +107,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "-falling": {"optimiser__decay": "linear"},
     }
 )
+POST_PROCESSING = ("-kalman", "-low-pass", "-tail", "-falling")  # those that fit any model
 LONGER = {
     "privacy__user_rate": 0.3,
     "privacy__rounds": 400,

@@ -7,14 +7,17 @@ run it on another machine: `trial_runner.py`.
 """
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from research import markdown, parts, render
 from research.base import Options, Result
 from research.paper import ERROR_WITHOUT_EXTENDED, LSTM_EXTENDED_RATE
 from research.runs import Config, TrainingTrial, override
-from research.select_results import best_setting
+from research.search_table import AS_IT_IS, KEPT, search_table
+from research.select_results import SEARCH, best_setting, is_search
 from research.settings import (
     EPSILONS,
     LSTM_RATES,
@@ -31,6 +34,7 @@ from research.settings import (
 )
 from research.sources import DATA_SETS
 from research.trial_runner import measure_trials, repeats
+from research.utility import POST_PROCESSING, SEARCHED, SHORT, VARIANTS, variant
 
 PANELS = {"bert": "AG, pretrained encoder", "awd-lstm": "AG, AWD-LSTM"}
 LSTM_ALG_ROUNDS = 3  # each takes ten minutes without an accelerator
@@ -38,13 +42,15 @@ LSTM_ALG_ROUNDS = 3  # each takes ten minutes without an accelerator
 
 def measure(options: Options) -> Result:
     rows = measure_trials(trials(options.quick), options)
+    searched = [row for row in rows if is_search(row)]
     return {
         "quick": options.quick,
         "measure": "error rate",
         "panels": PANELS,
         "paper": {},
         "paper_without_extended": ERROR_WITHOUT_EXTENDED,
-        "rows": [row | {"panel": row["model"]} for row in rows],
+        "rows": [row | {"panel": row["model"]} for row in rows if not is_search(row)],
+        "searched": searched,
     }
 
 
@@ -77,8 +83,34 @@ def table(result: Result) -> str:
         markdown.table(header, without),
         parts.table(result),
         render.conclusions(result),
+        _search_table(result),
     )
     return "\n\n".join(filter(None, sections))
+
+
+def _search_table(result: Result) -> str:
+    """What post-processing of the noisy sums changes, and whether that is more than repeats do."""
+    rows = [*result["rows"], *result["searched"]]
+    columns = {
+        (method, target): f"{parts.METHODS[method]}, {target:g}"
+        for method, target in product(SEARCHED, EPSILONS)
+    }
+
+    def measured(column: tuple[str, float], name: str) -> float | None:
+        ending = f"-{SEARCH}{name}" if name != AS_IT_IS else ""
+        setting = f"topics-{SHORT[column[0]]}-{column[1]:g}{ending}"
+        own = [row["validation"] for row in rows if row["setting"] == setting]
+        return mean(own) if own and None not in own else None
+
+    table, better = search_table(result["measure"], columns, POST_PROCESSING, measured)
+    if not table:
+        return ""
+    found = [
+        f"`{name.strip('-')}` for {' and '.join(columns[key] for key in columns if key in where)}"
+        for name, where in better.items()
+    ]
+    told = f"Better by {KEPT:.0%}: {'; '.join(found) or 'none of them'}."
+    return "\n\n".join([table, markdown.bullets(told)])
 
 
 def _error(rows: list[dict[str, Any]]) -> str:
@@ -98,8 +130,10 @@ def trials(quick: bool = False) -> Iterator[TrainingTrial]:
     if quick:
         yield from (trial for trial in once if trial.name in _QUICK)
         return
-    yield from once
-    yield from repeats((t for t in once if t.config["model"]["train"] == "probe"), REPEATS)
+    searched = list(_search())
+    yield from (*once, *searched)
+    probes = [trial for trial in once if trial.config["model"]["train"] == "probe"]
+    yield from repeats((*probes, *searched), REPEATS)
 
 
 _QUICK = (
@@ -142,6 +176,15 @@ def _lstm() -> Iterator[TrainingTrial]:
         TOPICS_LSTM, privacy__extended_rate=LSTM_EXTENDED_RATE, privacy__rounds=LSTM_ALG_ROUNDS
     )
     yield from _published("topics-lstm", published)
+
+
+def _search() -> Iterator[TrainingTrial]:
+    """Post-processing of the noisy sums, for the methods of the comparison."""
+    for base in _pretrained():
+        method, target = (base.config["privacy"].get(key) for key in ("method", "epsilon"))
+        if target and method in SEARCHED and base.category == "all":
+            for name in POST_PROCESSING:
+                yield variant(base, SEARCH + name, VARIANTS[name])
 
 
 def _plain(name: str, base: Config) -> Iterator[TrainingTrial]:

@@ -17,7 +17,7 @@ from research.base import Options, Result
 from research.experiments import utility
 from research.paper import PERPLEXITIES
 from research.runs import TrainingTrial
-from research.select_results import Row
+from research.select_results import Row, is_search
 from research.settings import (
     DATA_SETTINGS,
     EPSILONS,
@@ -49,7 +49,7 @@ def _proven(options: Options) -> list[Row]:
     return [
         row | {"parts": None}
         for row in utility.trial_rows(options)
-        if row["data"] in PROVEN_ON and row["method"] in SHORT and not utility.is_search(row)
+        if row["data"] in PROVEN_ON and row["method"] in SHORT and not is_search(row)
     ]
 
 

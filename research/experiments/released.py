@@ -137,7 +137,7 @@ def _conclusions(result: Result) -> Iterator[str]:
         if run is None:
             yield f"{title}: {NOT_RUN} (`python -m research.audit_released {name}`)."
             continue
-        audit = "" if run["bound"] is None else _verdict(run["bound"], run["published"])
+        audit = _verdict(run["bound"], run["published"])
         words = "" if run["words"] is None else f" with {run['words']:,} public words"
         yield (
             f"{title}{words}: on this corpus the code draws {run['too_small']:,.0f} times less "
@@ -155,8 +155,10 @@ def _conclusions(result: Result) -> Iterator[str]:
         )
 
 
-def _verdict(bound: float, published: float) -> str:
+def _verdict(bound: float | None, published: float) -> str:
     """By the bound whose confidence holds for all attacks on a model together."""
+    if bound is None:
+        return " It was trained without canaries: nothing bounds its epsilon from below."
     verdict = "refutes" if bound > published else "does not refute"
     return (
         f" The attacks together prove an epsilon of at least {bound:.2f}, which {verdict} the "

@@ -14,20 +14,22 @@ from typing import Any
 
 from research import markdown, parts, runs
 from research.base import Options, Result
-from research.markdown import format_measure
 from research.render import format_repeats, not_run_note
+from research.search_table import AS_IT_IS, KEPT, search_table
 from research.select_results import (
     REPEAT,
+    SEARCH,
     Row,
     best_setting,
     epsilon_of,
+    is_search,
     mean_test,
     targets_of,
 )
 from research.settings import EPSILONS
 from research.sources import TRAINING_SETS
 from research.trial_runner import measured_apart
-from research.utility import DATA, SEARCH, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
+from research.utility import DATA, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
 from uedp.accounting.proven import FairSharesProfile
 from uedp.accounting.proven import epsilon as proven_epsilon
 from uedp.accounting.statement import epsilon_text
@@ -48,7 +50,6 @@ NAMES = {
     "noiseless-surrogates": "surrogates (no guarantee)",
 }
 _RATES = ("noise", "user_rate", "entity_share", "extended_rate")
-_KEPT = 0.02  # what a way to more signal must gain
 
 
 def measure(options: Options) -> Result:
@@ -247,37 +248,24 @@ def _categories_table(result: Result) -> str:
 
 def _search_table(result: Result) -> str:
     """By validation, for each method, and what gains on two data sets at the same epsilon."""
-    columns = product(result["panels"], SEARCHED, EPSILONS)
-    bases = {
-        column: own
-        for column in columns
-        if (own := _searched(result["rows"], *column, "")) is not None
+    columns = {
+        (data, method, target): f"{result['panels'][data]}, "
+        f"{NAMES[method].partition(':')[0]}, {target:g}"
+        for data, method, target in product(result["panels"], SEARCHED, EPSILONS)
     }
-    if not bases:
-        return ""
-    titles = (
-        f"{result['panels'][data]}, {NAMES[method].partition(':')[0]}, {target:g}"
-        for data, method, target in bases
+    variants = [name for name in VARIANTS if name != AS_IT_IS]
+    table, better = search_table(
+        MEASURE, columns, variants, lambda key, name: _searched(result["rows"], *key, name)
     )
-    lines: list[list[str]] = []
+    if not table:
+        return ""
     kept = []
-    for name in VARIANTS:
-        cells, better = [], set()
-        for column, base in bases.items():
-            own = _searched(result["rows"], *column, name)
-            change = None if own is None else own / base - 1
-            data, method, target = column
-            if change is not None and change <= -_KEPT and method == PROTECTS_BOTH[0]:
-                better.add((target, data))
-            shown = "" if not name or change is None else f" ({change:+.1%})"
-            cells.append("-" if own is None else f"{format_measure(own, MEASURE)}{shown}")
-        lines.append([name.strip("-") or "as it is", *cells])
-        targets = [target for target, _ in better]
+    for name, where in better.items():
+        targets = [target for _, method, target in where if method == PROTECTS_BOTH[0]]
         if any(targets.count(target) > 1 for target in EPSILONS):
             kept.append(f"`{name.strip('-')}`")
-    header = ("more signal from the same noise, validation", *titles)
-    told = f"Better by {_KEPT:.0%} on two data sets: {', '.join(kept) or 'none of them'}."
-    return "\n\n".join([markdown.table(header, lines), markdown.bullets(told)])
+    told = f"Better by {KEPT:.0%} on two data sets: {', '.join(kept) or 'none of them'}."
+    return "\n\n".join([table, markdown.bullets(told)])
 
 
 def _searched(
@@ -286,8 +274,3 @@ def _searched(
     setting = f"{data}-{SHORT[method]}-{target:g}-{SEARCH}{name}"
     own = [row["validation"] for row in rows if row["setting"] == setting and not row["outdated"]]
     return mean(own) if own else None
-
-
-def is_search(row: Row) -> bool:
-    """Whether a trial is one of the search for more signal."""
-    return f"-{SEARCH}" in row["setting"]

@@ -65,6 +65,14 @@ def test_bounds_stand_beside_the_published_epsilon(
     assert "100,000 times less noise than the text states" in page
 
 
+def test_a_model_without_canaries_has_no_bound_and_the_page_says_so(options: Options) -> None:
+    write(options, "lstm", audited(0.0) | {"findings": [], "canaries": None})
+    page = released.table(released.measure(options))
+    assert "AWD-LSTM | - | not run | 1,234 after 42 rounds |" in page
+    assert "without canaries: nothing bounds its epsilon from below." in page
+    assert "does not refute" not in page
+
+
 def test_the_stated_noise_is_that_of_a_trial_or_of_its_own_run(options: Options) -> None:
     trial = {"measure": "perplexity", "test": {"perplexity": 198.6}}
     trial |= {"config": {"privacy": {"rounds": 10}}}
