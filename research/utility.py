@@ -207,12 +207,12 @@ def categories(data: str) -> Iterator[TrainingTrial]:
 STAGES: Mapping[str, Any] = MappingProxyType(
     {
         "core": lambda: (t for data in DATA for t in core(data)),
+        "public": lambda: public("conll"),
         "users": lambda: (t for data in SMALLER for t in core(data)),
         "baselines": lambda: (t for data in DATA for t in baselines(data)),
         "search": lambda: (t for data in ("conll", "edgar") for t in search(data)),
         "deidentified": lambda: deidentified("blogs"),
         "seeds": lambda: repeats((t for data in DATA for t in core(data)), SEEDS),
-        "public": lambda: public("conll"),
         "longer": lambda: (t for data in ("conll", "edgar") for t in longer(data)),
         "rules": lambda: (t for data in DATA for t in rules(data)),
         "categories": lambda: (t for data in ("conll", "edgar") for t in categories(data)),

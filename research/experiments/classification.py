@@ -90,6 +90,8 @@ def table(result: Result) -> str:
 
 def _search_table(result: Result) -> str:
     """What post-processing of the noisy sums changes, and whether that is more than repeats do."""
+    if not result["searched"]:
+        return ""
     rows = [*result["rows"], *result["searched"]]
     columns = {
         (method, target): f"{parts.METHODS[method]}, {target:g}"

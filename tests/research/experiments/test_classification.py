@@ -70,6 +70,33 @@ def test_the_page(result: Result) -> None:
         assert len({line.count("|") for line in lines}) <= 1
 
 
+def test_the_search_is_told_by_validation_and_decides_nothing(result: Result) -> None:
+    base = next(row for row in result["rows"] if row["name"] == "topics-user-8")
+    assert "more signal" not in EXPERIMENTS[NAME].table(result)
+
+    def searched(name: str, factor: float | None) -> dict[str, object]:
+        setting = f"topics-user-8-search-{name}"
+        validation = None if factor is None else factor * base["validation"]
+        return {**base, "name": setting, "setting": setting, "validation": validation, "test": 0.01}
+
+    found = [searched("kalman", 0.9), searched("tail", 1.5), searched("falling", None)]
+    page = EXPERIMENTS[NAME].table({**result, "searched": found})
+    assert "(-10.0%)" in page
+    assert "(+50.0%)" in page
+    assert "| falling | - |" in page
+    assert "Better by 2%: `kalman` for user-level DP, 8." in page
+    assert page.startswith(EXPERIMENTS[NAME].table(result))
+
+
+def test_the_search_has_repeats_and_the_settings_of_the_comparison() -> None:
+    trials = {trial.name: trial for trial in classification.trials()}
+    base, falling = (trials[f"topics-fair-2{end}"].config for end in ("", "-search-falling"))
+    assert falling["optimiser"].pop("decay") == "linear"
+    assert base["optimiser"].pop("decay") == "none"
+    assert base == falling
+    assert len([name for name in trials if "-search" in name]) == 48
+
+
 def test_settings_not_run_make_the_conclusion_preliminary(result: Result) -> None:
     planned = [row for row in result["rows"] if row["name"] == "topics-user-8"]
     other = {**planned[0], "name": "topics-user-8-other", "setting": "topics-user-8-other"}
