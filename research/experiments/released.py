@@ -24,6 +24,7 @@ MODELS = {
     "small-lstm": "CoNLL-2003, AWD-LSTM of 200 units",
 }
 _STATED_TRIALS = {"gpt": "conll-uedp-alg", "lstm": "lstm-uedp-alg"}
+_NOISELESS_TRIALS = {"gpt": "conll-noiseless", "lstm": "lstm-noiseless"}
 _KEPT = ("kind", "score", "canaries", "guesses", "correct", "epsilon", "alarm", "most")
 
 
@@ -58,13 +59,19 @@ def released_run(folder: Path, name: str) -> Result | None:
 
 def _model(folder: Path, trials: Path, name: str) -> Result:
     stated = released_run(folder, f"{name}-stated")
-    trial = _read(trials / f"{_STATED_TRIALS.get(name)}.json")
-    if stated is None and trial is not None:
-        stated = {
-            "test": trial["test"][trial["measure"]],
-            "rounds": trial["config"]["privacy"]["rounds"],
-        }
-    return {"stated": stated, "released": released_run(folder, name)}
+    return {
+        "stated": stated or _trial(trials / f"{_STATED_TRIALS.get(name)}.json"),
+        "released": released_run(folder, name),
+        "noiseless": _trial(trials / f"{_NOISELESS_TRIALS.get(name)}.json"),
+    }
+
+
+def _trial(path: Path) -> Result | None:
+    trial = _read(path)
+    if trial is None:
+        return None
+    rounds = trial["config"]["privacy"]["rounds"]
+    return {"test": trial["test"][trial["measure"]], "rounds": rounds}
 
 
 def _read(path: Path) -> Result | None:
@@ -143,6 +150,11 @@ def _conclusions(result: Result) -> Iterator[str]:
             f"{title}{words}: on this corpus the code draws {run['too_small']:,.0f} times less "
             f"noise than the text states (without canaries).{audit}"
         )
+        if (plain := result["models"][name]["noiseless"]) is not None:
+            yield (
+                f"{title}: ordinary training without noise or clipping reaches {_cell(plain)}, "
+                f"the noise of the code {_cell(run)}."
+            )
     if (reach := result["reach"]) is not None:
         yield (
             "The paper's perplexities for GPT-2 cannot come from this code at the learning rate "

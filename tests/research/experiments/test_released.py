@@ -73,6 +73,16 @@ def test_a_model_without_canaries_has_no_bound_and_the_page_says_so(options: Opt
     assert "does not refute" not in page
 
 
+def test_training_without_noise_stands_beside(options: Options) -> None:
+    trial = {"measure": "perplexity", "test": {"perplexity": 630.7}}
+    trial |= {"config": {"privacy": {"rounds": 150}}}
+    (options.trials / "lstm-noiseless.json").write_text(json.dumps(trial))
+    assert "630.7" not in released.table(released.measure(options))
+    write(options, "lstm", audited(0.0))
+    page = released.table(released.measure(options))
+    assert "reaches 630.7 after 150 rounds, the noise of the code 1,234 after 42 rounds." in page
+
+
 def test_the_stated_noise_is_that_of_a_trial_or_of_its_own_run(options: Options) -> None:
     trial = {"measure": "perplexity", "test": {"perplexity": 198.6}}
     trial |= {"config": {"privacy": {"rounds": 10}}}
