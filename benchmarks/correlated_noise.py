@@ -66,7 +66,7 @@ def best_bands(count: int, weights: Floats) -> Floats:
 
 
 def row(epsilon: float, rate: float, bands: int) -> dict[str, Any]:
-    """Noise and error of one setting; `users a round` is in both a share `rate` of all."""
+    """Noise and error of one setting; with any number of bands, a round draws as many users."""
     profile = partial(UserLevelProfile, user_rate=rate * bands)
     noise = noise_for(epsilon, DELTA, ROUNDS // bands, profile)
     weights = weights_of_rounds(ROUNDS, AVERAGE)

@@ -2,12 +2,12 @@
 
     python benchmarks/divisions.py DATASETS [--out benchmarks/results]
 
-`DATASETS` holds prepared data sets (`research/datasets.py`). A division of more than one measure of
-fairness maximises `sum w^(1-a) / (1-a)` over the weights `w` of sentences, where those of each
-entity add up to at most 1 and the expected update of each user is no longer than the clipping norm:
-`a` is 1 for proportional fairness, infinite for max-min, and the smaller it is, the more goes to
+`DATASETS` holds prepared data sets (`research/datasets.py`). Each division maximises `sum w^(1-a) /
+(1-a)` over the weights `w` of sentences, where those of each entity add up to at most 1 and the
+expected update of each user is no longer than the clipping norm. The power `a` is 1 for
+proportional fairness and infinite for max-min fairness; the smaller it is, the more goes to
 sentences whose entities few others mention. Printed is the planner's figure relative to that of
-max-min shares, which is what `fair_shares` gives, at the settings of `research/utility.py`.
+max-min shares, which `fair_shares` gives, at the settings of `research/utility.py`.
 """
 
 import argparse
@@ -31,8 +31,7 @@ _STEPS, _LEAST, _MOST = 400, 1e-9, 1e9
 def divided(incidence: Incidence, sharing: Sharing, power: float) -> Floats:
     """Weights of one fairness, by dual ascent: a price of each entity and each user.
 
-    What is left of a price that is too low after the last step is scaled away, so that the weights
-    are within the limits.
+    Weights that exceed a limit after the last step are scaled down to it.
     """
     chosen = np.flatnonzero(select_for_all(incidence, sharing, 0))
     mentions = incidence.sentence_entities.take(chosen)

@@ -97,7 +97,7 @@ def _corpus(data: str) -> str:
 
 
 def supply_key(row: Mapping[str, Any]) -> str:
-    """Which supply a setting draws on: that of fair shares depends on share and cap."""
+    """The name of a setting's supply, which depends on share and cap for fair shares."""
     key = f"{row['data']} {row['category']}"
     if row["method"] != FairSharesProfile.method:
         return key

@@ -89,7 +89,7 @@ def table(result: Result) -> str:
 
 
 def _search_table(result: Result) -> str:
-    """What post-processing of the noisy sums changes, and whether that is more than repeats do."""
+    """What post-processing of the noisy sums changes, averaged over repeats."""
     if not result["searched"]:
         return ""
     rows = [*result["rows"], *result["searched"]]
