@@ -1,6 +1,8 @@
 """The Entities page in a real browser."""
 
 import random
+import re
+import time
 
 import numpy as np
 import pytest
@@ -154,6 +156,24 @@ def test_a_miss_is_marked_by_keyboard_alone(browser, tmp_path):
         page.wait_for_selector("#usable-after", state="detached")
         assert page.inner_text("#usable") == before
         assert not list_file(folder, "sensitive").exists()
+
+
+def test_the_list_follows_work_that_is_done_before_the_panel_is_read(browser, tmp_path):
+    folder = make_corpus(tmp_path / "c").folder
+    with Served(Settings(folder)) as server, browser.page() as shown:
+        page = shown.page
+        page.goto(server.url)
+
+        def read_late(route):
+            time.sleep(1)  # the few sentences are linked again in less
+            route.continue_()
+
+        page.route(re.compile("part=panel"), read_late)
+        page.click("button:has-text('Mark a miss')")
+        page.fill("#entry", "Smallville")
+        page.keyboard.press("Enter")
+        page.wait_for_selector(f"{READY}:has(#usable-after)")
+        page.wait_for_selector('mark:has-text("Smallville")', timeout=5000)
 
 
 def test_selected_words_are_marked_and_applied(browser, tmp_path):

@@ -110,8 +110,7 @@ async function submit(form) {
       body: new URLSearchParams(new FormData(form)),
     });
     if (dialog.open) dialog.close();
-    await refresh("panel");
-    await follow();
+    await follow(); // reads the list as well, even if the work is done by now
   } catch (error) {
     say(error.message);
   } finally {
