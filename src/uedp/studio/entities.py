@@ -72,10 +72,11 @@ class EntitiesPage:
         if part not in (None, "panel", "results"):
             raise HTTPException(404)
         values: dict[str, Any] = {"draft": draft, "chosen": chosen}
-        if part != "panel":
-            values |= self._results(draft.view, chosen, _number(query.get("page")) or 1)
+        # the panel first: a list that is newer than its version is read again, an older one is not
         if part != "results":
             values |= self._panel(draft)
+        if part != "panel":
+            values |= self._results(draft.view, chosen, _number(query.get("page")) or 1)
         values["query"] = chosen.query(page=values.get("page", 1))
         template = {None: "entities.html", "panel": "panel.html", "results": "results.html"}[part]
         return page(self._settings, template, section="entities", **values)
