@@ -20,17 +20,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.linalg import solve_toeplitz
 from scipy.optimize import minimize
 
 from uedp.accounting.calibrate import noise_for
+from uedp.accounting.divergence import Floats
 from uedp.accounting.proven import UserLevelProfile
 
 DELTA, ROUNDS = 1e-5, 200
 EPSILONS, RATES, BANDS = (8.0, 2.0), (0.05, 0.1, 0.2), (1, 2, 4, 5)
 AVERAGE = 0.95  # the default of adapters, as `optimiser.average`
-Floats = npt.NDArray[np.float64]
 
 
 def weights_of_rounds(rounds: int, average: float) -> Floats:

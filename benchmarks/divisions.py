@@ -19,9 +19,9 @@ import numpy as np
 
 from research.datasets import load_incidence
 from research.utility import SETTINGS
-from uedp.accounting.planning import ALIGNMENT, COVERAGE, Supply
+from uedp.accounting.planning import ALIGNMENT, Supply
 from uedp.incidence import Incidence
-from uedp.mechanism.fair import Sharing, fair_shares, select_for_all
+from uedp.mechanism.fair import Sharing, fair_supply, select_for_all
 from uedp.mechanism.sampling import Floats
 
 POWERS = (4.0, 2.0, 1.0, 0.5, 0.3)
@@ -69,15 +69,6 @@ def _norms(weights: Floats, user: Any, users: int, sharing: Sharing) -> Floats:
     return norms
 
 
-def figures(incidence: Incidence, weights: Floats, share: float) -> tuple[float, float]:
-    """The planner's signal of these weights, and the same if unevenness cost nothing."""
-    used = int((weights > 0).sum())
-    supply = Supply.of_weights(incidence.users, incidence.sentence_user, weights, used)
-    even = weights.sum() ** 2 / (used * (weights**2).sum())
-    signal = supply.signal(share)
-    return signal, signal / min(1.0, float(even)) ** COVERAGE
-
-
 def measured(datasets: Path) -> list[dict[str, Any]]:
     rows = []
     for data, setting in SETTINGS.items():
@@ -85,28 +76,28 @@ def measured(datasets: Path) -> list[dict[str, Any]]:
             continue
         incidence = load_incidence(datasets / data)
         sharing = Sharing(setting.share, setting.cap)
-        best = figures(incidence, fair_shares(incidence, sharing, 0), setting.share)
+        fair = fair_supply(incidence, sharing).signal(setting.share)
         for power in POWERS:
             weights = divided(incidence, sharing, power)
-            own = figures(incidence, weights, setting.share)
+            used = int((weights > 0).sum())
+            own = Supply.of_weights(incidence.users, incidence.sentence_user, weights, used)
             rows.append(
                 {
                     "data": data,
                     "share": setting.share,
                     "power": power,
                     "smallest": float(weights[weights > 0].min()),
-                    "figure": own[0] / best[0],
-                    "figure_if_unevenness_is_free": own[1] / best[1],
+                    "figure": own.signal(setting.share) / fair,
                 }
             )
     return rows
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    header = f"{'data':13} {'share':>5} {'power':>5} {'least weight':>12} {'figure':>7} {'free':>6}"
+    header = f"{'data':13} {'share':>5} {'power':>5} {'least weight':>12} {'figure':>7}"
     lines = [
         f"{r['data']:13} {r['share']:>5g} {r['power']:>5g} {r['smallest']:>12.4f} "
-        f"{r['figure']:>7.3f} {r['figure_if_unevenness_is_free']:>6.3f}"
+        f"{r['figure']:>7.3f}"
         for r in rows
     ]
     return "\n".join([header, *lines])

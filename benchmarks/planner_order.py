@@ -30,6 +30,7 @@ from unittest.mock import patch
 
 import numpy as np
 
+from research.select_results import REPEAT, is_search
 from uedp.accounting import planning
 from uedp.accounting.planning import RoughNoise, Supply, run_signal
 from uedp.accounting.proven import FairSharesProfile
@@ -37,7 +38,6 @@ from uedp.mechanism.fair import Sharing, fair_supply
 
 TRIALS = (Path("results/trials"), Path("results/utility"))
 OUT = Path(__file__).with_name("results") / "planner_order.json"
-REPEAT, SEARCHED = "-repeat-", "-search"  # in the names of trials
 FEWEST = 4  # settings in a group
 ALIGNMENTS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
 COVERAGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
@@ -54,9 +54,10 @@ def settings_of(results: Iterable[Mapping[str, Any]]) -> list[Row]:
     """One row for each setting with a target epsilon: its repeats are averaged."""
     settings: dict[str, list[Mapping[str, Any]]] = {}
     for result in results:
-        plain = not (result.get("texts") or result.get("public") or SEARCHED in result["name"])
-        if plain and result["config"]["privacy"].get("epsilon") is not None:
-            settings.setdefault(result["name"].partition(REPEAT)[0], []).append(result)
+        setting = result["name"].partition(REPEAT)[0]
+        other = result.get("texts") or result.get("public") or is_search({"setting": setting})
+        if not other and result["config"]["privacy"].get("epsilon") is not None:
+            settings.setdefault(setting, []).append(result)
     return [_row(name, runs) for name, runs in settings.items()]
 
 
@@ -148,7 +149,7 @@ _rough_noise = lru_cache(None)(RoughNoise)
 
 
 def supply_for(row: Mapping[str, Any], stored: Mapping[str, Any]) -> Supply:
-    """The supply of a trial, scaled to the sentences that it used."""
+    """The supply of a trial, scaled to the sentences that it used; not scaled for fair shares."""
     usable, extended, own, counts = np.array(stored["offered"], dtype=float).T
     if row["method"] == FairSharesProfile.method:
         offered = [np.repeat(one, counts.astype(int)) for one in (usable, extended, own)]

@@ -152,8 +152,8 @@ def _conclusions(result: Result) -> Iterator[str]:
         )
         if (plain := result["models"][name]["noiseless"]) is not None:
             yield (
-                f"{title}: ordinary training without noise or clipping reaches {_cell(plain)}, "
-                f"the noise of the code {_cell(run)}."
+                f"{title}: ordinary training without noise or clipping reaches {_cell(plain)}; "
+                f"UeDP-Alg with the noise of the code reaches {_cell(run)}."
             )
     if (reach := result["reach"]) is not None:
         yield (
