@@ -23,7 +23,6 @@ from uedp.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from uedp.accounting.certificate import Certificate
-    from uedp.training.public_text import PublicText
 
 Config = Mapping[str, Mapping[str, Any]]
 SHARING = ("rotation", "fair-shares")  # methods with an entity share
@@ -36,8 +35,8 @@ class TrainingTrial:
 
     `config` names the model by its part (`gpt`, `bert`) or kind (`awd-lstm`), and has no data.
     `texts` is the part that is trained on: by default `train`, or `deidentified` for a method that
-    de-identifies. Of `surrogates`, training leaves the surrogates out of the loss. `public` names a
-    data set whose training part is trained on first, as public text.
+    de-identifies. Of `surrogates`, training leaves the surrogates out of the loss. `public` names
+    what is trained on first, as public text: the training part of a data set, or a rewritten one.
     """
 
     name: str
@@ -156,6 +155,7 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
     import torch
 
     from research.datasets import SURROGATES, load_incidence, load_texts
+    from research.rewritten import public_text
     from research.surrogate_task import without_surrogates
     from uedp.files import write_atomically
     from uedp.methods import method_named
@@ -179,7 +179,7 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
         load_incidence(data, trial.category),
         ledger,
         load_texts(data, "validation", most),
-        public=_public_text(trial, workspace, most),
+        public=public_text(workspace.datasets, trial.public, most) if trial.public else None,
     )
     outcome = loop.run(
         config,
@@ -238,18 +238,6 @@ def run(trial: TrainingTrial, workspace: Workspace, keep_weights: bool = False) 
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
     print(f"{trial.name}: test {measure} {measured[measure]:.4g}", flush=True)
     return result
-
-
-def _public_text(
-    trial: TrainingTrial, workspace: Workspace, most: int | None
-) -> "PublicText | None":
-    from research.datasets import load_texts
-    from uedp.training.public_text import PublicText
-
-    if trial.public is None:
-        return None
-    found = load_texts(workspace.datasets / trial.public, "train", most)
-    return PublicText(found.texts, found.labels, trial.public)
 
 
 def _facts(certificate: "Certificate") -> dict[str, Any]:
