@@ -81,7 +81,7 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "conll": Setting(0.2, 200, 0.4, None, 946, 0.354),
         "blogs": Setting(0.05, 100, 0.4, 8, 8000, 0.168),
-        "edgar": Setting(0.3, 200, 0.6, None, 1070, 0.199),
+        "edgar": Setting(0.2, 200, 0.6, None, 1070, 0.199),
         "ag-sentences": Setting(0.1, 100, 0.7, 8, 2410, 0.343),
         "blogs-2000": Setting(0.1, 100, 0.4, 8, 2000, 0.168),
         "blogs-500": Setting(0.2, 100, 0.4, 8, 500, 0.168),
@@ -108,7 +108,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 POST_PROCESSING = ("-kalman", "-low-pass", "-tail", "-falling")  # those that fit any model
-PUBLIC, PUBLIC_STEPS = "ag-as-conll", 500
+PUBLIC = "ag-as-conll"
+PUBLIC_STEPS = {
+    "public__steps": 300,
+    "public__sentences": 64,
+    "public__rate": 5e-4,
+    "public__declared_by": "the authors of this study",
+}
 LONGER = {
     "privacy__user_rate": 0.3,
     "privacy__rounds": 400,
@@ -189,13 +195,15 @@ def deidentified(data: str) -> Iterator[TrainingTrial]:
 
 
 def public(data: str) -> Iterator[TrainingTrial]:
-    """AG's news as public text first; less remains to be learned, so half of the steps."""
-    first = {"public__steps": PUBLIC_STEPS, "public__declared_by": "the authors of this study"}
-    for epsilon in EPSILONS:
-        for method in SEARCHED:
-            trial = replace(private(data, method, epsilon, **first), public=PUBLIC)
-            half = trial.config["optimiser"]["rate"] / 2
-            yield variant(trial, "public", {"optimiser__rate": half})
+    """AG's news as public text first; less remains to be learned, so half of the steps and rate."""
+    setting = SETTINGS[data]
+    less = {
+        "privacy__user_rate": setting.user_rate / 2,
+        "optimiser__rate": setting.steps["optimiser__rate"] / 2,
+    }
+    for epsilon, method in product(EPSILONS, SEARCHED):
+        trial = private(data, method, epsilon, **less, **PUBLIC_STEPS)
+        yield replace(trial, name=f"{trial.name}-public", public=PUBLIC)
 
 
 def smaller(found: Iterable[TrainingTrial]) -> Iterator[TrainingTrial]:

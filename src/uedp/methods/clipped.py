@@ -24,7 +24,7 @@ from uedp.mechanism.fixed.fixed_pass import (
     Sentences,
     fixed_pass,
 )
-from uedp.mechanism.fixed.trial import refuse_difference
+from uedp.mechanism.fixed.trial import refuse_difference, refuse_other_norms
 from uedp.mechanism.packing import ONE_PER_ROW, PackedLosses
 from uedp.mechanism.processes import ALONE, PartialSum, Processes
 from uedp.mechanism.release import FixedPasses, clipped_sum, release
@@ -122,31 +122,38 @@ class ClippedMethod(Method):
         """Passes in this precision; raises `UserError` unless they pass for the engine's.
 
         Half precision is too coarse to tell a wrong pass from a rounded one, so that the same
-        passes are tried in float32 first.
+        passes are compared in float32 first.
         """
-        probed, losses = self._probed()
+        probed, _ = self._probed()
         ids, lengths = task.tokens_of(probed)
         owners = np.arange(len(probed)) // 2
         batch = Sentences(ids, lengths, owners, torch.ones(len(probed)))
-        whole, half = self._whole(probed), self.settings.half_precision
 
-        def tried(tokens: int | None, dtype: torch.dtype, halved: Losses | None) -> FixedPass:
+        def tried(tokens: int | None, dtype: torch.dtype) -> FixedPass:
             one = fixed_pass(self.model, tokens, task.longest, dtype)
             if not one.fits(lengths):
                 raise UserError("they are too small")
-            refuse_difference(one, self._engine, whole, batch, halved)
+            refuse = refuse_difference if dtype == torch.float32 else refuse_other_norms
+            refuse(one, self._engine, self._whole(probed), batch)
             return one
 
-        if not half:
-            return tried(self.settings.max_tokens, torch.float32, None)
-        tried(max(FEWEST_TOKENS, int(lengths.sum())), torch.float32, None)
+        if not self.settings.half_precision:
+            return tried(self.settings.max_tokens, torch.float32)
+        tried(max(FEWEST_TOKENS, int(lengths.sum())), torch.float32)
         gc.collect()  # its graph has memory of its own
-        return tried(self.settings.max_tokens, torch.bfloat16, losses)
+        return tried(self.settings.max_tokens, torch.bfloat16)
 
     def _check(self) -> None:
-        """Compare the engine with the reference on a few sentences."""
+        """Compare the engine with the reference on a few sentences.
+
+        Where passes of one shape compute the rounds, the engine is what those are compared with, in
+        float32.
+        """
         probed, losses = self._probed()
-        self._engine.check(losses, len(probed), self.settings.half_precision)
+        if self.settings.fixed_passes:
+            self._engine.check(self._whole(probed), len(probed))
+        else:
+            self._engine.check(losses, len(probed), self.settings.half_precision)
 
     def _probed(self) -> tuple[Ints, Losses]:
         """A few sentences, and their losses by their places among them."""

@@ -29,6 +29,7 @@ from uedp.training.tasks import Task
 
 FOLDER = "public"  # in the run directory: its curve and, until it is done, its checkpoints
 _PASSES, _MOST_STEPS = 3, 500
+_MOST_NORM = 1.0  # of a step's gradient
 _SHARE_OF_TIME = 1 / 3  # of run.time; two thirds are left for the rounds
 _TIMED_SENTENCES, _TIMED_SECONDS = 8, 1.0
 _NOTED_SECONDS = 0.5
@@ -118,7 +119,7 @@ def _gradient(
 
 
 def optimiser_settings(settings: PublicSettings) -> OptimiserSettings:
-    """Adam with a short warm-up and a rate that falls linearly."""
+    """Adam with a short warm-up and a rate that falls linearly; gradients are clipped."""
     return OptimiserSettings(name="adam", rate=settings.rate)
 
 
@@ -215,6 +216,9 @@ class PublicPhase:
                 f"data.public: the loss of step {self.done + 1} is not finite; lower public.rate, "
                 f"which is {settings.rate:g}"
             )
+        # some pretrained models have a step with several times the usual gradient now and then
+        norm = torch.nn.utils.get_total_norm(gradient)
+        torch._foreach_mul_(gradient, (_MOST_NORM / (norm + 1e-6)).clamp(max=1.0))
         self._optimiser.step(gradient, rate, 0.0)
         return loss
 

@@ -7,10 +7,10 @@ from tests.mechanism.fixed.small import LONGEST, TOKENS, adapted, padded_losses,
 from uedp.errors import UserError
 from uedp.mechanism.clip import Engine
 from uedp.mechanism.fixed.fixed_pass import FixedPass
-from uedp.mechanism.fixed.trial import refuse_difference
+from uedp.mechanism.fixed.trial import refuse_difference, refuse_other_norms
 
 
-def compared(model, spoil=lambda one: None, half=False) -> None:
+def compared(model, spoil=lambda one: None, refuse=refuse_difference) -> None:
     one, batch = FixedPass(model, TOKENS, LONGEST), some([4, 9, 16, 30], [0, 0, 1, 1])
     spoil(one)
     texts = rows(batch)
@@ -18,22 +18,19 @@ def compared(model, spoil=lambda one: None, half=False) -> None:
     def of_engine(order):
         return padded_losses(model, [texts[i] for i in order])
 
-    def halved(order):
-        with torch.autocast("cpu", torch.bfloat16):
-            return of_engine(order)
-
-    refuse_difference(one, Engine(model), of_engine, batch, halved if half else None)
+    refuse(one, Engine(model), of_engine, batch)
 
 
+@pytest.mark.parametrize("refuse", [refuse_difference, refuse_other_norms])
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
-def test_passes_that_agree_are_accepted_and_weights_stay(kind):
+def test_passes_that_agree_are_accepted_and_weights_stay(kind, refuse):
     model = adapted(kind)
     with torch.no_grad():  # as adapters begin
         for name, parameter in model.named_parameters():
             if "lora_B" in name:
                 parameter.zero_()
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    compared(model)
+    compared(model, refuse=refuse)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -56,42 +53,41 @@ def spoil_clips(one):
     one._inputs.fill = lambda batch, update: real(batch, 10 * update)
 
 
-@pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("spoil", [spoil_weight, spoil_scale, spoil_places, spoil_clips])
-def test_passes_that_differ_are_refused(spoil, half):
+def test_passes_that_differ_are_refused(spoil):
     with pytest.raises(UserError, match="engine"):
-        compared(adapted(), spoil, half=half)
+        compared(adapted(), spoil)
 
 
-def sensitive(one, sentences):
+def sensitive(one, sentences, factor=7.0):
     """Passes whose rounding multiplies the gradients of some sentences, and their norms."""
     real = one.clipped_sum
 
     def computed(batch, update):
         result = real(batch, update)
-        if len(batch.lengths) == 4:
-            result.sentence_norms[sentences] *= 7
+        result.sentence_norms[sentences] *= factor
         return result
 
     one.clipped_sum = computed
 
 
-def test_a_sentence_whose_gradient_hangs_on_rounding_is_left_out_in_half_precision_only():
-    compared(adapted(), lambda one: sensitive(one, [0]), half=True)
-    with pytest.raises(UserError, match="norms"):
-        compared(adapted(), lambda one: sensitive(one, [0]))
-
-
-def test_most_sentences_must_agree_in_half_precision():
-    with pytest.raises(UserError, match="norms"):
-        compared(adapted(), lambda one: sensitive(one, [0, 2]), half=True)
-
-
-@pytest.mark.parametrize("left_out", [[0], [1], [3]])
-def test_the_other_sentences_are_compared_in_full(left_out):
+@pytest.mark.parametrize("sentences", [[0], [1], [3]])
+def test_a_sentence_whose_gradient_hangs_on_rounding_is_accepted_in_half_precision(sentences):
     def spoil(one):
-        sensitive(one, left_out)
-        spoil_places(one)
+        sensitive(one, sentences)
 
-    with pytest.raises(UserError, match="engine"):
-        compared(adapted(), spoil, half=True)
+    compared(adapted(), spoil, refuse_other_norms)
+    with pytest.raises(UserError, match="norms"):
+        compared(adapted(), spoil)
+
+
+@pytest.mark.parametrize(("sentences", "factor"), [([0, 2], 7.0), ([0, 1, 2, 3], 0.4)])
+def test_most_norms_must_be_alike_in_half_precision(sentences, factor):
+    with pytest.raises(UserError, match="norms"):
+        compared(adapted(), lambda one: sensitive(one, sentences, factor), refuse_other_norms)
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+def test_a_norm_that_is_not_finite_is_refused_in_half_precision(factor):
+    with pytest.raises(UserError, match="norms"):
+        compared(adapted(), lambda one: sensitive(one, [0], factor), refuse_other_norms)
