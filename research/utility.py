@@ -81,8 +81,8 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
     {
         "conll": Setting(0.2, 200, 0.4, None, 946, 0.354),
         "blogs": Setting(0.05, 100, 0.4, 8, 8000, 0.168),
-        "edgar": Setting(0.2, 200, 0.6, None, 1070, 0.199),
-        "ag-sentences": Setting(0.1, 100, 0.7, 8, 2410, 0.343),
+        "edgar": Setting(0.2, 200, 0.5, None, 1070, 0.199),
+        "ag-sentences": Setting(0.1, 100, 0.5, 8, 2410, 0.343),
         "blogs-2000": Setting(0.1, 100, 0.4, 8, 2000, 0.168),
         "blogs-500": Setting(0.2, 100, 0.4, 8, 500, 0.168),
     }
@@ -110,7 +110,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 POST_PROCESSING = ("-kalman", "-low-pass", "-tail", "-falling")  # those that fit any model
 PUBLIC = "ag-as-conll"
 PUBLIC_STEPS = {
-    "public__steps": 300,
+    "public__steps": 150,
     "public__sentences": 64,
     "public__rate": 5e-4,
     "public__declared_by": "the authors of this study",
