@@ -163,6 +163,17 @@ def test_half_precision_is_charged_to_the_rounding_margin(train):
     assert all(p.dtype == torch.float32 for p in outcome.model.parameters())
 
 
+@pytest.mark.parametrize("method", ["noiseless", "fair-shares"])
+def test_half_precision_learns_what_float32_does(train, method):
+    """Each pass reads the weights that the round before has left."""
+    options = {"privacy__method": method, "privacy__rounds": 8, "privacy__seed": 1}
+    options |= {"privacy__noise": 0.01} if method == "fair-shares" else {"privacy__noise": None}
+    whole = train("whole", run__precision="float32", **options)
+    half = train("half", run__precision="bfloat16", **options)
+    assert half.after["perplexity"] == pytest.approx(whole.after["perplexity"], rel=0.05)
+    assert whole.after["perplexity"] < whole.before["perplexity"] / 2
+
+
 def test_fixed_passes_are_refused_where_there_are_none(train):
     """Never computed otherwise in silence: the margin is only for them."""
     with pytest.raises(UserError, match=r"passes of one shape.*set it to float32"):

@@ -18,7 +18,7 @@ from uedp.accounting import certificate as certificates
 from uedp.accounting.chain import read_chain
 from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
-from uedp.training import checkpoint, loop, public_phase
+from uedp.training import checkpoint, loop, optimise, public_phase
 from uedp.training.build import prepare
 from uedp.training.config import load_config
 from uedp.training.datasets import Texts
@@ -82,6 +82,43 @@ def test_a_run_learns_from_public_text_first(train_public, tmp_path):
     questions = certificates.not_checked(stated, True, True)
     assert any("somebody declared it so" in line for line in questions)
     assert any("`public=...`" in line for line in questions)
+
+
+def test_half_precision_learns_from_public_text_what_float32_does(train_public):
+    options = {"public__steps": 12, "public__rate": 3e-3}
+    whole = train_public("whole", run__precision="float32", **options)
+    half = train_public("half", run__precision="bfloat16", **options)
+    assert half.public["perplexity"] == pytest.approx(whole.public["perplexity"], rel=0.02)
+    assert whole.public["perplexity"] < 0.9 * whole.before["perplexity"]
+
+
+def test_gradients_of_public_steps_are_cut(train_public, monkeypatch):
+    real, factors, norms = public_phase._gradient, iter([1.0, 1e4, 1.0, 1e4, 1.0]), []
+
+    def large(*given):
+        gradient, loss = real(*given)
+        factor = next(factors)
+        return [part * factor for part in gradient], loss
+
+    class Noted(optimise.Adam):
+        def step(self, gradients, rate, deviation):
+            norms.append(float(torch.nn.utils.get_total_norm(gradients)))
+            super().step(gradients, rate, deviation)
+
+    monkeypatch.setattr(public_phase, "_gradient", large)
+    monkeypatch.setattr(optimise, "Adam", Noted)
+    train_public(privacy__rounds=1)
+    of_public = norms[:STEPS]
+    assert of_public[1] == pytest.approx(1, rel=1e-3)
+    assert of_public[3] == pytest.approx(1, rel=1e-3)
+    assert max(of_public) < 1.01
+
+
+def test_public_text_that_makes_it_worse_is_told(train_public):
+    train_public("good")
+    assert "made the model worse" not in "\n".join(train_public.said)
+    train_public("bad", public__rate=300.0)
+    assert "made the model worse; lower public.rate" in "\n".join(train_public.said)
 
 
 def test_public_text_spends_nothing(train_public, train, tmp_path):

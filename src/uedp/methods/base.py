@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
+import torch
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from torch import Tensor, nn
 
@@ -29,6 +30,18 @@ Count = Annotated[int, Field(ge=1)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 Autocast = Callable[[], AbstractContextManager[Any]]
+
+
+def half_precision(device: torch.device) -> AbstractContextManager[Any]:
+    """Passes in bfloat16 of a model whose weights are float32.
+
+    Guarantees:
+      - each pass reads the weights as they are: PyTorch would keep the halves of trained weights
+        until the outermost autocast ends, even one that is not enabled, and so beyond a step
+    """
+    return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+
+
 Draw = Callable[[int, Uniforms, int], Participants]
 """The participants of a round, from its number, uniform numbers and a lending key."""
 

@@ -18,9 +18,8 @@ from uedp.accounting.ledger import CorpusLedger
 from uedp.errors import UserError
 from uedp.eval_mode import evaluating
 from uedp.incidence import Incidence
-from uedp.mechanism.clip.engine import attention_without_plans
 from uedp.mechanism.packing import ONE_PER_ROW, loss_values
-from uedp.methods import Autocast, Method, SentenceTask, method_named
+from uedp.methods import Autocast, Method, SentenceTask, half_precision, method_named
 from uedp.methods.base import Rounds, probe_sentences
 from uedp.models.load import LoadedModel, load_model
 from uedp.models.scratch import BYTES
@@ -360,11 +359,8 @@ def precision_of(config: Config) -> Precision:
 
 
 def without_noise(config: Config) -> Autocast:
-    """The precision of passes over public text: half where that is faster, unless one is set.
-
-    Passes of one shape are for private rounds; here they count as float32.
-    """
-    return _autocast(_fastest(config) == "bfloat16", device_of(config))
+    """The precision of passes over public text: half where that is faster, unless one is set."""
+    return _autocast(_fastest(config) != "float32", device_of(config))
 
 
 def _fastest(config: Config) -> Precision:
@@ -376,7 +372,7 @@ def _fastest(config: Config) -> Precision:
 
 def _autocast(half: bool, device: torch.device) -> Autocast:
     def context() -> AbstractContextManager[Any]:
-        return torch.autocast(device.type, torch.bfloat16, enabled=half)
+        return half_precision(device) if half else torch.autocast(device.type, enabled=False)
 
     return context
 
@@ -391,8 +387,7 @@ def set_up_for_training(model: Any, kind: str) -> Iterator[None]:
     settings: Any = getattr(model, "config", None)
     cache = getattr(settings, "use_cache", None)
     quiet = tasks.without_padding_warning(model) if kind == "next-word" else nullcontext()
-    device = next(model.parameters()).device.type
-    with quiet, attention_without_plans(), torch.autocast(device, enabled=False):
+    with quiet, torch.autocast(next(model.parameters()).device.type, enabled=False):
         try:
             if cache:
                 settings.use_cache = False  # only generation uses it

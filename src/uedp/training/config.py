@@ -51,7 +51,7 @@ class DataSettings(Section):
 
 
 class PublicSettings(Section):
-    """Training on `data.public`, before the private rounds: ordinary, without clipping or noise.
+    """Training on `data.public`, before the private rounds: ordinary, without noise.
 
     It trains the same parameters as the rounds do. Adapters are then added to the weights below
     them, and the rounds start with new ones.
@@ -59,9 +59,10 @@ class PublicSettings(Section):
 
     steps: Count | None = Field(
         default=None,
-        description="Steps of the optimiser (Adam, with a rate that falls linearly). By default "
-        "three passes over the text, at most 500 steps, and no more than take a third of "
-        "`run.time`; the time is measured on the public text, so that nothing private decides.",
+        description="Steps of the optimiser (Adam, with a rate that falls linearly, on gradients "
+        "cut to norm 1). By default three passes over the text, at most 500 steps, and no more "
+        "than take a third of `run.time`; the time is measured on the public text, so that nothing "
+        "private decides.",
     )
     sentences: Count = Field(
         default=128,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from uedp.eval_mode import evaluating
 from uedp.incidence import Ints
 from uedp.mechanism.packing import packed_logits
-from uedp.methods import Autocast
+from uedp.methods import Autocast, half_precision
 from uedp.progress import SILENT, Progress
 from uedp.training.token_store import Ids
 
@@ -488,7 +488,7 @@ def _faster(device: torch.device) -> Iterator[tuple[int, Autocast]]:
     """Faster precisions on a device, fastest first, with the tokens that it takes to judge them."""
 
     def half() -> AbstractContextManager[Any]:
-        return torch.autocast(device.type, torch.bfloat16)
+        return half_precision(device)
 
     if device.type == "cuda":
         if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -81,6 +81,9 @@ _NOT_MEASURED = (
     "quality is not measured without data.evaluate, a corpus of other users; `build_corpus` with "
     "`hold_out=...` holds some out"
 )
+_WORSE = (
+    "the public text made the model worse; lower public.rate, or take text more like the corpus"
+)
 
 
 class _Interrupted(BaseException):
@@ -190,6 +193,8 @@ class _Training:
         after = self._measured["public"] = self._evaluate(self._progress)
         steps = f"after {phase.steps:,} steps on public text"
         self._say(f"{steps}: {_brief(after)}" if after else f"{steps}, the private rounds begin")
+        if any(before[name] < after[name] for name in list(after)[:1]):
+            self._say(f"warning: {_WORSE}")
         return True
 
     def _rounds(self, done: int, metrics: Metrics, loggers: Loggers) -> int:

@@ -216,7 +216,7 @@ class PublicPhase:
                 f"data.public: the loss of step {self.done + 1} is not finite; lower public.rate, "
                 f"which is {settings.rate:g}"
             )
-        # some pretrained models have a step with several times the usual gradient now and then
+        # now and then, some pretrained models have several times the usual gradient
         norm = torch.nn.utils.get_total_norm(gradient)
         torch._foreach_mul_(gradient, (_MOST_NORM / (norm + 1e-6)).clamp(max=1.0))
         self._optimiser.step(gradient, rate, 0.0)

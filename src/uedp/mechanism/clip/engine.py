@@ -159,11 +159,10 @@ class Engine:
             keeps something of what it has read is refused
         """
         refuse_layer_drop(self._model)
-        with attention_without_plans():
-            with evaluating(self._model):
-                self._try(losses, max(min(sentences, 2), sentences - 1), None, half)
-            with deterministic_training(self._model) as fixed, self.one_round():
-                self._try(losses, sentences, fixed, half)
+        with evaluating(self._model):
+            self._try(losses, max(min(sentences, 2), sentences - 1), None, half)
+        with deterministic_training(self._model) as fixed, self.one_round():
+            self._try(losses, sentences, fixed, half)
 
     def _try(
         self, losses: Losses, sentences: int, fixed: FixedRandomness | None, half: bool
