@@ -114,11 +114,18 @@ def test_gradients_of_public_steps_are_cut(train_public, monkeypatch):
     assert max(of_public) < 1.01
 
 
-def test_public_text_that_makes_it_worse_is_told(train_public):
+def test_public_text_that_makes_it_worse_is_told(train_public, monkeypatch):
     train_public("good")
     assert "made the model worse" not in "\n".join(train_public.said)
-    train_public("bad", public__rate=300.0)
-    assert "made the model worse; lower public.rate" in "\n".join(train_public.said)
+    real = public_phase._gradient
+
+    def upwards(*given):
+        gradient, loss = real(*given)
+        return [-part for part in gradient], loss
+
+    monkeypatch.setattr(public_phase, "_gradient", upwards)
+    train_public("bad")
+    assert "warning: the public text made the model worse" in "\n".join(train_public.said)
 
 
 def test_public_text_spends_nothing(train_public, train, tmp_path):
