@@ -12,7 +12,14 @@ from statistics import mean
 from research import markdown
 from research.base import Result
 from research.markdown import format_measure
-from research.select_results import Row, best_setting, epsilon_of, targets_of
+from research.select_results import (
+    PUBLIC_FIRST,
+    Row,
+    best_setting,
+    epsilon_of,
+    targets_of,
+    user_level_like,
+)
 from uedp.accounting.statement import epsilon_text
 
 METHODS = {
@@ -20,12 +27,14 @@ METHODS = {
     "user-level": "user-level DP",
     "rotation": "rotation",
     "fair-shares": "fair shares",
+    f"user-level{PUBLIC_FIRST}": "user-level, public first",
+    f"fair-shares{PUBLIC_FIRST}": "fair shares, public first",
     "deidentified": "de-identified",
     "noiseless-surrogates": "surrogates",
     "user-level-deidentified": "user-level, de-identified",
     "user-level-surrogates": "user-level, surrogates",
 }
-_COMPARED = ("rotation", "fair-shares")
+_COMPARED = ("rotation", "fair-shares", f"fair-shares{PUBLIC_FIRST}")
 _LEAST = 0.005  # of a mean loss: less is too little to divide between names and other tokens
 
 
@@ -99,9 +108,9 @@ def table(result: Result) -> str:
 
 def _division(measured: Sequence[Measured], title: str) -> Iterator[str]:
     """How much of the loss beyond user-level DP's is on names."""
-    user = {one.target: one for one in measured if one.method == "user-level"}
+    known = {(one.method, one.target): one for one in measured}
     for one in measured:
-        base = user.get(one.target)
+        base = known.get((user_level_like(one.method), one.target))
         if one.method not in _COMPARED or base is None:
             continue
         names = one.share * math.log(one.names / base.names)

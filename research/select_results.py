@@ -8,6 +8,7 @@ from typing import Any
 Row = Mapping[str, Any]
 REPEAT = "-repeat-"  # in a trial's name, before the number of the repeat
 SEARCH = "search"  # in the names of trials of ways to more signal
+PUBLIC_FIRST = "-public"  # at the end of a method's name, if public text was trained on first
 
 
 def best_setting(rows: Iterable[Row], **wanted: Any) -> list[Row]:
@@ -53,6 +54,11 @@ def epsilon_of(rows: Iterable[Row]) -> float:
     """
     known = ((row["target"], row["epsilon"]) for row in rows)
     return max(max(target or 0.0, math.inf if own is None else own) for target, own in known)
+
+
+def user_level_like(method: str) -> str:
+    """User-level DP as a method is compared with it: after public text, if that was."""
+    return "user-level" + (PUBLIC_FIRST if method.endswith(PUBLIC_FIRST) else "")
 
 
 def is_search(row: Row) -> bool:

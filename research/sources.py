@@ -1,7 +1,7 @@
 """Data sets: their files, their users, and the protected categories.
 
-`DATA_SETS` are the paper's three. `TRAINING_SETS` adds AG as single sentences, and blogs with all
-of their users or some of them.
+`DATA_SETS` are the paper's three. `TRAINING_SETS` adds AG as single sentences, EDGAR with the
+entities of another detector, and blogs with all of their users or some of them.
 
 Imports neither Arrow nor detectors, which a machine that only trains may lack.
 """
@@ -115,6 +115,7 @@ _BLOGS = DataSet(
 )
 TRAINING_SETS = {
     **DATA_SETS,
+    "edgar-news": replace(DATA_SETS["edgar"], title="EDGAR, news detector"),
     "ag-sentences": replace(DATA_SETS["ag"], title="AG, sentences", split=True),
     "blogs": _BLOGS,
     "blogs-2000": replace(_BLOGS, title="Blogs, 2,000 users", most_users=2000),

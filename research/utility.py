@@ -82,12 +82,13 @@ SETTINGS: Mapping[str, Setting] = MappingProxyType(
         "conll": Setting(0.2, 200, 0.4, None, 946, 0.354),
         "blogs": Setting(0.05, 100, 0.4, 8, 8000, 0.168),
         "edgar": Setting(0.2, 200, 0.5, None, 1070, 0.199),
+        "edgar-news": Setting(0.2, 200, 0.5, None, 1070, 0.199),
         "ag-sentences": Setting(0.1, 100, 0.5, 8, 2410, 0.343),
         "blogs-2000": Setting(0.1, 100, 0.4, 8, 2000, 0.168),
         "blogs-500": Setting(0.2, 100, 0.4, 8, 500, 0.168),
     }
 )
-DATA = ("conll", "blogs", "edgar", "ag-sentences")
+DATA = ("conll", "blogs", "edgar", "edgar-news", "ag-sentences")
 SMALLER = ("blogs-2000", "blogs-500")
 SHORT = {"fair-shares": "fair", "rotation": "rotation", "user-level": "user"}
 
@@ -235,7 +236,7 @@ STAGES: Mapping[str, Any] = MappingProxyType(
         "core": lambda: of_each(DATA, core),
         "public": lambda: public("conll"),
         "users": lambda: of_each(SMALLER, core),
-        "ranks": lambda: smaller((*public("conll"), *core("edgar"))),
+        "ranks": lambda: smaller((*public("conll"), *core("edgar"), *core("edgar-news"))),
         "baselines": lambda: of_each(DATA, baselines),
         "deidentified": lambda: deidentified("blogs"),
         "seeds": lambda: repeats(told(), SEEDS),

@@ -14,9 +14,11 @@ from typing import Any
 
 from research import markdown, parts, runs
 from research.base import Options, Result
+from research.markdown import format_measure
 from research.render import format_repeats, not_run_note
 from research.search_table import AS_IT_IS, KEPT, search_table
 from research.select_results import (
+    PUBLIC_FIRST,
     REPEAT,
     SEARCH,
     Row,
@@ -25,6 +27,7 @@ from research.select_results import (
     is_search,
     mean_test,
     targets_of,
+    user_level_like,
 )
 from research.settings import EPSILONS
 from research.sources import TRAINING_SETS
@@ -33,6 +36,7 @@ from research.utility import DATA, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
 from uedp.accounting.proven import FairSharesProfile
 from uedp.accounting.proven import epsilon as proven_epsilon
 from uedp.accounting.statement import epsilon_text
+from uedp.errors import UserError
 
 FOLDER = "utility"
 MEASURE = "perplexity"
@@ -41,8 +45,8 @@ NAMES = {
     "user-level": "user-level DP",
     "fair-shares": "fair shares: users and entities",
     "rotation": "rotation: users and entities",
-    "user-level-public": "user-level DP, public text first",
-    "fair-shares-public": "fair shares, public text first",
+    f"user-level{PUBLIC_FIRST}": "user-level DP, public text first",
+    f"fair-shares{PUBLIC_FIRST}": "fair shares, public text first",
     "user-level-deidentified": "user-level DP on placeholders",
     "user-level-surrogates": "user-level DP on surrogates",
     "noiseless": "noiseless (no guarantee)",
@@ -54,6 +58,7 @@ _RATES = ("noise", "user_rate", "entity_share", "extended_rate")
 
 def measure(options: Options) -> Result:
     found = trial_rows(options)
+    _refuse_other_entities(found)
     known = {row["data"] for row in found}
     return {
         "quick": options.quick,
@@ -69,6 +74,18 @@ def trial_rows(options: Options) -> list[Result]:
     """A row for each result that is there."""
     folder = options.work.parent.parent / FOLDER
     return [_row(result) for result in runs.load_results(folder)] if folder.is_dir() else []
+
+
+def _refuse_other_entities(rows: Sequence[Row]) -> None:
+    """Trials of one corpus whose entities a different detector found are not comparable."""
+    known: dict[tuple[str, str], Row] = {}
+    for row in rows:
+        first = known.setdefault((row["data"], row["category"]), row)
+        if row["incidence"] != first["incidence"]:
+            raise UserError(
+                f"{row['name']} and {first['name']}: trained with different entities, so that they "
+                "cannot be compared; prepare the data with one detector, or name one of them apart"
+            )
 
 
 def _row(result: Mapping[str, Any]) -> Result:
@@ -89,11 +106,13 @@ def _row(result: Mapping[str, Any]) -> Result:
         "precision": result.get("precision"),
         "extended_rate": privacy["extended_rate"],
         "published": None,
+        "incidence": result["incidence"],
         "seconds": result["seconds"],
         "outdated": runs.is_outdated(result),
         "parts": measured_apart(result["test"]),
     }
     row |= {part: result[part][key] for part in ("before", "validation", "test")}
+    row["after_public"] = (result.get("after_public") or {}).get(key)
     return row | ({"test": None, "parts": None} if row["outdated"] else {})
 
 
@@ -112,9 +131,8 @@ def _proven_today(result: Mapping[str, Any]) -> float | None:
 def _method(result: Mapping[str, Any]) -> str:
     """The method, with what it was trained on if that is not the text of the corpus."""
     name: str = result["config"]["privacy"]["method"]
-    for other in (result.get("texts"), "public" if result.get("public") else None):
-        name += f"-{other}" if other else ""
-    return name
+    name += f"-{result['texts']}" if result.get("texts") else ""
+    return name + (PUBLIC_FIRST if result.get("public") else "")
 
 
 def _compared(rows: Sequence[Row], data: str) -> list[Row]:
@@ -151,7 +169,7 @@ def _targets(rows: Sequence[Row]) -> list[float]:
 
 def _ratio(rows: Sequence[Row], method: str, target: float) -> float | None:
     ours = mean_test(best_setting(rows, method=method, target=target))
-    theirs = mean_test(best_setting(rows, method="user-level", target=target))
+    theirs = mean_test(best_setting(rows, method=user_level_like(method), target=target))
     return None if ours is None or theirs is None else ours / theirs
 
 
@@ -173,6 +191,7 @@ def table(result: Result) -> str:
     compared = [row for row in rows if not is_search(row)]
     sections = (
         _main_table(result),
+        markdown.bullets(*_public_notes(result)),
         _users_table(result["by_users"]),
         parts.table({**result, "rows": compared}),
         _categories_table(result),
@@ -202,6 +221,19 @@ def _main_table(result: Result) -> str:
             shown = ["-" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
             lines.append([f"{title}, {name}", *at, *shown, plain])
     return markdown.table(header, lines)
+
+
+def _public_notes(result: Result) -> Iterator[str]:
+    """What public text does without any private text, of the validation part."""
+    for data, title in result["panels"].items():
+        own = [row for row in result["rows"] if row["data"] == data and row["after_public"]]
+        if own:
+            before = format_measure(mean(row["before"] for row in own), MEASURE)
+            after = format_measure(mean(row["after_public"] for row in own), MEASURE)
+            yield (
+                f"{title}: the public text alone takes {MEASURE} on the validation part from "
+                f"{before} to {after}."
+            )
 
 
 def _cell(rows: Sequence[Row]) -> str:

@@ -22,7 +22,7 @@ from research.plots.style import (
     stacked_panels,
     title,
 )
-from research.select_results import best_setting
+from research.select_results import PUBLIC_FIRST, best_setting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,6 +35,8 @@ METHODS = (
     ("rotation", "rotation: users and entities", BLUE, "o"),
     ("fair-shares", "fair shares: users and entities", PURPLE, "^"),
     ("user-level", "user-level: users", ORANGE, "s"),
+    (f"fair-shares{PUBLIC_FIRST}", "fair shares, public text first", PURPLE, "^"),
+    (f"user-level{PUBLIC_FIRST}", "user-level, public text first", ORANGE, "s"),
 )
 
 
@@ -125,7 +127,8 @@ def _epsilon_panel(axes: "Axes", rows: Sequence[Row]) -> None:
         targets = sorted({row["target"] for row in own if row["target"] is not None})
         points = [best for t in targets if (best := best_setting(own, target=t, category="all"))]
         if points:
-            _line(axes, points, name, colour, mark)
+            style = "--" if method.endswith(PUBLIC_FIRST) else "-"
+            _line(axes, points, name, colour, mark, style)
         for one in _category_means(own):
             axes.plot(*one[1], ".", color=colour, alpha=0.6)
     used = [row for row in rows if row["extended_rate"]]
@@ -176,7 +179,9 @@ def _logarithmic(axes: "Axes", both: bool) -> None:
         plain_numbers(axis)
 
 
-def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str, mark: str) -> None:
+def _line(
+    axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str, mark: str, style: str
+) -> None:
     """Means, with bars over the range of repeats."""
     at = [rows[0]["epsilon"] for rows in points]
     capsize = 3 if any(len(rows) > 1 for rows in points) else 0
@@ -186,6 +191,7 @@ def _line(axes: "Axes", points: Sequence[Sequence[Row]], name: str, colour: str,
         means,
         yerr=(below, above),
         color=colour,
+        linestyle=style,
         marker=mark,
         markersize=4,
         capsize=capsize,

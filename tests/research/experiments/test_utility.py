@@ -13,6 +13,7 @@ from research.experiments import next_word, utility
 from research.runs import TrainingTrial, resolve_config
 from research.runs import Workspace as Where
 from tests.research.test_plots import drawn, readable
+from uedp.errors import UserError
 from uedp.methods import method_named
 from uedp.training.config import parse_config
 
@@ -38,8 +39,10 @@ def stand_in(trial: TrainingTrial, level: float, where: Where, **changes: Any) -
         "measure": "perplexity",
         "epsilon": config.privacy.epsilon,
         "noise": 1.0,
+        "incidence": f"{trial.data}, {trial.category}",
         "seconds": 1.0,
         **dict.fromkeys(("before", "validation", "test"), measured),
+        "after_public": {"perplexity": 52.0} if trial.public else None,
         "version": method_named(config.privacy.method).version,
     } | changes
 
@@ -73,6 +76,23 @@ def test_methods_stand_beside_user_level_dp(result: Result) -> None:
     assert "| Blogs, user-level DP on surrogates | 44 | 52.8 |" in page
 
 
+def test_public_text_first_is_compared_with_the_same(result: Result) -> None:
+    """Half of user-level DP's perplexity after public text is no gain of the method."""
+    rows = [
+        row | {"test": row["test"] / 2} if row["method"].endswith("-public") else row
+        for row in result["rows"]
+    ]
+    page = EXPERIMENTS["utility"].table({**result, "rows": rows})
+    lines = {name: cells for name, *cells in (line.split(" | ") for line in page.splitlines())}
+    for name in ("fair shares, public text first", "fair shares: users and entities"):
+        assert lines[f"| CoNLL-2003, {name}"][2:4] == ["1.15", "1.15"]
+    assert (
+        "- CoNLL-2003: the public text alone takes perplexity on the validation part from 4" in page
+    )
+    assert " to 52.\n" in page
+    assert "CoNLL-2003, fair shares, public first, epsilon 8: perplexity is" in page
+
+
 def test_the_search_decides_nothing_in_the_comparison(result: Result) -> None:
     page = EXPERIMENTS["utility"].table(result)
     assert "| kalman | 43.7 (-5.0%) | 52.44 (-5.0%) | 38 (-5.0%) | 45.6 (-5.0%) | 43.7" in page
@@ -91,6 +111,18 @@ def test_names_and_outdated_trials(result: Result) -> None:
     assert "| CoNLL-2003, rotation, epsilon 8 | 192 | 24 | 48 |" in page
     assert "no longer in the code: `edgar-rotation-2`." in page
     assert "| EDGAR, rotation: users and entities | 48 | - |" in page
+
+
+def test_trials_with_different_entities_are_not_compared(tmp_path: Path) -> None:
+    where = Where(tmp_path, {"gpt": "a-folder"}, tmp_path)
+    (tmp_path / "utility").mkdir()
+    for trial, entities in zip(
+        study.trials(["core"])[:2], ("found by one", "by another"), strict=True
+    ):
+        own = stand_in(trial, 50.0, where, incidence=entities)
+        (tmp_path / "utility" / f"{trial.name}.json").write_text(json.dumps(own))
+    with pytest.raises(UserError, match="conll-user-8 and conll-fair-8: trained with different"):
+        utility.measure(Options(tmp_path, tmp_path / ".work" / "utility"))
 
 
 def test_the_papers_table_has_the_proven_trials(result: Result, tmp_path: Path) -> None:
@@ -120,7 +152,7 @@ def test_the_figure(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     figure = drawn("utility", result, tmp_path, monkeypatch)
     readable(figure)
     titles = [axes.get_title("left") for axes in figure.axes]
-    assert titles[:4] == list(result["panels"].values())
+    assert titles[: len(result["panels"])] == list(result["panels"].values())
     assert titles[-1] == "Blogs, by the number of users"
 
 
