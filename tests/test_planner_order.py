@@ -25,9 +25,9 @@ def now():
 
 
 def test_the_order_is_not_worse_than_it_was(now):
-    """0.94 and 0.81 over 78 settings, many of which differ by less than their repeats do."""
-    assert now["spearman"] >= 0.93
-    assert now["kendall"] >= 0.8
+    """0.95 and 0.84 over 99 settings, many of which differ by less than their repeats do."""
+    assert now["spearman"] >= 0.94
+    assert now["kendall"] >= 0.83
     for name in now["groups"]:
         assert now["groups"][name]["kendall"] >= 0.74, name
 
@@ -40,7 +40,7 @@ def test_fine_tuning_follows_a_power_law_of_the_figure(now):
     assert methods == {"rotation", "fair-shares", "user-level"}
     for name, own in tuned.items():
         assert own["off_by"] < 0.03, name
-        assert own["slope"] < (-0.05 if name.startswith("blogs") else -0.1), name
+        assert own["slope"] < (-0.07 if name.startswith("blogs") else -0.1), name
 
 
 def test_other_parameters_are_not_much_better(now):
@@ -61,7 +61,7 @@ def test_left_out_data_sets_are_ordered_as_well_as_before():
 
 def test_defaults_are_within_two_percent_of_the_best_measured():
     found = {(row["data"], row["method"]) for row in STORED["defaults"]}
-    assert found >= {(data, "rotation") for data in ("conll", "ag", "edgar")}
+    assert found >= {(data, "rotation") for data in ("conll", "ag", "edgar-news")}
     for row in STORED["defaults"]:
         assert row["ratio"] <= planner_order.WITHIN, row
 
@@ -115,6 +115,23 @@ def test_repeats_are_averaged_and_runs_without_a_target_left_out():
     rows = settings_of([result("a", 10.0), result("a-repeat-2", 12.0), result("b", 9.0, None)])
     assert [(row["name"], row["validation"], row["runs"]) for row in rows] == [("a", 11.0, 2)]
     assert rows[0]["sentences"] == 10.0
+
+
+def test_entities_of_another_detector_are_compared_with_their_own_counts():
+    """On the same texts; EDGAR's trials without a record had those of the news detector."""
+    one, other, earlier = (result(name, 10.0) | {"data": "edgar"} for name in "abc")
+    rows = settings_of(
+        [one | {"incidence": "a"}, other | {"data": "edgar-news", "incidence": "b"}, earlier]
+    )
+    assert [row["data"] for row in rows] == ["edgar", "edgar-news", "edgar-news"]
+    assert {row["group"][0] for row in rows} == {"edgar"}
+
+
+def test_adapters_of_another_rank_are_another_group():
+    small = result("b", 10.0)
+    small["config"]["model"] = {"train": "lora", "rank": 2}
+    rows = settings_of([result("a", 10.0), small])
+    assert [row["group"][2] for row in rows] == ["lora", "lora of rank 2"]
 
 
 def test_groups_hold_what_can_be_compared():
