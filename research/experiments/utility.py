@@ -24,6 +24,7 @@ from research.select_results import (
     Row,
     best_setting,
     epsilon_of,
+    group_by_setting,
     is_search,
     mean_test,
     targets_of,
@@ -32,7 +33,7 @@ from research.select_results import (
 from research.settings import EPSILONS
 from research.sources import TRAINING_SETS
 from research.trial_runner import measured_apart
-from research.utility import DATA, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
+from research.utility import BASE, DATA, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
 from uedp.accounting.proven import FairSharesProfile
 from uedp.accounting.proven import epsilon as proven_epsilon
 from uedp.accounting.statement import epsilon_text
@@ -103,6 +104,7 @@ def _row(result: Mapping[str, Any]) -> Result:
         "user_rate": privacy["user_rate"],
         "rounds": privacy["rounds"],
         "share": privacy["entity_share"],
+        "rank": result["config"]["model"]["rank"],
         "precision": result.get("precision"),
         "extended_rate": privacy["extended_rate"],
         "published": None,
@@ -195,6 +197,7 @@ def table(result: Result) -> str:
         _users_table(result["by_users"]),
         parts.table({**result, "rows": compared}),
         _categories_table(result),
+        _ranks_table(result),
         _search_table(result),
         markdown.bullets(*not_run_note(rows)),
     )
@@ -276,6 +279,26 @@ def _categories_table(result: Result) -> str:
                 if best:
                     lines.append([f"{title}, {category}", f"{target:g}", _cell(best)])
     return markdown.table(header, lines) if lines else ""
+
+
+def _ranks_table(result: Result) -> str:
+    """Adapters of another rank beside the usual one, all else equal."""
+    usual, lines = BASE["model"]["rank"], []
+    for own in group_by_setting(row for row in result["rows"] if row["rank"] != usual):
+        first = own[0]
+        if first["data"] not in result["panels"] or is_search(first):
+            continue
+        whole = first["setting"].removesuffix(f"-rank-{first['rank']}")
+        others = [row for row in result["rows"] if row["setting"] == whole]
+        name = f"{result['panels'][first['data']]}, {NAMES[first['method']].partition(':')[0]}"
+        rank = f"{first['target']:g}, rank {first['rank']}"
+        lines.append([f"{name}, epsilon {rank}", _validated(own), _validated(others)])
+    header = (f"{MEASURE} on the validation part", "so", f"rank {usual}")
+    return markdown.table(header, lines) if lines else ""
+
+
+def _validated(rows: Sequence[Row]) -> str:
+    return format_measure(mean(row["validation"] for row in rows), MEASURE) if rows else "-"
 
 
 def _search_table(result: Result) -> str:

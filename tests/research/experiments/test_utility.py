@@ -106,6 +106,12 @@ def test_the_ratio_falls_with_the_number_of_users(result: Result) -> None:
     assert "| fair shares, epsilon 8 | 1.50 | 1.26 | 1.15 |" in page
 
 
+def test_ranks_stand_beside_each_other(result: Result) -> None:
+    page = EXPERIMENTS["utility"].table(result)
+    assert "| perplexity on the validation part | so | rank 8 |" in page
+    assert "| EDGAR, news detector, fair shares, epsilon 8, rank 2 | 45.69 | 45.69 |" in page
+
+
 def test_names_and_outdated_trials(result: Result) -> None:
     page = EXPERIMENTS["utility"].table(result)
     assert "| CoNLL-2003, rotation, epsilon 8 | 192 | 24 | 48 |" in page
