@@ -19,7 +19,7 @@ import numpy as np
 
 from research.datasets import load_incidence
 from research.utility import SETTINGS
-from uedp.accounting.planning import ALIGNMENT, Supply
+from uedp.accounting.planning import Supply, expected_square
 from uedp.incidence import Incidence
 from uedp.mechanism.fair import Sharing, fair_supply, select_for_all
 from uedp.mechanism.sampling import Floats
@@ -63,9 +63,7 @@ def _norms(weights: Floats, user: Any, users: int, sharing: Sharing) -> Floats:
     """The expected length of each user's update, as the planner expects it."""
     total = np.bincount(user, weights, minlength=users)
     squares = np.bincount(user, weights**2, minlength=users)
-    norms: Floats = sharing.entity_share * np.sqrt(
-        (1 - ALIGNMENT**2) * squares + ALIGNMENT**2 * total**2
-    )
+    norms: Floats = sharing.entity_share * np.sqrt(expected_square(total, squares))
     return norms
 
 

@@ -55,6 +55,16 @@ class Option:
         )
 
 
+def expected_square(total: Floats | Ints, squares: Floats | Ints) -> Floats:
+    """The square of the length that a user's update is expected to have before it is clipped.
+
+    Gradients have the cosine `ALIGNMENT` with the mean and are otherwise orthogonal. `total` sums
+    the weights of the user's sentences, `squares` the squares of the weights.
+    """
+    expected: Floats = (1 - ALIGNMENT**2) * squares + ALIGNMENT**2 * total**2
+    return expected
+
+
 @dataclass(frozen=True)
 class Supply:
     """The users of a corpus, and how many sentences each of some of them offers a round.
@@ -104,8 +114,7 @@ class Supply:
         count = count if cap is None else np.minimum(count, cap)
         total, square = count, count + np.maximum(count - 1, 0) * count * ALIGNMENT**2
         if self.weights is not None and self.squares is not None:
-            total = self.weights
-            square = (1 - ALIGNMENT**2) * self.squares + ALIGNMENT**2 * total**2
+            total, square = self.weights, expected_square(self.weights, self.squares)
         signal = (share * ALIGNMENT * total / np.maximum(share * np.sqrt(square), 1.0)).mean()
         return self.users * float(signal) * float(covered**COVERAGE)
 

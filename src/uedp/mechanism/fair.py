@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from uedp.accounting.planning import ALIGNMENT, Supply
+from uedp.accounting.planning import ALIGNMENT, Supply, expected_square
 from uedp.errors import UserError
 from uedp.incidence import Incidence, Ints
 from uedp.mechanism.lending import Mask, check_rule
@@ -126,13 +126,12 @@ def _entity_levels(left: Floats, rising: Ints) -> Floats:
 def _user_levels(total: Floats, squares: Floats, rising: Ints, share: float) -> Floats:
     """How high sentences may rise until the expected update of their user has norm 1.
 
-    Gradients have the cosine `ALIGNMENT` with the mean and are otherwise orthogonal, so that the
-    squared norm is `share^2 ((1 - A^2) sum of squares + A^2 (sum of weights)^2)`: quadratic.
+    `total` and `squares` are of the sentences that no longer rise. The square of the norm is
+    `share^2` times a quadratic of the level (`expected_square`).
     """
-    along, across = ALIGNMENT**2, 1 - ALIGNMENT**2
-    a = across * rising + along * rising**2
-    b = along * total * rising
-    c = across * squares + along * total**2 - share**-2
+    a = expected_square(rising, rising)
+    b = ALIGNMENT**2 * total * rising
+    c = expected_square(total, squares) - share**-2
     root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
     levels: Floats = np.divide(root - b, a, out=np.full(len(a), np.inf), where=rising > 0)
     return levels
