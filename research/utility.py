@@ -196,7 +196,7 @@ def deidentified(data: str) -> Iterator[TrainingTrial]:
 
 
 def public(data: str) -> Iterator[TrainingTrial]:
-    """AG's news as public text first; less remains to be learned, so half of the steps and rate."""
+    """AG's news as public text first; less remains to be learned, so half of both rates."""
     setting = SETTINGS[data]
     less = {
         "privacy__user_rate": setting.user_rate / 2,
