@@ -205,6 +205,12 @@ def test_the_gain_of_public_text_is_measured():
     )
     assert f"perplexity {eight[0]:.1f} to {eight[1]:.1f} at epsilon 8" in page
     assert f"from {two[0]:.1f} to {two[1]:.1f} at 2" in page
+    plain, rewritten = result("public_format")["rows"]
+    assert (
+        f"{plain['steps']} steps on AG's news lower perplexity on it from {plain['before']:.1f} to "
+        f"{plain['after']:.1f}" in page
+    )
+    assert f"to {rewritten['after']:.1f} (`benchmarks/results/public_format.json`)" in page
     before, after = (
         [f"{ratio('conll', public, at) - 1:.0%}" for at in (8, 2)] for public in ("", PUBLIC_FIRST)
     )
