@@ -193,8 +193,7 @@ def figure_of(row: Mapping[str, Any], supplies: Mapping[str, Any]) -> float:
     extended = 1.0 if alone or shared else row["extended_rate"]
     signal = supply.signal(share, extended, row["cap"])
     rough = _rough_noise(row["epsilon"], row["delta"])
-    holders = 2 if shared else 1
-    noise = rough(row["rounds"], row["user_rate"], 0.0 if alone else share, holders)
+    noise = rough(row["rounds"], row["user_rate"], 0.0 if alone else share, shared)
     return run_signal(row["rounds"], row["user_rate"], signal, noise)
 
 

@@ -67,8 +67,8 @@ def quick(monkeypatch, request):
         return partial(planning._limit_noise, mean)
 
     def of_plan(method, privacy, target, delta, rounds, margin):
-        holders = 2 if method.name == "fair-shares" else 1
-        return limit(target, delta)(rounds, privacy.user_rate, privacy.entity_share, holders)
+        divided = method.name == "fair-shares"
+        return limit(target, delta)(rounds, privacy.user_rate, privacy.entity_share, divided)
 
     if request.function not in (
         test_the_choice_is_about_what_was_best_on_conll,

@@ -193,10 +193,10 @@ def best_options(
     rough = RoughNoise(target, delta)
     tried = []
     for (method, offer), share in product(offers.items(), shares):
-        supply, holders = offer(share), 2 if method == FairSharesProfile.method else 1
+        supply, divided = offer(share), method == FairSharesProfile.method
         signal = supply.signal(share)
         for rate, number in product(user_rates, rounds):
-            noise = rough(number, rate, share, holders)
+            noise = rough(number, rate, share, divided)
             merit = run_signal(number, rate, signal, noise)
             tried.append(
                 Option(rate, number, share, noise, rate * supply.users, merit, method=method)
@@ -226,8 +226,8 @@ class RoughNoise:
     """About the noise that a target needs, at any rate, number of rounds and share.
 
     The central limit, times what it lacks for users alone at a few rates. Within about 15% of the
-    calibrated noise; it compares plans, and no guarantee may rest on it. `holders` is how many
-    divide an entity evenly: 1 is rotation, 2 about the worst of fair shares.
+    calibrated noise; it compares plans, and no guarantee may rest on it. A share that is divided
+    has several holders at once, of which two equal ones are about the worst.
     """
 
     def __init__(self, target: float, delta: float) -> None:
@@ -240,10 +240,10 @@ class RoughNoise:
         self._lacking = np.array(exact) / np.array(limits)
 
     def __call__(
-        self, rounds: int, user_rate: float, share: float = 0.0, holders: int = 1
+        self, rounds: int, user_rate: float, share: float = 0.0, divided: bool = False
     ) -> float:
         lacking = np.interp(np.log(user_rate), np.log(_ANCHOR_RATES), self._lacking)
-        return float(lacking) * _limit_noise(self._mean, rounds, user_rate, share, holders)
+        return float(lacking) * _limit_noise(self._mean, rounds, user_rate, share, divided)
 
 
 _ANCHOR_RATES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
@@ -260,12 +260,15 @@ def _limit_mean(target: float, delta: float) -> float:
     return float(brentq(beyond, 1e-6, 1e3))
 
 
-def _limit_noise(mean: float, rounds: int, rate: float, share: float, holders: int = 1) -> float:
+def _limit_noise(
+    mean: float, rounds: int, rate: float, share: float, divided: bool = False
+) -> float:
     """The noise at which so many rounds come to this mean shift in the central limit.
 
     A round shifts by 1 if the user is drawn and by its part of the share if a holder is; who of
     them is drawn is known of all but one.
     """
+    holders = 2 if divided else 1
     part = share / holders
     shifts = np.array([0.0, 1.0, part, 1.0 + part])
     odds = np.array([(1 - rate) ** 2, rate * (1 - rate), rate * (1 - rate), rate**2])

@@ -325,8 +325,8 @@ class _Planner:
             # without a clip of its own, one sentence can fill the update
             signal, noise = self._signal(1.0, cap), self._noise(rounds, rate, 0.0)
         else:
-            holders = 2 if self._shared else 1
-            signal, noise = self._signal(share, cap), self._noise(rounds, rate, share, holders)
+            signal = self._signal(share, cap)
+            noise = self._noise(rounds, rate, share, self._shared)
         return run_signal(rounds, rate, signal, noise)
 
     def _option(self, rate: float, rounds: int, share: float, cap: int | None) -> _Option:
