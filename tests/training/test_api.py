@@ -250,7 +250,8 @@ def test_several_prompts_are_continued_in_order(run):
 
 
 def test_temperature_controls_sampling(run):
-    cold = set(api.generate(run.folder, "", tokens=3, count=20, temperature=1e-5, seed=1))
+    # the run's noise is secret: its best two tokens may be as near as 1e-5
+    cold = set(api.generate(run.folder, "", tokens=3, count=20, temperature=1e-9, seed=1))
     warm = set(api.generate(run.folder, "", tokens=3, count=20, temperature=2.0, seed=1))
     assert cold == set(api.generate(run.folder, "", tokens=3, temperature=0))
     assert len(warm) > 10
