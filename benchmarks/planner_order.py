@@ -13,8 +13,8 @@ without each data set in turn. `table` and `plot` read that file; tests predict 
 Trials are compared where only what the planner chooses or is given differs: data, model, trained
 weights and learning rate, with its decay, are the same in a group; blogs of more or fewer users are
 one data set, and EDGAR with the entities of another detector, since all are evaluated on the same
-texts. Repeats are averaged. Where another version
-linked entities otherwise, the sentences that users offer are scaled to those that the trial used.
+texts. Repeats are averaged. Where another version linked entities otherwise, the sentences that
+users offer are scaled to those that the trial used.
 Trials on de-identified texts, after public text, and of the search for more signal are left out.
 """
 
@@ -32,6 +32,7 @@ from unittest.mock import patch
 import numpy as np
 
 from research.select_results import REPEAT, is_search
+from research.utility import RANK
 from uedp.accounting import planning
 from uedp.accounting.planning import RoughNoise, Supply, run_signal
 from uedp.accounting.proven import FairSharesProfile
@@ -40,7 +41,6 @@ from uedp.mechanism.fair import Sharing, fair_supply
 TRIALS = (Path("results/trials"), Path("results/utility"))
 OUT = Path(__file__).with_name("results") / "planner_order.json"
 FEWEST = 4  # settings in a group
-USUAL_RANK = 8
 ALIGNMENTS = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6)
 COVERAGES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0)
 BEFORE = (0.4, 0.0)  # alignment and coverage before trials were fitted
@@ -108,7 +108,7 @@ def _data_of(result: Mapping[str, Any]) -> str:
 
 def _trained(model: Mapping[str, Any]) -> str:
     """The trained weights, with the rank of adapters that do not have the usual one."""
-    usual = model.get("rank", USUAL_RANK) == USUAL_RANK
+    usual = model.get("rank", RANK) == RANK
     return str(model["train"] if usual else f"{model['train']} of rank {model['rank']}")
 
 

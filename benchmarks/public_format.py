@@ -18,7 +18,7 @@ import numpy as np
 
 from research.datasets import load_texts
 from research.rewritten import public_text
-from research.utility import PUBLIC, PUBLIC_STEPS
+from research.utility import PUBLIC, PUBLIC_STEPS, RANK
 from uedp.models.load import load_model
 from uedp.models.trainable import make_trainable
 from uedp.progress import SILENT
@@ -27,7 +27,7 @@ from uedp.training.public_phase import FOLDER, PublicPhase
 from uedp.training.tasks import NextWord
 
 PRIVATE, TEXTS = "conll", {"as it is": "ag-sentences", "rewritten": PUBLIC}
-RANK, MAX_TOKENS = 8, 128
+MAX_TOKENS = 128
 
 
 def measured(datasets: Path, model: str, name: str, steps: int, evaluated: int) -> dict[str, Any]:

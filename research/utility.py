@@ -33,9 +33,10 @@ _PACE = {"bfloat16": 3.7, "float32": 13.9}
 _SLOWER = 2.5  # what a round takes that goes through the engine instead
 _OVERHEAD = 5.0  # seconds of the accelerator: trials of passes, evaluations
 
+RANK = 8  # of adapters
 BASE: Config = {
     "privacy": {"delta": DELTA},
-    "model": {"name": "gpt", "train": "lora", "rank": 8, "max_tokens": 128},
+    "model": {"name": "gpt", "train": "lora", "rank": RANK, "max_tokens": 128},
     "run": {"evaluate_every": 50, "checkpoint_seconds": 30},
 }
 

@@ -12,7 +12,7 @@ import torch
 import typer
 
 import uedp
-from research.select_results import PUBLIC_FIRST, best_setting, epsilon_of, mean_test
+from research.select_results import PUBLIC_FIRST, best_setting, epsilon_of, is_search, mean_test
 from tests.models import tiny
 from uedp.cli import app
 from uedp.methods import method_names
@@ -131,7 +131,7 @@ def best(experiment: str, data: str, method: str, epsilon: float | None) -> dict
     rows = [
         row
         for row in result(f"results/{experiment}.json")["rows"]
-        if row["data"] == data and not row["setting"].count("-search")
+        if row["data"] == data and not is_search(row)
     ]
     own = best_setting(rows, method=method, category="all", target=epsilon)
     if not own:

@@ -33,7 +33,7 @@ from research.select_results import (
 from research.settings import EPSILONS
 from research.sources import TRAINING_SETS
 from research.trial_runner import measured_apart
-from research.utility import BASE, DATA, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
+from research.utility import DATA, RANK, SEARCHED, SETTINGS, SHORT, SMALLER, VARIANTS
 from uedp.accounting.proven import FairSharesProfile
 from uedp.accounting.proven import epsilon as proven_epsilon
 from uedp.accounting.statement import epsilon_text
@@ -283,8 +283,8 @@ def _categories_table(result: Result) -> str:
 
 def _ranks_table(result: Result) -> str:
     """Adapters of another rank beside the usual one, all else equal."""
-    usual, lines = BASE["model"]["rank"], []
-    for own in group_by_setting(row for row in result["rows"] if row["rank"] != usual):
+    lines = []
+    for own in group_by_setting(row for row in result["rows"] if row["rank"] != RANK):
         first = own[0]
         if first["data"] not in result["panels"] or is_search(first):
             continue
@@ -293,7 +293,7 @@ def _ranks_table(result: Result) -> str:
         name = f"{result['panels'][first['data']]}, {NAMES[first['method']].partition(':')[0]}"
         rank = f"{first['target']:g}, rank {first['rank']}"
         lines.append([f"{name}, epsilon {rank}", _validated(own), _validated(others)])
-    header = (f"{MEASURE} on the validation part", "so", f"rank {usual}")
+    header = (f"{MEASURE} on the validation part", "this rank", f"rank {RANK}")
     return markdown.table(header, lines) if lines else ""
 
 

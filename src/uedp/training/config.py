@@ -60,7 +60,7 @@ class PublicSettings(Section):
     steps: Count | None = Field(
         default=None,
         description="Steps of the optimiser (Adam, with a rate that falls linearly, on gradients "
-        "cut to norm 1). By default three passes over the text, at most 500 steps, and no more "
+        "clipped to norm 1). By default three passes over the text, at most 500 steps, and no more "
         "than take a third of `run.time`; the time is measured on the public text, so that nothing "
         "private decides.",
     )

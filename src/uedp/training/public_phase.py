@@ -1,4 +1,4 @@
-"""Training on public text, before the private rounds: ordinary steps without clipping or noise.
+"""Training on public text, before the private rounds: ordinary steps without noise.
 
 Nothing here reads the private corpus. How many steps there are is chosen by the public text and by
 the time that they take.
@@ -216,7 +216,7 @@ class PublicPhase:
                 f"data.public: the loss of step {self.done + 1} is not finite; lower public.rate, "
                 f"which is {settings.rate:g}"
             )
-        # now and then, some pretrained models have several times the usual gradient
+        # a pretrained model's gradient is now and then several times as long as usual
         norm = torch.nn.utils.get_total_norm(gradient)
         torch._foreach_mul_(gradient, (_MOST_NORM / (norm + 1e-6)).clamp(max=1.0))
         self._optimiser.step(gradient, rate, 0.0)

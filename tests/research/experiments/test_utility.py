@@ -108,7 +108,7 @@ def test_the_ratio_falls_with_the_number_of_users(result: Result) -> None:
 
 def test_ranks_stand_beside_each_other(result: Result) -> None:
     page = EXPERIMENTS["utility"].table(result)
-    assert "| perplexity on the validation part | so | rank 8 |" in page
+    assert "| perplexity on the validation part | this rank | rank 8 |" in page
     assert "| EDGAR, news detector, fair shares, epsilon 8, rank 2 | 45.69 | 45.69 |" in page
 
 
